@@ -1,22 +1,21 @@
-# The service as a container: uid 10001, no shell start-up script, a read-only root will do.
+# The service as a container: uid 10001, no start-up script, and a root that may be read-only.
 #
 #   docker build --target cpu -t photon-grpc:cpu .      without CUDA
-#   docker build --target cuda -t photon-grpc:cuda .    PyTorch's default wheels with CUDA's user-space libraries; the host
-#                                                       adds the driver (NVIDIA container toolkit)
+#   docker build --target cuda -t photon-grpc:cuda .    PyTorch's default wheels with CUDA's user-space libraries; the
+#                                                       driver is the host's (NVIDIA container toolkit)
 #   docker run --rm -p 127.0.0.1:50051:50051 photon-grpc:cpu                                   the embedded model
 #   docker run --rm --gpus all -p 127.0.0.1:50051:50051 -v "$PWD/model:/model:ro" -v photon-cache:/var/cache/photon \
 #     photon-grpc:cuda serve --model /model
 #   docker run --rm photon-grpc:cpu doctor                                                     any other verb
 #
-# What takes long comes before what changes often: PyTorch, the other packages, the source. docs/operations.md goes on.
+# Slow layers come before those that change often: PyTorch, the other packages, the source. See docs/operations.md.
 
 ARG PYTHON_VERSION=3.12
 
 FROM python:${PYTHON_VERSION}-slim AS base
 ENV PATH=/opt/photon/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
-# The dependencies without their reasons: any other change of pyproject.toml leaves this file, and what is built on it, as
-# they were.
+# Only the dependencies, so that other changes of pyproject.toml do not invalidate the layers that follow.
 FROM base AS requirements
 COPY pyproject.toml /
 RUN python -c "import tomllib; project = tomllib.load(open('/pyproject.toml', 'rb'))['project']; \
@@ -34,7 +33,7 @@ RUN python -m venv /opt/photon
 COPY constraints.txt /
 
 FROM venv AS packages-cpu
-# PyTorch's own index has the wheels without CUDA; everything else comes from where pip looks by default.
+# The wheels without CUDA are in PyTorch's own index; all other packages come from pip's default index.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-deps --index-url "${TORCH_INDEX}" -c /constraints.txt torch
 COPY --from=requirements /requirements.txt /
@@ -46,21 +45,21 @@ COPY --from=requirements /requirements.txt /
 RUN pip install -c /constraints.txt -r /requirements.txt
 
 FROM base AS runtime
-# tini is process 1: it reaps, and forwards a SIGTERM that comes before Python has a handler for it.
+# tini is process 1: it reaps children, and forwards a SIGTERM that comes before Python has a handler for it.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* \
     && install -d -o 10001 -g 0 -m 0775 /var/cache/photon
-# Compiled kernels, and models that are named by their ids. HOME is for libraries that look for one.
+# The cache holds compiled kernels and downloaded models. Some libraries need a HOME.
 ENV PHOTON_LISTEN=0.0.0.0:50051 \
     HOME=/var/cache/photon \
     TRITON_CACHE_DIR=/var/cache/photon/triton \
     HF_HOME=/var/cache/photon/huggingface
 VOLUME /var/cache/photon
 EXPOSE 50051
-# Drains: running requests get --drain-timeout (30 s); give `docker stop` more than that.
+# SIGTERM drains: running requests have --drain-timeout (30 s) to finish; give `docker stop` a longer timeout.
 STOPSIGNAL SIGTERM
-# Asks at PHOTON_TARGET (127.0.0.1:50051), in clear text unless PHOTON_TLS_CA is set: with TLS let the service listen at a
-# Unix socket, too, and name that one.
+# The check calls PHOTON_TARGET (127.0.0.1:50051), in clear text unless PHOTON_TLS_CA is set. With TLS, have the service
+# also listen on a Unix socket, and set PHOTON_TARGET to it.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --start-interval=2s --retries=3 CMD ["photon-grpc", "health"]
 ENTRYPOINT ["tini", "--", "photon-grpc"]
 CMD ["serve"]
@@ -75,7 +74,7 @@ LABEL org.opencontainers.image.title="photon-grpc" \
 FROM runtime AS cpu
 COPY --from=packages-cpu /opt/photon /opt/photon
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps /wheel/*.whl
-# A number, so that runAsNonRoot can see that it is not root; the group is what OpenShift gives to any uid.
+# The uid is a number, so that runAsNonRoot can check it; OpenShift gives every uid the group 0.
 USER 10001:0
 
 FROM runtime AS cuda

@@ -1,30 +1,30 @@
-# Everything runs in a virtual environment of its own (.venv) that the first target makes; nothing else is touched.
+# Every target runs in the virtual environment .venv, which the first one creates; nothing is installed elsewhere.
 #
-#   make run     the service on 127.0.0.1:50051 with the embedded model, one generation, then a server until Ctrl-C
-#   make demo    the same on a free port, and ends after the generation
+#   make run     the service on 127.0.0.1:50051 with the embedded model: one generation, then a server until Ctrl-C
+#   make demo    the same on a free port, which ends after the generation
 #   make test    the tests that every change must pass: about eight minutes on two cores
-#   make test-all  every test that needs no GPU, with all examples of hypothesis: about 25 minutes on two cores
-#   make attack  the attacks of that suite in their long form, on a service of their own: minutes, and a table of figures
-#   make soak    mixed traffic for half an hour, and what it left
+#   make test-all  every test that needs no GPU, with all hypothesis examples: about 25 minutes on two cores
+#   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
+#   make soak    half an hour of mixed traffic, and a check for leaks
 #
-# ARGS passes flags on:        make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
-# PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 5 GB on disk). On a machine without
-#                              a GPU, pip's options can choose a CPU wheel instead (pytorch.org lists where they are);
-#                              one that is already installed in .venv is kept.
-# PYTHON names an interpreter: make run PYTHON=python3.12
+# ARGS passes flags:           make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
+# PIP_ARGS passes options      PyTorch's default wheels for Linux include CUDA (about 5 GB on disk). On a machine without
+# to pip:                      a GPU, an option of pip can choose a CPU wheel instead (see pytorch.org); a wheel that is
+#                              already installed in .venv is kept.
+# PYTHON sets the interpreter: make run PYTHON=python3.12
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
 PYTHON ?=
-# How many processes run tests, each a file at a time. Most of them wait for services that they have started, so there is
-# one more than there are cores; each takes up to 2 GB with its services.
+# The number of processes that run tests, each one file at a time. They often wait for services that they have started,
+# so there is one more than there are cores; each takes up to 2 GB with its services.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); [ $$cores -lt 6 ] && echo $$((cores + 1)) || echo 6)
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-# Of hundreds of processes that tests start, the first compiles what all import.
+# The tests start hundreds of processes; the first one compiles the modules for all.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -40,13 +40,13 @@ run: setup
 demo: setup
 	@exec $(BIN)/photon-grpc run --once $(ARGS)
 
-# With the linters what .ci/run runs.
+# .ci/run runs these tests and the linters.
 test: setup-dev
 	$(BIN)/python -m pytest -m "not gpu and not full" --hypothesis-profile=quick $(IN_PARALLEL) $(ARGS)
 
 test-all: setup-dev
-	@echo "── Every test that needs no GPU: about 25 minutes on two cores; compiling Go's and Java's clients for the first"
-	@echo "   time adds about five."
+	@echo "── Running every test that needs no GPU: about 25 minutes on two cores, and about five more the first time, to"
+	@echo "   compile the Go and Java clients."
 	$(BIN)/python -m pytest -m "not gpu" $(IN_PARALLEL) $(ARGS)
 
 test-gpu: setup-dev
@@ -61,14 +61,14 @@ soak: setup-dev
 bench: setup-dev
 	$(BIN)/python -m benchmarks $(or $(ARGS),--short)
 
-# The generated files are in git; this is for those who change a .proto (commit what it writes). Go's stubs need Go.
+# Run this after a change to a .proto, and commit the generated files. The stubs for Go need Go.
 protos: setup-dev
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py
 	clients/go/generate.sh
 
-# Asks PyPI for known vulnerabilities (ARGS="--vulnerability-service osv": OSV). A mirror of packages alone does not know
-# them: --strict fails then, and says so.
+# Queries PyPI for known vulnerabilities (OSV with ARGS="--vulnerability-service osv"). With --strict it fails if the
+# index is a mirror without that data.
 audit: setup-dev
 	$(PIP_INSTALL) "pip-audit>=2.10"
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)
@@ -84,15 +84,15 @@ format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The clients of every language whose tools are installed, and grpcurl and ghz (go install puts them into ~/go/bin), against
-# servers of their own.
+# Tests the clients of every language whose tools are installed, and grpcurl and ghz (go install puts them into ~/go/bin),
+# against servers that the tests start.
 clients: setup-dev
 	PATH="$$PATH:$$HOME/go/bin" $(BIN)/python -m pytest tests/clients $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Set-up: done again only when the dependencies change. ---------------------------------------------------------------
+# Set-up, repeated only when the dependencies change. -----------------------------------------------------------------
 
 setup: $(VENV)/.serve
 setup-dev: $(VENV)/.dev
@@ -104,19 +104,19 @@ $(BIN)/python:
 	done; \
 	if [ -z "$$found" ]; then \
 	  echo "photon_grpc needs Python 3.11 or newer, and none was found (tried: $${python:-python3, python3.13, python3.12, python3.11})."; \
-	  echo "Install one, or name it: make run PYTHON=/path/to/python3.12"; exit 1; \
+	  echo "Install one, or give its path: make run PYTHON=/path/to/python3.12"; exit 1; \
 	fi; \
-	echo "── Making a virtual environment in $(VENV) with $$($$found --version)"; \
+	echo "── Creating a virtual environment in $(VENV) with $$($$found --version)"; \
 	$$found -m venv $(VENV) || { rm -rf $(VENV); \
-	  echo "That Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	  echo "This Python cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@if [ $(VENV)/.dev -nt pyproject.toml ] && [ $(VENV)/.dev -nt constraints.txt ]; then touch $@; else \
-	  echo "── Installing photon_grpc and what it serves with. The first time PyTorch is downloaded (with CUDA some 3 GB,"; \
-	  echo "   minutes; without, 200 MB). Later runs start at once."; \
+	  echo "── Installing photon_grpc and its dependencies. The first time, PyTorch is downloaded, which takes minutes (about"; \
+	  echo "   3 GB with CUDA, 200 MB without). Later runs start at once."; \
 	  $(PIP_INSTALL) -e ".[serve]" && touch $@; fi
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "── Installing photon_grpc, what it serves with and the tools for its tests. The first time PyTorch is"
-	@echo "   downloaded (with CUDA some 3 GB, minutes; without, 200 MB). Later runs start at once."
+	@echo "── Installing photon_grpc, its dependencies and the tools for its tests. The first time, PyTorch is downloaded,"
+	@echo "   which takes minutes (about 3 GB with CUDA, 200 MB without). Later runs start at once."
 	@$(PIP_INSTALL) -e ".[serve,otel,dev]" && touch $@ $(VENV)/.serve

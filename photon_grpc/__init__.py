@@ -1,12 +1,12 @@
 """photon_grpc: a gRPC-native LLM inference service.
 
-Importing the package costs nothing: no grpc, no torch. `LLM` is resolved on first use, because front ends and
-clients import this package in processes that must never load torch.
+Importing the package loads neither grpc nor torch. `LLM` is resolved on first use, because front ends and clients
+import this package in processes that must never load torch.
 """
 
 from __future__ import annotations
 
-# Type checkers take this name for true; `typing` itself would be most of what importing this package costs.
+# Type checkers treat this name as true; importing `typing` would be most of the cost of importing this package.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

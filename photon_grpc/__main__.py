@@ -1,16 +1,15 @@
-"""`python -m photon_grpc` is `photon-grpc`."""
+"""The entry point of `photon-grpc` and `python -m photon_grpc`."""
 
 import resource
 import signal
 import sys
 
-#: With less no error says what it is of.
+#: With a lower limit, errors do not show their cause.
 _LEAST_BYTES = 64 * 2**20
 
 
 def main() -> int:
-    """Run the command line. Ctrl-C ends it without a traceback: the process while the command line is imported (130
-    in the shell), with exit code 130 afterwards. A limit on address space that it meets is one line, and 2."""
+    """Run the command line; Ctrl-C ends it with 130, a lack of address space with 2, both without a traceback."""
     try:
         return _run()
     except Exception as error:
@@ -37,7 +36,7 @@ def _run() -> int:
 
 
 def _is_of_memory(error: BaseException) -> bool:
-    """Return whether it reports a lack of memory, without importing address_space.py, which takes some."""
+    """Return whether the error reports a lack of memory, without importing address_space.py, which needs some."""
     signs = ("start new thread", "failed to map", "llocate memory")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 

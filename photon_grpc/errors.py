@@ -1,20 +1,20 @@
-"""Every failure that a caller, an operator or another process of ours can meet.
+"""Every failure that a caller, an operator or another process of the service can meet.
 
     PhotonError
-    ├── RequestError                   REQUEST_ERROR           one request is refused or fails; the server goes on
+    ├── RequestError                   REQUEST_ERROR           one request is refused or fails; others are unaffected
     │   ├── InvalidRequest             INVALID_REQUEST         a field is wrong; `field` names it
-    │   │   ├── MalformedMessage       MALFORMED_MESSAGE       bytes that are no message
+    │   │   ├── MalformedMessage       MALFORMED_MESSAGE       bytes that cannot be parsed as a message
     │   │   ├── PromptTooLong          PROMPT_TOO_LONG         needed and limit, in tokens
     │   │   ├── InvalidConstraint      INVALID_CONSTRAINT      structured output that cannot be compiled or met
-    │   │   └── InvalidTemplate        INVALID_TEMPLATE        the chat template refused; the line
+    │   │   └── InvalidTemplate        INVALID_TEMPLATE        the chat template failed; the line
     │   ├── ModelNotFound              MODEL_NOT_FOUND
-    │   ├── FeatureNotSupported        FEATURE_NOT_SUPPORTED   which one, and the field that asked for it
+    │   ├── FeatureNotSupported        FEATURE_NOT_SUPPORTED   which one, and the field that requested it
     │   ├── DuplicateRequestId         DUPLICATE_REQUEST_ID
     │   ├── NotAllowed                 NOT_ALLOWED
     │   │   ├── MissingCredentials     MISSING_CREDENTIALS
     │   │   ├── InvalidCredentials     INVALID_CREDENTIALS
     │   │   └── ScopeRequired          SCOPE_REQUIRED
-    │   ├── Overloaded                 OVERLOADED              `retry_after_s` says when to come back
+    │   ├── Overloaded                 OVERLOADED              retry after `retry_after_s`
     │   │   ├── QueueFull              QUEUE_FULL
     │   │   ├── QueueTimeout           QUEUE_TIMEOUT
     │   │   └── QuotaExceeded          QUOTA_EXCEEDED
@@ -24,22 +24,22 @@
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
     │   ├── RequestQuarantined         REQUEST_QUARANTINED     it crashed the engine twice
     │   ├── AbortedByAdmin             ABORTED_BY_ADMIN
-    │   ├── Cancelled                  CANCELLED               by its caller, amid others on a multiplexed stream
-    │   └── InternalFailure            INTERNAL_FAILURE        a defect of ours, told without its insides
-    ├── Unavailable                    UNAVAILABLE             cannot serve now; `retry_after_s` says when to come back
+    │   ├── Cancelled                  CANCELLED               by its caller, on a multiplexed stream
+    │   └── InternalFailure            INTERNAL_FAILURE        a defect of the server, reported without internals
+    ├── Unavailable                    UNAVAILABLE             cannot serve now; retry after `retry_after_s`
     │   ├── ModelLoading               MODEL_LOADING
     │   ├── Draining                   DRAINING
     │   ├── EngineRestarting           ENGINE_RESTARTING       nothing was sent yet: retry
     │   ├── EngineFailure              ENGINE_FAILURE          output had begun: continue from it
-    │   └── IdleStreamEvicted          IDLE_STREAM_EVICTED     others needed the place of an idle stream: open it again
+    │   └── IdleStreamEvicted          IDLE_STREAM_EVICTED     an idle stream was closed for another: open it again
     ├── Closed                         CLOSED                  the LLM was closed, before the call or during it
-    └── StartupError                   the service cannot start: says what to do, ends with exit code 2
+    └── StartupError                   the service cannot start; the message has the remedy, the exit code is 2
         ├── ConfigError                a flag or PHOTON_ variable
         └── ModelLoadError             a file of the model directory; names the tensor or the key
 
-An error carries what was asked and what is possible (`needed`, `limit`, in the unit that the message names). The
-reason of a group (REQUEST_ERROR, NOT_ALLOWED, OVERLOADED, UNAVAILABLE) is of a failure of which no more is known, as of
-a proxy's; the server itself gives one of a member. Status codes belong to `server`.
+An error carries what was requested and what is possible (`needed`, `limit`, in the unit that the message names). The
+reason of a group (REQUEST_ERROR, NOT_ALLOWED, OVERLOADED, UNAVAILABLE) is for failures of which no more is known, such
+as those of a proxy; the server itself gives the reason of a member. Status codes belong to `server`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-#: A caller's retry delay where nothing tells how long something takes.
+#: A caller's retry delay if nothing better is known.
 RETRY_AFTER_S = 1.0
-#: Frames of a traceback that are told: where it began, where it ended.
+#: Frames of a traceback that are logged, at its beginning and its end.
 _FIRST_FRAMES = 4
 _LAST_FRAMES = 5
 
 
 class PhotonError(Exception):
-    """Base of all. `str(error)` is fit for the caller: no path, prompt, class or stack of ours."""
+    """The base of all failures; `str(error)` is fit for the caller: no path, prompt, class or stack of the server."""
 
     reason = "INTERNAL_FAILURE"
-    #: Of one that may be asked again: doing so cannot succeed, or not before the caller's deadline.
+    #: A retry cannot succeed, or not before the caller's deadline.
     is_final = False
-    #: Its caller may ask again when there is something to ask; gRPC itself is not to.
+    #: The caller may retry with its next request; gRPC itself must not.
     is_left_to_caller = False
 
     def __init__(
@@ -139,7 +139,7 @@ class ScopeRequired(NotAllowed):
 
 
 class Overloaded(RequestError):
-    """There is no room now; come back after `retry_after_s`."""
+    """There is no room now; retry after `retry_after_s`."""
 
     reason = "OVERLOADED"
 
@@ -165,7 +165,7 @@ class DeadlinePassed(RequestError):
 
 
 class DeadlineUnreachable(DeadlinePassed):
-    """The deadline would pass: who catches a passed one is told at once."""
+    """The deadline would pass; a kind of DeadlinePassed, so that one handler catches both."""
 
     reason = "DEADLINE_UNREACHABLE"
 
@@ -194,7 +194,7 @@ class Unavailable(PhotonError):
     """The server cannot serve now."""
 
     reason = "UNAVAILABLE"
-    #: What callers read, and when they may ask again, unless more is known.
+    #: The default message and retry delay.
     text = "the server cannot serve now"
     usual_retry_s: float | None = None
 
@@ -226,7 +226,7 @@ class EngineFailure(Unavailable):
 
 
 class IdleStreamEvicted(Unavailable):
-    """The stream is opened again with the next request: idle ones opened at once would take turns without end."""
+    """An idle stream was closed; reopen it with the next request, since idle streams would evict each other."""
 
     reason = "IDLE_STREAM_EVICTED"
     is_left_to_caller = True
@@ -262,7 +262,7 @@ _BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in var
 
 
 def reasons_of(*groups: type[PhotonError]) -> tuple[str, ...]:
-    """Those of all members here, and of the groups themselves, without repetition; clients define more."""
+    """Return the reasons of these groups and of their members in this module, each once; clients define more."""
     members = [cls for group in groups for cls in _leaves(group) if cls.__module__ == __name__]
     return tuple(dict.fromkeys(cls.reason for cls in members))
 
@@ -282,12 +282,11 @@ def from_reason(
 
 
 def frames_of(error: BaseException) -> str:
-    """Frames of an unforeseen exception, for the log: at most 30 lines, without its text, which may quote a prompt."""
+    """Return at most 30 lines of an exception's traceback for the log, without its text, which may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     left_out = len(frames) - _FIRST_FRAMES - _LAST_FRAMES
     if left_out <= 0:
         return "".join(traceback.format_list(frames)).rstrip()
-    told = [*frames[:_FIRST_FRAMES], *frames[-_LAST_FRAMES:]]
-    lines = traceback.format_list(told)
+    lines = traceback.format_list([*frames[:_FIRST_FRAMES], *frames[-_LAST_FRAMES:]])
     lines.insert(_FIRST_FRAMES, f"  ... {left_out} frames ...\n")
     return "".join(lines).rstrip()

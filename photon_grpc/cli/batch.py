@@ -1,9 +1,9 @@
-"""`batch`: a file of requests through a running server into a file of answers, which a second run goes on with.
+"""`batch`: a file of requests, sent to a running server, and a file of answers, which a second run resumes.
 
-A line of the input is a JSON object with `prompt` (a text or a list of ids) or `messages`, perhaps an `id`, and options
-of generate by their names; or a JSON string, the prompt. A line of the output has the number of the input's line, a
-digest of it and of the flags, and `outputs` with `usage`, or the `error` that the request ended with; lines come in
-the order in which they were answered.
+A line of the input is a JSON object with `prompt` (a text or a list of ids) or `messages`, optionally an `id`, and
+options of generate by name; or a JSON string, the prompt. A line of the output has the number of the input line, a
+digest of that line and of the flags, and `outputs` with `usage`, or the `error` of the request; lines are in the order
+in which they were answered.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestE
 from photon_grpc.v1 import inference_pb2
 
 _DIGEST_CHARS = 16
-#: Options that decide when a request runs, not what it is answered: a run may go on with others.
+#: Options that decide when a request runs, not its answer: a run may resume with others.
 _NOT_OF_ANSWERS = {field.name for field in (*fields_of("cache"), *fields_of("scheduling"))}
-#: Of a line of the output, for one that was not finished.
+#: The beginning of a line of the output, by which an unfinished one is recognized.
 _BEGIN = b'{"line": '
 _INSTEAD = "name another file, or overwrite it with --overwrite"
 
-#: Answers one prompt, with options of generate.
+#: A coroutine that answers one prompt with options of generate.
 Ask = Callable[..., Coroutine[Any, Any, Generation]]
 
 
@@ -53,27 +53,26 @@ class InputLine:
 def batch(
     target: str, source: Path, target_file: Path, options: Options, concurrency: int, *, overwrite: bool = False
 ) -> int:
-    """Answer every line of `source` that `target_file` has no answer of, or with `overwrite` every line; return the
-    exit code: 0, or 1 where requests failed.
+    """Answer every line of `source` that `target_file` has no answer to, or with `overwrite` every line.
 
-    Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets no caller in:
-    what was answered stays.
+    Return the exit code: 0, or 1 if requests failed. Raise ConfigError for files that do not belong together, and
+    PhotonError if the server is lost or denies access; answers so far are kept.
     """
-    lines = list(_read(source, _told(options)))
-    with _opened(target_file, source) as out:
+    lines = list(_read(source, _flags_as_bytes(options)))
+    with _open(target_file, source) as out:
         if overwrite:
             out.truncate(0)
         answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
-        left = [line for line in lines if line.number not in answered]
+        remaining = [line for line in lines if line.number not in answered]
         if answered:
-            remark(f"{len(answered)} of {len(lines)} are answered in {target_file} already")
-        num_failed += asyncio.run(_run(target, left, options, concurrency, out))
+            remark(f"{target_file} already has {len(answered)} of {len(lines)} answers")
+        num_failed += asyncio.run(_run(target, remaining, options, concurrency, out))
     remark(f"{len(lines)} answered, {num_failed} of them with an error" if num_failed else f"{len(lines)} answered")
     return 1 if num_failed else 0
 
 
-def _opened(path: Path, source: Path) -> BinaryIO:
-    """Raise ConfigError, also where both are one file, by whatever names."""
+def _open(path: Path, source: Path) -> BinaryIO:
+    """Open the output. Raise ConfigError, also if input and output are the same file."""
     try:
         if path.exists() and os.path.samefile(path, source):
             raise ConfigError(f"{path} is the input {source}; name another file for the answers")
@@ -82,32 +81,36 @@ def _opened(path: Path, source: Path) -> BinaryIO:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _told(options: Options) -> bytes:
-    """Return the flags that decide answers as bytes, equal for equal flags in any order."""
-    told = {name: value for name, value in options.items() if name not in _NOT_OF_ANSWERS}
-    return json.dumps(told, sort_keys=True, default=_described).encode()
+def _flags_as_bytes(options: Options) -> bytes:
+    """Return the flags that affect answers as bytes, the same for any order of flags."""
+    flags = {name: value for name, value in options.items() if name not in _NOT_OF_ANSWERS}
+    return json.dumps(flags, sort_keys=True, default=_type_as_hex).encode()
 
 
-def _described(message_type: Any) -> str:
-    described = inference_pb2.StructuredOutput.Protobuf()
-    write_message_type(described, message_type)
-    return described.SerializeToString(deterministic=True).hex()
+def _type_as_hex(message_type: Any) -> str:
+    written = inference_pb2.StructuredOutput.Protobuf()
+    write_message_type(written, message_type)
+    return written.SerializeToString(deterministic=True).hex()
 
 
-def _read(source: Path, told: bytes) -> Iterator[InputLine]:
-    """`told`: what a digest covers beside its line. Raise ConfigError. Lines end with a line feed alone: JSON may hold
-    what else ends a line."""
+def _read(source: Path, flags: bytes) -> Iterator[InputLine]:
+    """Yield the lines, each with a digest of it and the flags. Raise ConfigError.
+
+    Only a line feed ends a line: JSON may contain the other line ends.
+    """
     try:
         for number, data in enumerate(source.read_bytes().split(b"\n"), 1):
             if data.strip():
-                yield InputLine(number, hashlib.sha256(data + b"\n" + told).hexdigest()[:_DIGEST_CHARS], data)
+                yield InputLine(number, hashlib.sha256(data + b"\n" + flags).hexdigest()[:_DIGEST_CHARS], data)
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror}") from None
 
 
 def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[int], int]:
-    """Numbers of the lines that the output holds, and how many of them failed. A last line that was not finished is
-    cut off. Raise ConfigError where it answers other requests."""
+    """Return the numbers of the lines in the output, and how many of them failed.
+
+    Remove an unfinished last line. Raise ConfigError if the output answers other requests.
+    """
     out.seek(0)
     data = out.read()
     whole = data[: data.rfind(b"\n") + 1]
@@ -134,7 +137,7 @@ async def _run(target: str, lines: list[InputLine], options: Options, concurrenc
     """Answer every line; return the number that failed."""
     num_failed = 0
     async with Client(target, **connection()) as client:
-        ask = _telling(client)
+        ask = _with_notice(client)
 
         async def answer(line: InputLine) -> dict[str, Any]:
             return await _answer(ask, line, options)
@@ -149,25 +152,25 @@ async def _run(target: str, lines: list[InputLine], options: Options, concurrenc
     return num_failed
 
 
-def _telling(client: Client) -> Ask:
-    """`generate` of the client; the first time that no server answers is told, not waited out in silence."""
-    is_told = False
+def _with_notice(client: Client) -> Ask:
+    """Return the client's `generate`, which writes a line the first time that no server answers."""
+    is_noticed = False
 
     async def ask(prompt: Prompt, **options: Any) -> Generation:
-        nonlocal is_told
+        nonlocal is_noticed
         try:
             return await client.generate(prompt, **options)
         except Unreachable as error:
-            if not is_told:
-                is_told = True
-                remark(f"{error}; trying on for {PATIENCE_S:g} s")
+            if not is_noticed:
+                is_noticed = True
+                remark(f"{error}; retrying for {PATIENCE_S:g} s")
             raise
 
     return ask
 
 
 async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]:
-    """Return the line of the output. Raise PhotonError for what other requests would meet, too."""
+    """Return the line of the output. Raise PhotonError for a failure that other requests would meet, too."""
     record: dict[str, Any] = {"line": line.number, "digest": line.digest}
     try:
         request = _request_of(line.data)
@@ -175,18 +178,18 @@ async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]
         prompt = request.pop("messages" if "messages" in request else "prompt")
         try:
             generation = await persist(lambda: ask(prompt, **_merged(options, request)))
-        except (TypeError, ValueError) as error:  # of a value that no request can hold
+        except (TypeError, ValueError) as error:  # for a value that no request can hold
             raise InvalidRequest(str(error)) from None
     except NotAllowed:
         raise
     except RequestError as error:
-        told = {"reason": error.reason, "message": str(error), "field": error.field}
-        return record | {"error": {name: value for name, value in told.items() if value}}
-    return record | _shown(generation)
+        failure = {"reason": error.reason, "message": str(error), "field": error.field}
+        return record | {"error": {name: value for name, value in failure.items() if value}}
+    return record | _as_json(generation)
 
 
 def _merged(options: Options, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags' options and a line's, which win: its constraint takes the place of theirs."""
+    """Merge the options of flags and line; the line overrides, and its constraint replaces that of the flags."""
     merged: dict[str, Any] = {**options}
     for name, value in request.items():
         set_option(merged, name, value)
@@ -194,14 +197,14 @@ def _merged(options: Options, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_of(data: bytes) -> dict[str, Any]:
-    """Raise InvalidRequest."""
+    """Parse a line of the input. Raise InvalidRequest."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the line is not JSON: {error}") from None
     request: dict[str, Any] = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(request, dict) or ("prompt" in request) == ("messages" in request):
-        raise InvalidRequest("a line is a JSON object with either prompt or messages, or a JSON string")
+        raise InvalidRequest("a line must be a JSON string, or a JSON object with either prompt or messages")
     known = {*Options.__annotations__, "id", "prompt", "messages"} - {"message_type"}
     if unknown := sorted(request.keys() - known):
         raise InvalidRequest(no_option(unknown[0], known), field=unknown[0])
@@ -214,10 +217,10 @@ def _request_of(data: bytes) -> dict[str, Any]:
 def _check_prompt(request: dict[str, Any]) -> None:
     messages, prompt = request.get("messages"), request.get("prompt")
     if "messages" in request and not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
-        raise InvalidRequest("messages is a list of objects with role and content", field="messages")
+        raise InvalidRequest("messages must be a list of objects with role and content", field="messages")
     is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
     if "prompt" in request and not (isinstance(prompt, str) or is_ids):
-        raise InvalidRequest("prompt is a text or a list of ids", field="prompt")
+        raise InvalidRequest("prompt must be a text or a list of ids", field="prompt")
 
 
 def _line_of(record: dict[str, Any]) -> bytes:
@@ -227,7 +230,7 @@ def _line_of(record: dict[str, Any]) -> bytes:
         return json.dumps(record).encode() + b"\n"
 
 
-def _shown(generation: Generation) -> dict[str, Any]:
+def _as_json(generation: Generation) -> dict[str, Any]:
     usage = generation.usage
     return {
         "outputs": [_output(output) for output in generation.outputs],

@@ -1,4 +1,4 @@
-"""`photon-grpc bench`: load a running server and report. The requests are made here and sent in `load.py`."""
+"""`bench`: the requests of a load, which `load.py` sends to a running server, and the report about them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
 
 DEFAULT_CONCURRENCY = 16
-#: Requests where none are named: so many for each place of a closed loop, or for so many seconds of an open one.
+#: Requests by default: 4 for each concurrent one of a closed loop, or those of 10 seconds of an open loop.
 _REQUESTS_PER_PLACE = 4
 _OPEN_LOOP_S = 10.0
-#: Load that one Python process takes without being the limit: streams at once, tokens per second as single messages.
+#: Load that one client process carries without being the bottleneck: streams, and tokens/s in messages of one token.
 _STREAMS_PER_PROCESS = 32
 _TOKENS_PER_S_PER_PROCESS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The flags; None and 0 are decided by `plan`."""
+    """The flags of `bench`; its properties replace None and 0."""
 
     target: str
     model: str = ""
@@ -40,7 +40,7 @@ class BenchOptions:
     requests: int | None = None
     input_tokens: int = 128
     output_tokens: int = 128
-    #: Requests per second, with exponentially distributed distances; None: a closed loop.
+    #: Requests per second, with exponentially distributed intervals; None: a closed loop.
     rate: float | None = None
     prompt_file: Path | None = None
     text: bool = True
@@ -49,12 +49,12 @@ class BenchOptions:
     processes: int | None = None
     #: The requests of a client process share one stream.
     multiplex: bool = False
-    #: Where the distributions of latencies are drawn; None: nowhere.
+    #: File for a plot of the latencies.
     plot: Path | None = None
 
     @property
     def places(self) -> int | None:
-        """Requests at a time; None: as many as arrive."""
+        """Requests at a time; None: all that arrive."""
         return self.concurrency or (None if self.rate else DEFAULT_CONCURRENCY)
 
     @property
@@ -73,9 +73,9 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions, *, as_json: bool = False) -> int:
-    """Run the load, print a report or a JSON object; return the exit code: 0, or 1 when no request was completed.
+    """Run the load and print a report or a JSON object; return 0, or 1 if no request was completed.
 
-    Raise PhotonError where no server answers, and ConfigError for a file of prompts that cannot be read.
+    Raise PhotonError if no server answers, and ConfigError if the file of prompts cannot be read.
     """
     return asyncio.run(_bench(options, as_json=as_json))
 
@@ -91,7 +91,7 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
         sessions=sessions,
         concurrency=options.places,
         model=options.model,
-        # A run finds nothing in the cache that an earlier one has left there.
+        # Prevents cache hits on the prompts of earlier runs.
         salt=f"bench-{time.time_ns()}",
         text=options.text,
         logprobs=options.logprobs,
@@ -103,47 +103,47 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"options": _plain(options), "model": model.name, **asdict(summary)}))
     else:
-        report(_what_was_asked(options, model), summary, latencies_of(answers))
+        report(_title(options, model), summary, latencies_of(answers))
     if options.plot:
-        write_plot(options.plot, _what_was_asked(options, model), latencies_of(answers))
+        write_plot(options.plot, _title(options, model), latencies_of(answers))
     return 0 if summary.completed else 1
 
 
 def plan(options: BenchOptions, model: Model) -> list[Session]:
-    """One session a request; in an open loop each has its time.
+    """Return one session for each request; in an open loop each has its start time.
 
-    Raise PromptTooLong where the lengths exceed the context, and FeatureNotSupported where the server does not tell
-    its vocabulary.
+    Raise PromptTooLong if the lengths exceed the context, and FeatureNotSupported if the server does not report its
+    vocabulary.
     """
-    draw = random.Random(options.seed)
-    prompts = _prompts_of(options.prompt_file) if options.prompt_file else _random_prompts(options, model, draw)
+    rng = random.Random(options.seed)
+    prompts = _prompts_of(options.prompt_file) if options.prompt_file else _random_prompts(options, model, rng)
     start_s = 0.0
     sessions = []
     for index in range(options.num_requests):
-        start_s += draw.expovariate(options.rate) if options.rate else 0.0
+        start_s += rng.expovariate(options.rate) if options.rate else 0.0
         sessions.append(Session([Turn(prompts[index % len(prompts)], options.output_tokens)], start_s))
     return sessions
 
 
-def _random_prompts(options: BenchOptions, model: Model, draw: random.Random) -> list[list[int]]:
-    """Ids, a prompt of its own for every request."""
+def _random_prompts(options: BenchOptions, model: Model, rng: random.Random) -> list[list[int]]:
+    """Return a different prompt of random ids for every request."""
     if not model.vocab_size:
         raise FeatureNotSupported(
-            f"{model.name} does not say how large its vocabulary is; give texts with --prompt-file", field="vocab_size"
+            f"{model.name} does not report the size of its vocabulary; give texts with --prompt-file",
+            field="vocab_size",
         )
     needed, limit = options.input_tokens + options.output_tokens, model.max_context_tokens
     if limit and needed > limit:
-        raise PromptTooLong(
-            f"--input-tokens and --output-tokens make {needed}, {model.name} takes {limit}", needed=needed, limit=limit
-        )
-    return [
-        [draw.randrange(model.vocab_size) for _ in range(options.input_tokens)] for _ in range(options.num_requests)
-    ]
+        problem = f"--input-tokens plus --output-tokens is {needed}, which exceeds the context of {limit} tokens"
+        raise PromptTooLong(f"{problem} of {model.name}", needed=needed, limit=limit)
+    return [[rng.randrange(model.vocab_size) for _ in range(options.input_tokens)] for _ in range(options.num_requests)]
 
 
 def _prompts_of(path: Path) -> list[str | list[int]]:
-    """Return a prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either
-    as "prompt"."""
+    """Return the prompt of every line.
+
+    A line of a `.jsonl` file is a JSON string, a list of ids, or an object with either as its "prompt".
+    """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
@@ -157,18 +157,18 @@ def _prompts_of(path: Path) -> list[str | list[int]]:
 
 
 def _prompt_of(value: Any) -> str | list[int]:
-    """Raise ValueError."""
+    """Return the prompt in one JSON value. Raise ValueError."""
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if isinstance(prompt, str) and prompt:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**32 for token in prompt):
         return prompt
-    raise ValueError("a line is neither a text, nor a list of ids, nor an object with either as its prompt")
+    raise ValueError('a line must be a text, a list of ids, or an object with either as its "prompt"')
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
-    """Yield a bar on a terminal, which counts requests; rates and failures beside it."""
+    """Show a bar of requests with rate and failures; yield what advances it, None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -196,9 +196,9 @@ def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
         yield advance
 
 
-def _what_was_asked(options: BenchOptions, model: Model) -> str:
+def _title(options: BenchOptions, model: Model) -> str:
     prompts = f"prompts of {options.prompt_file}" if options.prompt_file else f"{options.input_tokens} ids in"
-    arrivals = f", {options.rate:g} arriving a second" if options.rate else ""
+    arrivals = f", {options.rate:g} per second" if options.rate else ""
     places = f", {options.places} at a time" if options.places else ""
     scores = "" if options.logprobs is None else f" with logprobs {options.logprobs}"
     streams = ", one stream each" if options.multiplex else ""

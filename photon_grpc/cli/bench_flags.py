@@ -1,4 +1,4 @@
-"""The flags of `bench`. What it does is in `bench.py`, imported when it is called."""
+"""The flags of `bench`, whose work is in `bench.py`, imported when it is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from photon_grpc.cli.terminal.connection import with_target
 
 @click.command()
 @with_target
-@click.option("--model", default="", metavar="NAME", help="A model that it serves; unset: its default.")
+@click.option("--model", default="", metavar="NAME", help="Name of a served model. Unset: the default model.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
@@ -31,7 +31,7 @@ from photon_grpc.cli.terminal.connection import with_target
     default=128,
     show_default=True,
     metavar="N",
-    help="Length of the prompts: random ids, each prompt its own.",
+    help="Length of the prompts, each of different random ids.",
 )
 @click.option(
     "--output-tokens",
@@ -39,41 +39,40 @@ from photon_grpc.cli.terminal.connection import with_target
     default=128,
     show_default=True,
     metavar="N",
-    help="Tokens of every answer; EOS does not end it.",
+    help="Tokens of every answer; EOS is ignored.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
     metavar="R",
-    help="Open loop: R requests a second on average, at random times (Poisson), whether or not earlier ones are done.",
+    help="Open loop: R requests per second on average, at random times (Poisson), even if earlier ones still run.",
 )
 @click.option(
     "--prompt-file",
     type=click.Path(),
     metavar="FILE",
-    help="Texts instead of random ids, a line each, taken in turn; in a .jsonl file JSON strings, lists of ids, or "
+    help="Use the lines of this file in turn as prompts: texts, or in a .jsonl file JSON strings, lists of ids, or "
     'objects with a "prompt".',
 )
-@click.option("--text/--no-text", default=True, help="Ask for text; off: for ids.  [default: on]")
-@click.option("--logprobs", type=click.IntRange(0), metavar="N", help="Ask for scores, and those of the N best.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Draws prompts and arrival times.")
+@click.option("--text/--no-text", default=True, help="Request text, or with --no-text ids.  [default: on]")
+@click.option("--logprobs", type=click.IntRange(0), metavar="N", help="Request logprobs, also of the N best tokens.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of prompts and arrival times.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="Client processes. Unset: one for 32 streams, at most 8 and one a core.",
+    help="Client processes. Unset: one per 32 streams, at most 8 and one per core.",
 )
-@click.option("--multiplex", is_flag=True, help="The requests of a client process share one stream.")
+@click.option("--multiplex", is_flag=True, help="Send the requests of each client process on one stream.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Draw the distributions of latencies (.svg, .png, .pdf; wants the extra `plot`).",
+    help="Plot the distributions of the latencies (.svg, .png, .pdf; needs the extra `plot`).",
 )
-@click.option("--json", "as_json", is_flag=True, help="The result as one JSON object; durations in seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, durations in seconds.")
 def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
-    """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was
-    completed."""
+    """Load a running server with greedy requests; report throughput and latencies. Exit with 1 if none completed."""
     from photon_grpc.cli.bench import BenchOptions
     from photon_grpc.cli.bench import bench as run_bench
 

@@ -1,4 +1,4 @@
-"""`convert`: the tokenizer.json that a model directory lacks, made of its vocabulary by transformers."""
+"""`convert`: the tokenizer.json that a model directory lacks, made from its vocabulary by transformers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from photon_grpc.errors import ConfigError, StartupError
 
 EXTRA = "pip install '.[convert]' in the clone"
 TARGET = "tokenizer.json"
-#: Text whose ids must be the same before and after: words, runs of space, digits, scripts, an emoji of several parts.
-#: None begins with a space: there transformers leaves out the second one that SentencePiece puts before a text.
+#: Texts that both tokenizers must encode alike: words, runs of spaces, digits, scripts, an emoji of several parts.
+#: None begins with a space, where transformers omits the second space that SentencePiece puts before a text.
 SAMPLES = (
     "Hello world, how are you?",
     "def f(x):\n    return x  # twice   the  space\n\n\tand a tab",
@@ -27,37 +27,37 @@ SAMPLES = (
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help=f"Replace a {TARGET} that is there.")
+@click.option("--force", is_flag=True, help=f"Replace an existing {TARGET}.")
 def convert(directory: Path, force: bool) -> None:
-    """Write the tokenizer.json that DIRECTORY lacks, so that its model takes and gives text.
+    """Write the tokenizer.json that DIRECTORY lacks, so that its model accepts and returns text.
 
-    Made of tokenizer.model, vocab.json with merges.txt, or tekken.json by transformers (the extra `convert`); nothing
-    of the directory is executed. It is written only where it gives the ids that the original gives.
+    transformers (the extra `convert`) makes it from tokenizer.model, vocab.json with merges.txt, or tekken.json; no
+    code in the directory is run. The file is written only if it yields the same ids as the original.
     """
     if (directory / TARGET).exists() and not force:
-        raise ConfigError(f"{directory} has a {TARGET}; --force replaces it")
+        raise ConfigError(f"{directory} has a {TARGET} already; --force replaces it")
     if not any((directory / name).is_file() for name in CONVERTIBLE):
-        raise ConfigError(f"{directory} holds none of {', '.join(CONVERTIBLE)}: there is nothing to convert")
+        raise ConfigError(f"there is nothing to convert: {directory} holds none of {', '.join(CONVERTIBLE)}")
     original = _read_original(directory)
     num_tokens = _write(directory, original)
     click.echo(f"wrote {directory / TARGET}: {num_tokens:,} tokens")
 
 
 def _read_original(directory: Path) -> Any:
-    """transformers' tokenizer. Raise StartupError."""
+    """Return the tokenizer as transformers reads it. Raise StartupError."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise StartupError(f"converting needs transformers: {EXTRA}") from None
     try:
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # of whatever library reads this vocabulary
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise StartupError(f"transformers cannot read the tokenizer of {directory}: {told[0]}") from None
+    except Exception as error:  # the libraries that read vocabularies raise all kinds
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise StartupError(f"transformers cannot read the tokenizer of {directory}: {lines[0]}") from None
 
 
 def _write(directory: Path, original: Any) -> int:
-    """Write the file in one move; return its number of tokens. Raise StartupError where ids differ."""
+    """Write the file atomically; return its number of tokens. Raise StartupError if ids differ."""
     descriptor, name = tempfile.mkstemp(prefix=".tokenizer", suffix=".json", dir=directory)
     os.close(descriptor)
     try:
@@ -78,11 +78,11 @@ def _check_ids(written: Path, original: Any, sentencepiece_model: Path) -> None:
     for text in SAMPLES:
         ids = list(tokenizer.encode(text, add_special_tokens=False))
         if ids != original.encode(text, add_special_tokens=False) or (pieces and ids != pieces.encode(text)):
-            raise StartupError(f"not written: {text!r} would have other ids than by the original vocabulary")
+            raise StartupError(f"{TARGET} was not written: it gives {text!r} other ids than the original vocabulary")
 
 
 def _pieces(model: Path) -> Any:
-    """Return the SentencePiece model that the file holds; None where it is of another kind or absent."""
+    """Return the file's SentencePiece model; None if the file is of another kind or absent."""
     if not model.is_file():
         return None
     try:

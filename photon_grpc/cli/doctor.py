@@ -1,6 +1,6 @@
-"""The settings of `serve` and their sources, versions, devices, kernels, the model, the addresses.
+"""`doctor`: the settings of `serve` and their sources, versions, devices, kernels, the model, the addresses.
 
-Works on the base install: torch is asked in a process of its own, where there is one.
+It works without torch: a child process queries torch if it is installed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXTRA = "pip install '.[serve]' in the clone"
 
 _PACKAGES = ("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop")
 _TORCH_TIMEOUT_S = 120
-#: Without a value they stay so; what else has none is decided by the device and the model.
+#: Settings that stay unset; the device and the model decide all others without a value.
 _NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
 
 #: Printed as JSON by a Python that has torch.
@@ -59,7 +59,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class SettingLine:
-    """A setting with its value for people, its value for programs, and where that comes from."""
+    """A setting: its value for people, its value for programs, and the source of the value."""
 
     title: str
     flag: str
@@ -70,7 +70,7 @@ class SettingLine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is told."""
+    """Everything that `doctor` shows."""
 
     settings: list[SettingLine]
     installed: dict[str, str]
@@ -82,8 +82,8 @@ class Report:
 
 
 def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
-    """Print it all on stdout. The exit code: 1 where `serve` would refuse to start, else 0."""
-    report = _examined(resolved)
+    """Print the report on stdout; return 1 if `serve` would refuse to start, else 0."""
+    report = _examine(resolved)
     if as_json:
         _print_json(report)
     else:
@@ -91,7 +91,7 @@ def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
     return 1 if report.problems else 0
 
 
-def _examined(resolved: Resolved) -> Report:
+def _examine(resolved: Resolved) -> Report:
     torch = ask_torch()
     device = _device(torch, resolved.config.device.device)
     return Report(
@@ -107,8 +107,8 @@ def _examined(resolved: Resolved) -> Report:
 
 def _print_json(report: Report) -> None:
     settings = {line.flag: {"value": line.value, "from": line.origin} for line in report.settings}
-    told = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    print(json.dumps(told | asdict(report) | {"settings": settings}, indent=2))
+    versions = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    print(json.dumps(versions | asdict(report) | {"settings": settings}, indent=2))
 
 
 def _print_tables(report: Report) -> None:
@@ -129,7 +129,7 @@ def _print_tables(report: Report) -> None:
 
 
 def ask_torch() -> dict[str, Any] | None:
-    """torch's view of this machine; None where it is missing or broken."""
+    """Return torch's view of this machine; None if torch is missing or broken."""
     if importlib.util.find_spec("torch") is None:
         return None
     command = [sys.executable, "-c", _ASK_TORCH]
@@ -154,7 +154,7 @@ def _settings(resolved: Resolved, device: str) -> list[SettingLine]:
 
 
 def _known(config: ServeConfig, device: str) -> dict[str, tuple[Any, str]]:
-    """Values that config.json and the device decide, and which of them does; none of a model that cannot be read."""
+    """Return the values that config.json and the device decide, with their source; {} if the model is unreadable."""
     known: dict[str, tuple[Any, str]] = {}
     if is_model_id(config.model.model):
         return known
@@ -195,7 +195,7 @@ def _table(title: str, rows: Mapping[str, str]) -> Table:
 
 
 def shown(name: str, value: Any) -> str:
-    """Return a setting's value for people."""
+    """Return the value of a setting as people read it."""
     if value is None:
         return "unset" if name in _NEVER_DECIDED else "decided at start"
     if isinstance(value, tuple):
@@ -212,17 +212,17 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _device(torch: dict[str, Any] | None, wanted: str) -> str:
-    """`cuda` or `cpu`; "" where torch does not say."""
-    if wanted == "auto" and torch is not None:
+def _device(torch: dict[str, Any] | None, setting: str) -> str:
+    """Return "cuda" or "cpu"; "" if the setting is "auto" and torch is missing."""
+    if setting == "auto" and torch is not None:
         return "cuda" if torch["devices"] else "cpu"
-    return "" if wanted == "auto" else wanted
+    return "" if setting == "auto" else setting
 
 
 def _devices(torch: dict[str, Any] | None, device: str, resolved: Resolved) -> list[tuple[str, str]]:
     rows = [("processor", f"{_num_cpus()} CPU cores usable, {platform.machine()}")]
     if torch is None:
-        return [*rows, ("torch", f"missing or broken: serving needs {EXTRA}")]
+        return [*rows, ("torch", f"missing or broken; to serve: {EXTRA}")]
     for index, found in enumerate(torch["devices"]):
         memory = f"{found['bytes'] / 2**30:.0f} GiB"
         rows.append((f"cuda:{index}", f"{found['name']}, {memory}, compute capability {found['capability']}"))
@@ -247,7 +247,7 @@ def _kernels(kernels: str, device: str) -> str:
 def _model(resolved: Resolved) -> list[tuple[str, str]]:
     model = resolved.config.model.model
     if model and is_model_id(model):
-        return [("id", f"{model}: will be looked up and downloaded when serving starts")]
+        return [("id", f"{model}: looked up and downloaded when the server starts")]
     directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
@@ -274,7 +274,7 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
         ("architecture", f"{config.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", config.dtype),
-        ("vocabulary", f"{config.vocab_size:,}; ends with {', '.join(map(str, config.eos_token_ids)) or 'nothing'}"),
+        ("vocabulary", f"{config.vocab_size:,}; EOS: {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),
         ("revision", config.revision[:16]),
@@ -282,7 +282,7 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
 
 
 def _problems(config: ServeConfig) -> list[str]:
-    """Return the reasons for which `serve` would refuse to start."""
+    """Return the reasons why `serve` would refuse to start."""
     try:
         need_server()
         check_limit()
@@ -300,21 +300,21 @@ def _directory_problem(model: ModelFlags) -> list[str]:
 
 
 def ask_start(config: ServeConfig) -> list[str]:
-    """Return the reasons of `service/processes/check_start.py`, run in its own process, so that torch is not kept."""
+    """Run `service/processes/check_start.py` in a child process, so that torch is not kept; return its reasons."""
     import msgspec
 
     command = [sys.executable, "-m", "photon_grpc.service.processes.check_start"]
-    asked = msgspec.json.encode(config)
+    settings = msgspec.json.encode(config)
     try:
-        done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
-        # A module that is imported there may print lines of its own.
+        done = subprocess.run(command, input=settings, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
+        # A module that is imported there may print its own lines first.
         return list(json.loads(done.stdout.splitlines()[-1]))
     except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-        return [f"whether it would start could not be found out: {error}"]
+        return [f"the check whether it would start failed: {error}"]
 
 
 def _windows(windows: tuple[int, ...]) -> str:
-    """`windows`: of every layer; 0 attends everything."""
+    """Describe the attention window of each layer, where 0 is no window."""
     counts = Counter(filter(None, windows))
     return "".join(f"; {count} of {len(windows)} layers attend the last {n:,}" for n, count in sorted(counts.items()))
 
@@ -323,5 +323,5 @@ def _address_state(address: str) -> str:
     try:
         check(address, reuse_port=False)
     except ConfigError:
-        return "not free"
+        return "in use or not available"
     return "any free port" if split_address(address)[1] == 0 and not address.startswith("unix:") else "free"

@@ -1,5 +1,4 @@
-"""`make run`: starts the service as a stranger would, watches it become ready, streams one generation through gRPC,
-says what to try next."""
+"""`make run`: start the service as a new user would, stream one generation through gRPC and show what to try next."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ T = TypeVar("T")
 
 PROMPT = "class Stack:"
 DEFAULT_TARGET = "127.0.0.1:50051"
-#: A class long; the seed is one that the embedded model does well with.
+#: As long as a class; the embedded model does well with this seed.
 OPTIONS: Options = {"max_tokens": 143, "min_tokens": 80, "temperature": 0.8, "top_p": 0.95, "seed": 24}
 
 #: The command line of the service, without its flags.
@@ -42,18 +41,16 @@ _TROUBLE = re.compile("warning|error|critical|traceback", re.IGNORECASE)
 
 
 def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = PROMPT) -> int:
-    """Run `photon-grpc serve` with `flags` on `address` until Ctrl-C, or with `once` until the generation is done;
-    returns the exit code.
+    """Run `photon-grpc serve` on `address` until Ctrl-C, or with `once` until the generation is done.
 
-    0 after a generation and a clean drain; the service's own code where it ended by itself. Raise PhotonError where
-    the generation failed.
+    Return 0 after a generation and a clean drain, the service's exit code if it ended by itself. Raise PhotonError if
+    the generation fails.
     """
     return asyncio.run(_first_run([*flags, "--listen", address], address, once=once, prompt=prompt))
 
 
 def choose_address(address: str) -> str:
-    """Return the same address, port 0 replaced by a free one. Raise ConfigError where a server listens there
-    already."""
+    """Return the address with port 0 replaced by a free one. Raise ConfigError if it is in use."""
     if address.startswith("unix:"):
         return address
     host, port = split_address(address)
@@ -69,7 +66,7 @@ def choose_address(address: str) -> str:
 
 
 def target_of(address: str) -> str:
-    """Return the address for a client on this machine, also of a listener on all interfaces."""
+    """Return the address at which a client on this machine reaches the listener, also one on all interfaces."""
     return address.replace("0.0.0.0:", "127.0.0.1:", 1).replace("[::]:", "[::1]:", 1)
 
 
@@ -88,9 +85,9 @@ async def _first_run(flags: list[str], address: str, *, once: bool, prompt: str)
 
 
 class ServeProcess:
-    """`photon-grpc serve` in a child process: what it says, and how it ends.
+    """`photon-grpc serve` in a child process.
 
-    It has a process group of its own: a Ctrl-C reaches it once, through us.
+    It has its own process group, so that a Ctrl-C reaches it once, through this process.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -113,7 +110,7 @@ class ServeProcess:
 
     @property
     def stage(self) -> str:
-        """The newest thing it said, without its time."""
+        """The last line of its log, without the time."""
         return self._lines[-1].partition(" ")[2] if self._lines else "starting"
 
     @property
@@ -125,13 +122,15 @@ class ServeProcess:
         return self._stopping.is_set()
 
     def speak(self) -> None:
-        """From now on what it says goes to stderr, after the troubles that it had so far."""
+        """Show its warnings and errors so far, and every later line, on stderr."""
         self._is_quiet = False
         self._show(line for line in self._lines if _TROUBLE.search(line))
 
     async def ended(self) -> int:
-        """Wait for it; what it said before it could work is shown. Return its exit code; where a signal ended it, 0 for
-        our SIGTERM before it drains on one, otherwise 1."""
+        """Wait for its end and return its exit code; show its log if it ended before it was ready.
+
+        If a signal ended it, return 0 for our SIGTERM that came before it could drain, otherwise 1.
+        """
         code = await self._process.wait()
         await self._reading
         if self._is_quiet and not self.is_stopping:
@@ -142,15 +141,14 @@ class ServeProcess:
         return code if code >= 0 else 1
 
     async def ended_or_stopped(self) -> None:
-        """Wait until it ends by itself or a stop is asked for."""
+        """Wait until it ends by itself or a stop is requested."""
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._stopping.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`; None where a stop is asked for, which cancels it: how it fails then is of no
-        interest."""
+        """Return the result of `work`, or None if a stop is requested, which cancels it and ignores how it fails."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -161,13 +159,13 @@ class ServeProcess:
         return None
 
     async def stop(self) -> int:
-        """Ask it to drain, wait, return its exit code."""
+        """Request a drain, wait for the end and return the exit code."""
         if self.is_running and not self.is_stopping:
-            self._ask_to_stop()
+            self._request_stop()
         return await self.ended()
 
-    def _ask_to_stop(self) -> None:
-        """A second time makes the service end at once."""
+    def _request_stop(self) -> None:
+        """Send SIGTERM; a second one makes the service end at once."""
         self._stopping.set()
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -176,10 +174,10 @@ class ServeProcess:
     def _signals_forwarded(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for signum in END_SIGNALS:
-            loop.add_signal_handler(signum, self._ask_to_stop)
+            loop.add_signal_handler(signum, self._request_stop)
         idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
         for signum in idle:
-            loop.add_signal_handler(signum, self._show, [f"{signum.name} is ignored; Ctrl-C ends"])
+            loop.add_signal_handler(signum, self._show, [f"{signum.name} is ignored; press Ctrl-C to stop"])
         try:
             yield
         finally:
@@ -201,7 +199,7 @@ class ServeProcess:
 
 
 async def _ready(service: ServeProcess, target: str, console: Console) -> bool:
-    """Show what it is doing until health says that a request would run; False where it ended before."""
+    """Show progress until the health service reports ready; return False if the service ends before."""
     started_s = time.monotonic()
     with console.status("") as status:
         async with Client(target, retries=0, **connection()) as client:
@@ -236,12 +234,12 @@ async def _show_generation(target: str, prompt: str, console: Console) -> None:
 
 
 def _show_what_next(target: str, console: Console) -> None:
-    """Without a frame at the sides, so that every line can be copied."""
+    """Print commands to try next, without a frame at the sides, so that every line can be copied."""
     command = command_path()
-    aimed = "" if target == DEFAULT_TARGET else f"--target {target} "
+    target_flag = "" if target == DEFAULT_TARGET else f"--target {target} "
     examples = [
-        ("another prompt", f'{command} generate {aimed}--max-tokens 64 --temperature 0 "class Stack:"'),
-        ("a conversation", f"{command} chat {aimed}".rstrip()),
+        ("another prompt", f'{command} generate {target_flag}--max-tokens 64 --temperature 0 "class Stack:"'),
+        ("a conversation", f"{command} chat {target_flag}".rstrip()),
         ("any gRPC client", _grpcurl(target)),
         ("from Python", _python(target)),
     ]
@@ -266,7 +264,7 @@ def _python(target: str) -> str:
 
 
 def command_path() -> str:
-    """Return the user's way to start this program."""
+    """Return the command with which the user starts this program."""
     if shutil.which("photon-grpc"):
         return "photon-grpc"
     beside = Path(sys.executable).with_name("photon-grpc")

@@ -1,5 +1,4 @@
-"""`generate`, `chat` and `batch`: the verbs that ask a running server for text. What they do is in `terminal.py`,
-`conversation.py` and `batch.py`, imported when they are called."""
+"""`generate`, `chat` and `batch`: the verbs that request text, each of which imports its work when it is called."""
 
 from __future__ import annotations
 
@@ -33,21 +32,20 @@ from photon_grpc.errors import ConfigError
 @with_one_request
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
-    """Stream text that continues PROMPT ('-': from stdin, but for its last line end). Ctrl-C ends the request on the
-    server, too."""
+    """Stream text that continues PROMPT ('-' reads it from stdin). Ctrl-C also ends the request on the server."""
     from photon_grpc.cli.terminal import terminal
 
     text = prompt
     if prompt == "-":
         with reading_stdin():
             text = sys.stdin.read().removesuffix("\n")  # what `echo` adds
-    asked: Any = text
+    request: Any = text
     if as_chat or system is not None or any(options[name] is not None for name in ("tools_json", "template_args_json")):
-        asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+        request = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     try:
-        asyncio.run(terminal.generate(target, asked, to_options(options), as_json=as_json))
+        asyncio.run(terminal.generate(target, request, to_options(options), as_json=as_json))
     except BrokenPipeError:
-        # `photon-grpc generate ... | head`: the reader is gone. Python must not flush into the pipe at exit.
+        # The reader has ended, as in `photon-grpc generate ... | head`; Python must not flush into the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -56,7 +54,7 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
 @with_chat_input
 @click.option("--system", default="", metavar="TEXT", help="Instructions before the conversation.")
 def chat(target: str, system: str, **options: Any) -> None:
-    """Talk with the served model; /help says what else can be typed."""
+    """Talk with the served model; /help lists the commands."""
     from photon_grpc.cli.terminal import conversation
 
     with reading_stdin():
@@ -68,13 +66,16 @@ def chat(target: str, system: str, **options: Any) -> None:
 @click.argument("answers", metavar="OUT.jsonl", type=click.Path(dir_okay=False, path_type=Path))
 @with_generation
 @with_answer
-@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="At a time.")
-@click.option("--overwrite", is_flag=True, help="Drop what OUT.jsonl holds and answer every line anew.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Requests at a time."
+)
+@click.option("--overwrite", is_flag=True, help="Discard the answers in OUT.jsonl and answer every line again.")
 def batch(source: Path, answers: Path, target: str, concurrency: int, overwrite: bool, **options: Any) -> int:
-    """Answer every line of IN.jsonl into OUT.jsonl; the same command again goes on where it was stopped.
+    """Answer every line of IN.jsonl into OUT.jsonl; run the same command again to resume.
 
-    A line is an object with "prompt" (a text or a list of ids) or "messages", perhaps an "id", and options by their
-    names ("max_tokens", "json_schema", …), which win over the flags; or a string. A full server is asked again.
+    A line is a string, the prompt, or an object with "prompt" (a text or a list of ids) or "messages", optionally an
+    "id", and options by name ("max_tokens", "json_schema", …), which override the flags. Requests that a full server
+    rejects are retried.
     """
     from photon_grpc.cli.batch import batch as run_batch
 

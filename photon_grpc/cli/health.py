@@ -1,4 +1,4 @@
-"""`health`: the probe of container runtimes, init systems and scripts. Its answer is the exit code."""
+"""`health`: a probe for container runtimes, init systems and scripts, which answers by its exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from photon_grpc.cli.terminal.connection import with_target
 
-#: On top of the wait, for an answer that is under way at its end.
+#: Added to the wait, for an answer that is on its way when the wait ends.
 _ANSWER_S = 1.0
 
 
@@ -21,10 +21,10 @@ _ANSWER_S = 1.0
     default=3.0,
     show_default=True,
     metavar="SECONDS",
-    help="Wait so long until it is ready.",
+    help="How long to wait for it.",
 )
 def health(target: str, timeout_s: float) -> None:
-    """Exit with 0 as soon as a server is ready: a request sent now would run. Exit with 1 if it is not in time."""
+    """Exit with 0 as soon as a server is ready to run requests, with 1 if it is not ready in time."""
     asyncio.run(_wait(target, timeout_s))
 
 

@@ -1,4 +1,4 @@
-"""`keys`: makes API keys. The server knows their digests only."""
+"""`keys`: new API keys, of which the server stores the digests only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 
 import click
 
-#: Found by scanners of source code for secrets.
+#: Scanners that look for secrets in source code recognize it.
 _PREFIX = "photon-"
 _SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,9 +36,7 @@ def keys() -> None:
 @click.option(
     "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Prompt and output tokens. Unset: no limit."
 )
-@click.option(
-    "--weight", type=click.IntRange(1, 1000), metavar="N", help="Share beside other keys that want more. Unset: 1."
-)
+@click.option("--weight", type=click.IntRange(1, 1000), metavar="N", help="Share while other keys wait, too. Unset: 1.")
 def new(
     name: str,
     scopes: tuple[str, ...],
@@ -46,7 +44,7 @@ def new(
     tokens_per_minute: int | None,
     weight: int | None,
 ) -> None:
-    """Write the block of a new key for the file of `serve --api-keys-file`; show the key itself, once, on stderr."""
+    """Write the block of a new key for the file of `serve --api-keys-file`; show the key once, on stderr."""
     if name and not _NAME.fullmatch(name):
         raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-', 64 at most", param_hint="NAME")
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
@@ -59,7 +57,7 @@ def new(
         "weight": weight,
     }
     # stdout may be the file itself.
-    text = f"The key, shown only here; calls carry it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n"
+    text = f"The key, shown only once; calls send it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n"
     click.echo(f"{text}\nIts block for the file of --api-keys-file, on stdout:\n", err=True)
     click.echo("[[key]]")
     # Texts, numbers and lists of ASCII are the same in JSON and TOML.

@@ -28,15 +28,17 @@ from photon_grpc.config.resolve import CLIENT_VARIABLES
 from photon_grpc.config.settings import is_text
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 
-#: Ended by Ctrl-C, as shells count: 128 + SIGINT.
+#: Exit code after Ctrl-C, as shells count: 128 + SIGINT.
 INTERRUPTED = 130
-#: Ratio of equal characters from which one option's name may be meant by another's.
+#: Least ratio of equal characters at which one option's name is suggested for another.
 _NEAR = 0.7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit code: 0, 1 for a failed call, 2 for a wrong command line, 130 after
-    Ctrl-C."""
+    """Run one command line and return its exit code.
+
+    0 is success, 1 a failed call, 2 a wrong command line, 130 a Ctrl-C.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
     try:
@@ -61,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Replace a stream that the shell closed by /dev/null, and characters that stdout's encoding lacks by question
-    marks."""
+    """Replace a closed stream by /dev/null; have stdout replace characters that its encoding lacks by "?"."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     elif isinstance(sys.stdout, io.TextIOWrapper):
@@ -70,19 +71,19 @@ def _open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # The C and POSIX locales would let bytes that are no text through.
+        # In the C and POSIX locales stdin would accept bytes that are not text.
         sys.stdin.reconfigure(errors="strict")
 
 
 def _refuse_bytes(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for bytes that were no text in the shell: Python holds them as lone surrogates."""
+    """Raise ConfigError for arguments and variables that are not text: Python holds such bytes as lone surrogates."""
     for text in (*arguments, *(os.environ.get(name, "") for name in CLIENT_VARIABLES)):
         if not is_text(text):
             raise ConfigError(f"{text!r} holds bytes that are not text")
 
 
 def _is_near(option: str, other: str) -> bool:
-    """Without the dashes that all have, which are enough for click to take --foo for --tools."""
+    """Compare the names without their dashes, which alone would make click suggest --tools for --foo."""
     option, other = option.lstrip("-"), other.lstrip("-")
     is_part = option.startswith(other) or other.startswith(option)
     return is_part or difflib.SequenceMatcher(None, option, other).ratio() >= _NEAR
@@ -97,10 +98,10 @@ def cli() -> None:
     photon-grpc serve                        the embedded demo model on 127.0.0.1:50051
     photon-grpc serve ./my-model             a Hugging Face directory, or an id such as Qwen/Qwen3-0.6B
     photon-grpc generate "def fib(n):"       text from a running server
-    photon-grpc bench --concurrency 32       how fast a running server is
+    photon-grpc bench --concurrency 32       the speed of a running server
     """
     if click.get_current_context().invoked_subcommand != "serve":
-        # gRPC reads it when it is imported, and else writes lines of its own between ours.
+        # gRPC reads it when it is imported; otherwise it writes its own lines between ours.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -112,8 +113,8 @@ def _advice(error: PhotonError) -> str:
     if error.reason == "UNREACHABLE":
         return f"\n{advice_on_reaching(error)}".rstrip()
     if error.reason == "MISSING_CREDENTIALS":
-        return "\nPut the key into the variable PHOTON_API_KEY."
-    return f" (again in {error.retry_after_s:g} s)" if error.retry_after_s else ""
+        return "\nSet the variable PHOTON_API_KEY to your key."
+    return f" (retry in {error.retry_after_s:g} s)" if error.retry_after_s else ""
 
 
 def _complain(text: str) -> None:

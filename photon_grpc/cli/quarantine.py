@@ -1,4 +1,4 @@
-"""`quarantine`: the requests that an engine died of, or may have died of; and their release."""
+"""`quarantine`: the requests that crashed an engine, or may have, and their release."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from photon_grpc.errors import ConfigError
 if TYPE_CHECKING:
     from photon_grpc.client.admin import AdminClient, QuarantineEntry
 
-_COLUMNS = ("fingerprint", "state", "crashes", "last crash", "forgotten in", "key", "request")
+_COLUMNS = ("fingerprint", "state", "crashes", "last crash", "expires in", "key", "request")
 
 
 @click.command()
 @with_admin_target
-@click.option("--clear", "cleared", multiple=True, metavar="FINGERPRINT", help="Forget this request; repeatable.")
-@click.option("--clear-all", is_flag=True, help="Forget all of them.")
+@click.option("--clear", "cleared", multiple=True, metavar="FINGERPRINT", help="Remove this request; repeatable.")
+@click.option("--clear-all", is_flag=True, help="Remove all of them.")
 @with_tls
 def quarantine(target: str | None, cleared: tuple[str, ...], clear_all: bool) -> None:
-    """List the requests that the engine died of (quarantined: refused) or may have died of (suspects: computed alone
-    once), or forget them."""
+    """List or clear the requests that crashed the engine (refused) or may have (suspects, run alone once)."""
     if cleared and clear_all:
         raise ConfigError("--clear and --clear-all: choose one")
     target = check_target(target) if target else only_admin_service()
@@ -41,7 +40,7 @@ def quarantine(target: str | None, cleared: tuple[str, ...], clear_all: bool) ->
 
 
 async def _clear(target: str, fingerprints: tuple[str, ...] | None) -> None:
-    """Raise ConfigError for one that the server does not know, after the others were cleared."""
+    """Clear all that the server knows, then raise ConfigError if there are others."""
     async with _admin(target) as client:
         known = await client.clear_quarantine(fingerprints)
     for each in known:

@@ -1,4 +1,4 @@
-"""`serve`, `run` and `doctor`: the verbs that take every setting. Each imports its work when it is called."""
+"""`serve`, `run` and `doctor`: the verbs that take every setting, each of which imports its work when it is called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def serve(**given: Any) -> int:
     """Serve a model until SIGTERM or Ctrl-C, then drain."""
     resolved = resolve_flags(given)
     if resolved.config.server.log_format == "json":
-        # To the end of the process: whatever is printed before the log begins, and why it does not.
+        # For the whole process, so that lines printed before the log begins, or why it does not, are JSON too.
         sys.stderr = JsonStream(sys.stderr)
     warn(resolved)
     _warn_of_open_ports(resolved.config.server)
@@ -32,7 +32,7 @@ def serve(**given: Any) -> int:
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
-@click.option("--once", is_flag=True, help="On a free port, and end after the generation.")
+@click.option("--once", is_flag=True, help="Use a free port, and end after the generation.")
 def run(once: bool, **given: Any) -> int:
     """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
     config = resolve_flags(given).config
@@ -41,18 +41,20 @@ def run(once: bool, **given: Any) -> int:
     from photon_grpc.cli.terminal.connection import TLS_CA
 
     if config.server.tls_cert:
-        # Calls itself: believes its own certificate, unless told whom else.
+        # It calls itself, so it trusts its own certificate unless the user names another authority.
         os.environ.setdefault(TLS_CA, config.server.tls_cert)
 
-    asked = "127.0.0.1:0" if once and not given["listen"] else config.server.listen[0]
-    return first_run(as_flags({**given, "listen": ()}), choose_address(asked), once=once)
+    address = "127.0.0.1:0" if once and not given["listen"] else config.server.listen[0]
+    return first_run(as_flags({**given, "listen": ()}), choose_address(address), once=once)
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def doctor(as_json: bool, **given: Any) -> int:
-    """Show what `serve` would run with: settings and where they come from, versions, devices, the model. Exit code 0
-    if it would start; 1 if it would refuse to, with all reasons; 2 for an invalid value."""
+    """Show the settings of `serve` and their sources, versions, devices, the model and the addresses.
+
+    Exit code 0: `serve` would start; 1: it would not, for the reasons shown; 2: a setting has an invalid value.
+    """
     from photon_grpc.cli.doctor import doctor as show
 
     return show(resolve_flags(given, any_directory=True), as_json=as_json)
@@ -60,5 +62,5 @@ def doctor(as_json: bool, **given: Any) -> int:
 
 def _warn_of_open_ports(server: ServerConfig) -> None:
     if exposed := ", ".join(open_to_the_network(server)):
-        advice = "all who reach it may use it (--tls-cert, --api-keys-file)"
+        advice = "anyone who can reach it may use it (--tls-cert, --api-keys-file)"
         print(f"photon-grpc: warning: {exposed} is served without TLS and API keys: {advice}", file=sys.stderr)

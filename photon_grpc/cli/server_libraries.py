@@ -6,7 +6,7 @@ import importlib.util
 
 from photon_grpc.errors import StartupError
 
-#: Of the extra `serve`; the client side installs without them.
+#: The extra `serve` installs them; the client works without them.
 SERVER_LIBRARIES = (
     *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec"),
     *("grpc_reflection", "prometheus_client"),
@@ -14,9 +14,9 @@ SERVER_LIBRARIES = (
 
 
 def need_server() -> None:
-    """Raise StartupError where the client side alone is installed."""
+    """Raise StartupError if only the client is installed."""
     missing = [name for name in SERVER_LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise StartupError(
-            f"the client side alone is installed ({', '.join(missing)} missing): pip install '.[serve]' in the clone"
+            f"only the client is installed ({', '.join(missing)} missing): pip install '.[serve]' in the clone"
         )

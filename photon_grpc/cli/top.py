@@ -20,21 +20,21 @@ from photon_grpc.errors import ConfigError
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks.",
+    help="Time between updates.",
 )
-@click.option("--once", is_flag=True, help="One look, as text, also where there is no terminal.")
+@click.option("--once", is_flag=True, help="Print the load once, as text; needs no terminal.")
 @with_tls
 def top(target: str | None, interval_s: float, once: bool) -> None:
-    """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
+    """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C stops."""
     from photon_grpc.cli.terminal.watching import look, watch
 
     target = check_target(target) if target else only_admin_service()
     if once:
         return asyncio.run(look(target))
     if not sys.stdout.isatty():
-        raise ConfigError("top needs a terminal; --once prints one look as text")
+        raise ConfigError("top needs a terminal; --once prints the load once, as text")
     try:
         asyncio.run(watch(target, interval_s))
-        click.echo(f"{target} has ended")
+        click.echo(f"the server at {target} has stopped")
     except KeyboardInterrupt:
-        click.echo(f"left {target}, which goes on")
+        click.echo(f"the server at {target} keeps running")

@@ -1,4 +1,4 @@
-"""`trace`: makes what `serve --step-trace FILE` has written a file that Perfetto draws."""
+"""`trace`: a step trace of `serve --step-trace FILE` as a file that Perfetto draws."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from photon_grpc.cli.trace_lines import ALL_STEPS
 
 
 class _Steps(click.ParamType):  # type: ignore[type-arg]
-    """FIRST:LAST, either of them may be left out."""
+    """A range of steps, FIRST:LAST, in which either number may be omitted."""
 
     name = "steps"
 
@@ -22,7 +22,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
                 return int(first or ALL_STEPS[0]), int(last or ALL_STEPS[1])
         except ValueError:
             pass
-        self.fail(f"{value!r} is not FIRST:LAST, for example 100:400", param, ctx)
+        self.fail(f"{value!r} is not FIRST:LAST, such as 100:400", param, ctx)
 
 
 @click.command()
@@ -35,12 +35,12 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
     type=_Steps(),
     default=":",
     metavar="FIRST:LAST",
-    help="Of the last start in the file; unset: all of them.",
+    help="Steps since the server's last start in the file. Unset: all of them.",
 )
 def trace(file: Path, output: Path | None, steps: tuple[int, int]) -> None:
     """Write a step trace as Chrome trace events, which https://ui.perfetto.dev draws.
 
-    They show the steps, every sequence, tokens, KV blocks and the queue.
+    The events show the steps, every sequence, tokens, KV blocks and the queue.
     """
     from photon_grpc.cli.trace_events import TraceEvents, write_events
     from photon_grpc.cli.trace_lines import read_trace

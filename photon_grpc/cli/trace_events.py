@@ -1,7 +1,7 @@
-"""A step trace as Chrome trace events: a track of steps, counters, and a track for every sequence.
+"""Chrome trace events of a step trace: a track of steps, counters, and a track for every sequence.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format; a time is a whole
-number of microseconds.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format; times are whole
+microseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from photon_grpc.cli.trace_lines import Line
 
 Event = dict[str, Any]
 
-#: Processes of the format. A thread with its process's number would be shown as the main one.
+#: Process ids in the format. A viewer shows a thread with the id of its process as the main thread.
 _ENGINE, _SEQUENCES = 1, 2
 _STEPS = 1
 _FIRST_SEQUENCE = 3
@@ -24,23 +24,23 @@ _FIRST_SEQUENCE = 3
 @dataclass(slots=True)
 class _Track:
     thread: int
-    #: The tokens that it decoded step after step, not yet yielded.
+    #: The event of the current run of decode steps, not yet yielded.
     decode: Event | None = None
     has_ended: bool = False
 
 
 class TraceEvents:
-    """Keeps a few numbers for every sequence, whatever the length of the trace."""
+    """The events of a trace, made with a few numbers of state for every sequence."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_sequences = self.num_missing = 0
-        #: Of the newest step.
+        #: The newest step.
         self._number = self._start_us = self._end_us = 0
         self._tracks: dict[str, _Track] = {}
         self._running: set[str] = set()
 
     def of(self, lines: Iterable[Line]) -> Iterator[Event]:
-        """Yield the events of the lines. They are in the order of time but for decodes, which come once they end."""
+        """Yield the events of the lines in the order of time, except that decode events come when they end."""
         yield _metadata("process_name", _ENGINE, _STEPS, name="engine")
         yield _metadata("thread_name", _ENGINE, _STEPS, name="steps")
         yield _metadata("process_name", _SEQUENCES, _FIRST_SEQUENCE, name="sequences")
@@ -58,7 +58,7 @@ class TraceEvents:
 
     def _step(self, line: Line) -> Iterator[Event]:
         launched_us, took_us = _us(line["start_s"]), _us(line["duration_s"])
-        # Steps overlap where one is launched before the one before it has been read.
+        # Steps overlap if one is launched before its predecessor has been read.
         self._start_us = max(launched_us, self._end_us)
         if self._start_us > self._end_us and self.num_steps:
             yield from self._idle()
@@ -75,18 +75,18 @@ class TraceEvents:
             yield from self._decode(*row)
 
     def _bar(self, name: str, process: int, thread: int, args: dict[str, Any]) -> Event:
-        """As long as the step."""
+        """Return an event as long as the step."""
         return _event("X", name, process, thread, self._start_us, dur=self._end_us - self._start_us, args=args)
 
     def _idle(self) -> Iterator[Event]:
-        """Nothing is computed from the end of the step on."""
+        """Set the token counters to 0 from the end of the step on."""
         yield _counter("tokens", self._end_us, prefill=0, decode=0)
 
     def _seat(self, each: dict[str, Any], launched_us: int) -> Iterator[Event]:
-        """Yield where it waited; after a preemption, where it goes on."""
+        """Yield the time that a sequence waited; after a preemption, the moment when it resumes."""
         name, track = each["sequence"], self._tracks.get(each["sequence"])
         self._running.add(name)
-        # A front end that was started anew counts its handles from 0 again.
+        # A restarted front end counts its handles from 0 again.
         if track is None or track.has_ended:
             arrived_us = max(launched_us - _us(each["queue_s"]), 0)
             track = yield from self._begin(name, each["request_id"] + (f" #{each['output']}" if each["output"] else ""))
@@ -120,14 +120,14 @@ class TraceEvents:
             track.decode = self._bar("decode", _SEQUENCES, track.thread, args)
 
     def _track(self, name: str) -> Generator[Event, None, _Track]:
-        """Begin one for a sequence that had its seat before the first step."""
+        """Return the track of a sequence; begin one if it got its slot before the first step."""
         if name not in self._tracks:
             self._running.add(name)
             yield from self._begin(name, name)
         return self._tracks[name]
 
     def _rest(self, line: Line) -> Iterator[Event]:
-        """Yield what was reported with a step, or after it."""
+        """Yield preemptions, ends, requests and blocks, as reported with a step or after it."""
         for name in line["preempted"]:
             yield from self._left(name, "preempted")
         for name, why in line["ended"]:
@@ -145,7 +145,7 @@ class TraceEvents:
 
 
 def write_events(head: Line, events: Iterable[Event], file: TextIO) -> None:
-    """One JSON object, an event to a line."""
+    """Write one JSON object, with one event a line."""
     file.write(f'{{"displayTimeUnit": "ms", "metadata": {json.dumps(head)}, "traceEvents": [')
     for number, event in enumerate(events):
         file.write(f"{',' if number else ''}\n{json.dumps(event)}")

@@ -1,4 +1,4 @@
-"""Reads back what `serve --step-trace FILE` has written, a line at a time: the file may be larger than the memory."""
+"""The lines of a step trace by `serve --step-trace FILE`, read one at a time: it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line = dict[str, Any]
 Steps = tuple[int, int]
 ALL_STEPS: Steps = (0, 2**63)
 
-#: What the line of a step has, and what one without a step has.
+#: Keys of the line of a step, and of a line without a step.
 _STEP = frozenset(
     ("step", "start_s", "duration_s", "prefill_tokens", "decode_tokens", "prefill", "decode", "seated")
     + ("ended", "preempted", "blocks", "queued")
@@ -27,25 +27,25 @@ _REST = frozenset(("after_step", "ended", "preempted", "blocks", "queued"))
 def read_trace(path: Path, steps: Steps) -> tuple[Line, Iterator[Line]]:
     """Return the head of the last start in the file, and the lines of these steps. Raise ConfigError.
 
-    {"dropped": 1} stands for a line that cannot be read.
+    An unreadable line is returned as {"dropped": 1}.
     """
     head, begins = _last_head(path)
     if head.get("version") != VERSION:
         raise ConfigError(f"{path} is not a step trace of version {VERSION}: `serve --step-trace FILE` writes one")
     if not any("step" in line for line in _lines(path, begins, steps)):
-        words = "" if steps == ALL_STEPS else f" from {steps[0]} to {steps[1]}"
-        raise ConfigError(f"{path} has no steps{words} of its last start")
+        interval = "" if steps == ALL_STEPS else f" from {steps[0]} to {steps[1]}"
+        raise ConfigError(f"{path} has no steps{interval} since the server's last start")
     return head, _lines(path, begins, steps)
 
 
 def _last_head(path: Path) -> tuple[Line, int]:
-    """Return it, and where the lines after it begin."""
+    """Return the last head in the file, and the position of the lines after it."""
     head: Line = {}
     begins = position = 0
     with path.open("rb") as file:
         for data in file:
             position += len(data)
-            # Another start, or the same one in another file.
+            # A new start of the server, or the next file of the same one.
             if data.startswith(b'{"trace"') and (line := _parsed(data)).get("trace") == "photon-grpc":
                 head, begins = line, position
     return head, begins
@@ -63,7 +63,7 @@ def _lines(path: Path, begins: int, steps: Steps) -> Iterator[Line]:
 
 
 def _parsed(data: bytes) -> Line:
-    """Return nothing for a line that was cut, or written by something else."""
+    """Parse a line; return {} if it was cut, or written by another program."""
     try:
         line = json.loads(data)
     except ValueError:

@@ -1,2 +1,1 @@
-"""Joins the floors: the only place that sees concrete classes of every room, and what each process of the service is
-made of."""
+"""The assembly of each process, and the only room that knows the concrete classes of all others."""

@@ -1,4 +1,4 @@
-"""Access to a front end, and its limits: chosen by the configuration, once."""
+"""Access to a front end and its limits, chosen once by the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from photon_grpc.server.tls import Certificates
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Without keys: all calls are let in, no quotas. Without certificates: clear text."""
+    """API keys, quotas and certificates; without keys all calls are allowed, without certificates in clear text."""
 
     keys: KeyCheck = NO_KEYS
     shares: Shares | NoShares = NO_SHARES
@@ -27,7 +27,7 @@ class Access:
 
 @asynccontextmanager
 async def access(config: ServerConfig) -> AsyncIterator[Access]:
-    """Keys are read again when their file changes, for as long as this lasts. Raise ConfigError."""
+    """Yield the access; within the block the keys are reloaded when their file changes. Raise ConfigError."""
     certificates, keys = read_certificates(config), read_keys(config)
     if keys is None:
         yield Access(certificates=certificates)
@@ -40,10 +40,10 @@ async def access(config: ServerConfig) -> AsyncIterator[Access]:
 
 
 def read_certificates(config: ServerConfig) -> Certificates | None:
-    """Raise ConfigError for files that cannot be used."""
+    """Read the certificates, if there are any. Raise ConfigError for an unusable file."""
     return Certificates(config.tls_cert, config.tls_key, config.tls_client_ca) if config.tls_cert else None
 
 
 def read_keys(config: ServerConfig) -> KeyRing | None:
-    """Raise ConfigError for a file that cannot be used."""
+    """Read the API keys, if there are any. Raise ConfigError for an unusable file."""
     return KeyRing(config.api_keys_file) if config.api_keys_file else None

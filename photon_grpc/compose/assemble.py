@@ -1,5 +1,4 @@
-"""Chooses the objects that the settings name and joins them: model, cache, runner, scheduler, engine. Every choice is
-made here, once."""
+"""The choice and assembly of the engine's parts by the settings: model, cache, runner, scheduler, engine."""
 
 from __future__ import annotations
 
@@ -49,19 +48,19 @@ from photon_grpc.runner.warm_up import warm_up
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A loaded model behind an engine that still lacks its bridge."""
+    """A loaded model and all parts of an engine except its bridge."""
 
     facts: Facts
     config: ServeConfig
     sizes: Sizes
     runner: Runner
-    #: Seconds of a step of one token.
+    #: Duration of a step of one token.
     token_s: float
-    #: The tokenizer's, for grammars; None: outputs cannot be constrained.
+    #: The tokenizer's vocabulary for grammars; None: outputs cannot be constrained.
     vocabulary: LLTokenizer | None
 
     def engine(self, ports: EnginePorts, quarantine: Quarantine | None = None) -> Engine:
-        """`quarantine`: of an engine that another one follows when it dies."""
+        """Make the engine, with a quarantine if another engine replaces it when it dies."""
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache))
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
@@ -76,7 +75,7 @@ class Assembled:
         return engine
 
     def mask_memory(self) -> MaskMemory:
-        """For masks of the runner's steps."""
+        """Return memory for the masks of the runner's steps."""
         device = pick_device(self.config.device.device)
         return MaskMemory(max(self.runner.depth, 1), partial(host_memory, device=device))
 
@@ -87,7 +86,7 @@ class Assembled:
 
 
 def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
-    """Load the model and make everything that computes and decides.
+    """Load the model and make all parts of the engine.
 
     `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that
     must be compiled). Raise ConfigError and ModelLoadError.
@@ -111,7 +110,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
 
 
 def check_step_trace(config: ServeConfig) -> None:
-    """Raise ConfigError where it could not be written."""
+    """Raise ConfigError if the step trace cannot be written."""
     if config.scheduler.step_trace:
         check_trace_file(config.scheduler.step_trace)
 
@@ -123,7 +122,7 @@ def pick_kernels(config: ServeConfig) -> tuple[torch.device, Kernels]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Raise ConfigError when "cuda" is asked for and there is none."""
+    """Return the device for a value of --device. Raise ConfigError for "cuda" if there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device; use --device cpu or auto", field="device")
     use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
@@ -145,7 +144,7 @@ def _load(
         weights.dummy(decoder, config.model.seed)
     else:
         weights.load(decoder, model_config, progress=lambda done, total: progress("weights", done, total))
-    # The fused layers are Triton kernels; where they do not fit, the decoder stays as it is.
+    # The fused layers are Triton kernels; if they do not fit the model, the decoder stays unfused.
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
 
@@ -155,13 +154,13 @@ def _limits(config: ServeConfig, sizes: Sizes) -> RunnerLimits:
 
 
 def _runner(start: RunnerStart, decoder: Decoder, model: str) -> ModelRunner:
-    """Weights that are damaged, or too large for the dtype, are not to be met by the first request."""
+    """Make the runner. Raise ModelLoadError now, not at the first request, if the weights yield NaN or infinity."""
     try:
         return start.runner(decoder)
     except NumericFailure as error:
         dtype = str(decoder.dtype).removeprefix("torch.")
         raise ModelLoadError(
-            f"{model}: {error}; its weights hold such numbers, or {dtype} cannot hold what it computes (--dtype)"
+            f"{model}: {error}; its weights are damaged, or its values exceed the range of {dtype} (--dtype)"
         ) from None
 
 
@@ -177,16 +176,16 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
 
 
 def check_cache(cache: CacheConfig, decoder: Decoder, sizes: Sizes) -> None:
-    """Raise ConfigError, before weights are loaded, for what the model's layers forbid."""
+    """Raise ConfigError, before weights are loaded, for cache settings that the model's layers do not allow."""
     plan = KVPlan(decoder.kv_groups, sizes.block_size, sizes.max_chunk)
     if cache.kv_layout == "contiguous" and any(group.window for group in plan.groups):
-        message = "--kv-layout contiguous: this model has sliding windows, which free blocks amid a run; use paged"
+        message = "--kv-layout contiguous: this model has sliding windows; use paged"
         raise ConfigError(message, field="kv_layout")
     needed = plan.blocks(1)
     if cache.num_blocks and cache.num_blocks < needed:
         message = (
-            f"--num-blocks {cache.num_blocks}: one token takes {needed} blocks, one in each group of layers with "
-            "the same window; raise it"
+            f"--num-blocks must be at least {needed}, got {cache.num_blocks}: a token takes one block in each group of "
+            "layers with the same window"
         )
         raise ConfigError(message, field="num_blocks", needed=needed, limit=cache.num_blocks)
 
@@ -204,13 +203,13 @@ def _index(cache: CacheConfig, plan: KVPlan) -> PrefixIndex:
 
 
 def _policy(name: str, server: ServerConfig) -> Policy:
-    """Without keys there is one owner, and nothing to share. A static batch takes all that wait."""
+    """Return the policy, with fair shares if there are keys; a static batch takes all that wait."""
     policy = POLICIES[name]()
     return FairShare(policy) if server.api_keys_file and name != "static" else policy
 
 
 def _quotas(server: ServerConfig) -> NoQuotas:
-    """One front end's own are those of the service."""
+    """Return quotas over several front ends; a single one counts by itself."""
     return SharedQuotas() if server.api_keys_file and server.frontends > 1 else NO_QUOTAS
 
 
@@ -240,7 +239,7 @@ def _facts(
 
 
 def _triton(num_fused: int, num_layers: int) -> str:
-    """Return the kernels as callers are told them."""
+    """Return the description of the kernels that callers see."""
     if not num_fused:
         return "triton"
     return "triton, fused" if num_fused == num_layers else f"triton, fused {num_fused} of {num_layers}"

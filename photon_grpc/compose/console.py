@@ -1,4 +1,4 @@
-"""The service's words on stderr: one line per event, and the progress of loading. No torch, no grpc."""
+"""The output of the service on stderr: one line per event, and the progress of loading. No torch, no grpc."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    # For its name alone: `batch` draws its bar in a client install, which has no msgspec.
+    # For annotations only: `batch` draws its bar in a client install, which has no msgspec.
     from photon_grpc.core.frames import Facts
 
 log = logging.getLogger("photon_grpc")
 
-#: Without a terminal, loading says how far it is this often.
+#: Interval of progress lines if there is no terminal.
 _PROGRESS_INTERVAL_S = 3.0
 
 
 def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
-    """`ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`"""
+    """Return `ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`."""
     parts = [
         f"ready on {', '.join(addresses)}",
         model,
@@ -34,25 +34,25 @@ def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
 
 
 class LoadingDisplay:
-    """Progress of loading: a bar on a terminal, else a line now and then."""
+    """Progress of loading: a bar on a terminal, otherwise a line every 3 s."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._said_s = time.monotonic()
+        self._shown_s = time.monotonic()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """`weights` counts bytes, every other stage steps."""
+        """Show the progress of a stage, in bytes for `weights`, otherwise in steps."""
         if self._stream.isatty():
             self._draw(stage, done, total)
-        elif time.monotonic() - self._said_s >= _PROGRESS_INTERVAL_S:
-            self._said_s = time.monotonic()
+        elif time.monotonic() - self._shown_s >= _PROGRESS_INTERVAL_S:
+            self._shown_s = time.monotonic()
             share = f" {100 * done // total} %" if total > 1 else ""
             log.info("loading: %s%s", stage, share)
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = None
@@ -69,7 +69,7 @@ class LoadingDisplay:
 
 @contextmanager
 def bar_of(things: str, total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a bar on stderr while the block runs; what it yields is called when one more is done."""
+    """Show a bar on stderr within the block; yield the function that advances it by one."""
     if not is_shown:
         yield lambda: None
         return

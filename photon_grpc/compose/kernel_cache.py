@@ -1,7 +1,7 @@
-"""A place for compiled kernels, also where Triton's own choice is none: a home that is read-only or that there is not.
+"""A directory for compiled kernels if Triton cannot write to its default one in the home directory.
 
-A container whose root is read-only has no home to write to, and one that runs as any uid (OpenShift) often has none at
-all; Triton would fail at the first kernel, or write below a directory called `~`.
+The home of a container with a read-only root is not writable, and a container with an arbitrary uid (OpenShift) often
+has none; Triton would fail at the first kernel, or write below a directory called `~`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ _VARIABLE = "TRITON_CACHE_DIR"
 
 
 def ensure_writable() -> None:
-    """Set TRITON_CACHE_DIR to a directory of this user's below the temporary one, with a warning, where Triton's cache
-    cannot be written. Raise ConfigError where that cannot be, either."""
+    """Set TRITON_CACHE_DIR to a temporary directory if Triton's is not writable. Raise ConfigError if neither is."""
     chosen = os.environ.get(_VARIABLE) or _default()
     if _is_writable(chosen):
         return
     try:
         os.environ[_VARIABLE] = own = _own_directory()
     except OSError as error:
-        problem = f"kernels have no place to be cached: neither {chosen} nor a temporary directory ({error})"
-        raise ConfigError(f"{problem}; set {_VARIABLE}", field="kernels") from None
-    log.warning("kernels are cached in %s, since %s cannot be written: set %s", own, chosen, _VARIABLE)
+        problem = f"kernels cannot be cached in {chosen} or in a temporary directory ({error})"
+        raise ConfigError(f"{problem}; set {_VARIABLE} to a writable one", field="kernels") from None
+    log.warning("kernels are cached in %s, since %s is not writable; set %s to choose", own, chosen, _VARIABLE)
 
 
 def _default() -> str:
-    """Triton's choice; without a home it begins with `~`."""
+    """Return Triton's default directory, which begins with `~` if there is no home."""
     return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
 
 
@@ -47,7 +46,7 @@ def _is_writable(path: str) -> bool:
 
 
 def _own_directory() -> str:
-    """Return the same at every start. What lies there is run, so another user's is not taken."""
+    """Return the same directory at every start, unless another user owns it: its contents are executed."""
     path = os.path.join(tempfile.gettempdir(), f"photon-grpc-kernels-{os.getuid()}")
     try:
         os.mkdir(path, 0o700)

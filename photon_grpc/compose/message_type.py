@@ -1,4 +1,4 @@
-"""Typed output without the wire: a class in, its messages or objects out."""
+"""Typed output of an `LLM`: a class in, its messages or objects out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from photon_grpc.server.typed.message_type import read_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 
 
-def typed_ask(ask: Ask, wanted: pb.StructuredOutput) -> Ask:
-    """Add the grammar of the message type that is wanted, if one is. Raise InvalidConstraint."""
+def typed_ask(ask: Ask, structured: pb.StructuredOutput) -> Ask:
+    """Add the grammar of the requested message type, if there is one. Raise InvalidConstraint."""
     if ask.constraint is not UNWRITTEN:
         return ask
-    described = wanted.protobuf
-    return replace(ask, constraint=_constraint(described.file_descriptor_set, described.message_type))
+    requested = structured.protobuf
+    return replace(ask, constraint=_constraint(requested.file_descriptor_set, requested.message_type))
 
 
 @lru_cache(maxsize=16)
@@ -30,16 +30,16 @@ def _constraint(descriptor_set: bytes, name: str) -> ConstraintAsk:
 
 
 def message_of(output: OutputDelta, message_type: Any) -> Any:
-    """Return the message of an output of this type; None of one that was cut."""
+    """Return the output's message of this type; None if the output was cut off."""
     json = b"" if output.finish is None else output.finish.message_json
     return parse_message(json, message_type) if json else None
 
 
 def object_of(output: OutputDelta, object_type: ObjectType) -> Any:
-    """Return the object of a whole output; a MessageMismatch where there is none."""
+    """Return the object in a whole output, or a MessageMismatch if there is none."""
     return parsed(object_type, output.text, output.finish.reason.name if output.finish else "")
 
 
 def given_object(answer: Any) -> Any:
-    """Return the object that `object_of` made. Raise its MessageMismatch where it made none."""
+    """Return the object from `object_of`. Raise its MessageMismatch if it returned one."""
     return given(answer)

@@ -1,4 +1,4 @@
-"""Observers of a front end's calls and requests: chosen by the configuration, once."""
+"""Observers of a front end's calls and requests, chosen once by the configuration."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from photon_grpc.server.observe.request_log import RequestLog
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Without metrics and logs: none."""
+    """The observers, none without metrics and logs."""
 
     observers: tuple[RequestObserver, ...] = ()
-    #: None where nothing is counted.
+    #: None if nothing is counted.
     counts: Counts | None = None
     failures: FailureLog = field(default_factory=FailureLog)
 
     def rules(self, replica_id: str, keys: KeyCheck) -> CallRules:
-        """Return those of all calls of the replica."""
+        """Return the rules for all calls of the replica."""
         return CallRules(self.failures, replica_id, keys, CallMetrics(self.counts) if self.counts else NO_COUNTS)
 
 
 def observation(config: ServerConfig) -> Observation:
-    """Raise ConfigError for a file of API keys that cannot be used."""
+    """Choose the observers. Raise ConfigError for an unusable file of API keys."""
     counts = None
     observers: list[RequestObserver] = []
     if config.metrics_listen:

@@ -1,9 +1,8 @@
-"""Front end and engine in one program: the engine computes in a thread of its own, the front end lives on an event loop
-in another, and callers wait in theirs.
+"""Front end and engine in one program: the engine in one thread, the front end on an event loop in another.
 
-`end` only asks: every call in flight is cancelled, and each of the two threads cleans up after itself. So a program may
-be closed twice, by several threads, in a signal handler, after an interrupted `close`, or by the garbage collector in a
-thread of its own.
+Callers wait in their own threads. `end` only requests the end: it cancels every running call, and each of the two
+threads cleans up after itself. So a program may be closed twice, by several threads, in a signal handler, after an
+interrupted `close`, or by the garbage collector in one of these threads.
 """
 
 from __future__ import annotations
@@ -40,38 +39,38 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _POOL_THREADS = 2
-#: Wait of a request that met a full queue.
+#: Pause before a request that met a full queue is sent again.
 _RETRY_S = 0.1
 
-#: `is_ours` is set in the threads of every program: one that waits for another's end may be waited for itself.
+#: `is_ours` is set in the threads of all programs, which must not wait for each other's end.
 _thread = threading.local()
 
 
 class Program:
-    """The threads and what they share. Raises StartupError when the model cannot be loaded."""
+    """The threads and their shared state. Raises StartupError if the model cannot be loaded."""
 
     def __init__(self, config: ServeConfig) -> None:
         limit_threads()
         # Only now: torch reads the number of threads when it is imported.
         from photon_grpc.compose.assemble import assemble
 
-        # There are no messages here that scores must fit in.
+        # There are no messages, whose size would limit log-probabilities.
         model = replace(read_served_model(config), max_message_bytes=sys.maxsize)
         display = LoadingDisplay(sys.stderr)
         try:
             assembled = assemble(config, display.show)
         finally:
             display.close()
-        #: Threads do not follow into a fork.
+        #: A fork does not have the threads.
         self._pid = os.getpid()
         self._facts = assembled.facts
         self._lock = threading.RLock()
         self._is_closed = False
         self._calls: set[Future[Any]] = set()
-        # With a factory the loop is not made that of the thread which makes it.
+        # With a factory the loop does not become the current one of this thread.
         self._events = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._events.get_loop()
-        self._is_wanted_no_more = asyncio.Event()
+        self._is_ending = asyncio.Event()
         self._is_engine_gone = asyncio.Event()
         self._client = LocalClient(self._loop, assembled.facts)
         self._host = self._client.host()
@@ -84,8 +83,7 @@ class Program:
         self._start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the front end's loop; Ctrl-C cancels it. Raise Closed when the program is closed, before or
-        meanwhile."""
+        """Run the coroutine on the front end's loop; Ctrl-C cancels it. Raise Closed if the program is closed."""
         future = self._submit(coroutine)
         try:
             return _result(future)
@@ -93,8 +91,10 @@ class Program:
             future.cancel()
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Yield the asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raise Closed as
-        `wait`, at once."""
+        """Yield the items of an asynchronous iterator; leaving the loop early cancels it.
+
+        Raise Closed as soon as the program is closed.
+        """
         mailbox: queue.SimpleQueue[T | Future[None]] = queue.SimpleQueue()
 
         async def fill() -> None:
@@ -102,7 +102,7 @@ class Program:
                 mailbox.put(item)
 
         future = self._submit(fill())
-        # Not put by `fill`: what is cancelled before its first step runs no line of it.
+        # Not put by `fill`, which runs no line if it is cancelled before its first step.
         future.add_done_callback(mailbox.put)
         try:
             while not isinstance(item := mailbox.get(), Future):
@@ -114,11 +114,11 @@ class Program:
             future.cancel()
 
     def model_facts(self) -> ModelFacts:
-        """Return the model as callers see it."""
+        """Return the facts about the model that callers see."""
         return self._frontend.model("")
 
     async def generate(self, asks: Sequence[Ask], advance: Callable[[], None]) -> list[Result]:
-        """All of them; never more at a time than may wait. The first failure aborts the others."""
+        """Generate for all asks, at most as many at a time as may wait. The first failure aborts the others."""
         room = asyncio.Semaphore(max(1, min(self._facts.max_queue_size, 2 * self._facts.max_num_seqs)))
 
         async def one(ask: Ask) -> Result:
@@ -136,7 +136,7 @@ class Program:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stream(self, ask: Ask) -> AsyncIterator[OutputDelta]:
-        """Everything new, output by output."""
+        """Yield the deltas of all outputs."""
         stream, first = await self._persist(self._begin, ask)
         try:
             update: Update | None = first
@@ -148,19 +148,23 @@ class Program:
             stream.close()
 
     def end(self) -> None:
-        """Every call in flight raises Closed, and the threads are asked to end. Waits for nothing; from any thread, any
-        number of times."""
+        """Have every running call raise Closed, and request the end of the threads, without waiting.
+
+        It may be called from any thread, any number of times.
+        """
         with self._lock:
             self._is_closed = True
         for future in tuple(self._calls):
             future.cancel()
         with contextlib.suppress(RuntimeError):  # the loop is closed: the front end has ended
-            self._loop.call_soon_threadsafe(self._is_wanted_no_more.set)
+            self._loop.call_soon_threadsafe(self._is_ending.set)
         self._host.close()
 
     def close(self) -> None:
-        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for
-        itself. In a fork nothing is there to end."""
+        """Call `end`, then wait until the threads have ended and released their memory.
+
+        A program's own threads do not wait. A fork has nothing to end.
+        """
         if os.getpid() != self._pid:
             return
         self.end()
@@ -174,13 +178,13 @@ class Program:
         if os.getpid() != self._pid:
             coroutine.close()
             raise Closed("this LLM belongs to the process that opened it; open another one here")
-        # The lock: what is submitted is seen by `end`, or refused.
+        # Under the lock a call is either refused or cancelled by `end`.
         with self._lock:
             try:
                 if self._is_closed:
                     raise _closed()
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-            except (Closed, RuntimeError):  # a signal handler may have closed the loop since the look at `_is_closed`
+            except (Closed, RuntimeError):  # a signal handler may have closed the loop since the check of `_is_closed`
                 coroutine.close()
                 raise _closed() from None
             self._calls.add(future)
@@ -188,8 +192,7 @@ class Program:
         return future
 
     async def _begin(self, ask: Ask) -> tuple[TokenStream, Update]:
-        """Return the stream with the first of its Updates: in its place comes the error of an engine whose queue is
-        full."""
+        """Return the stream and its first Update. Raise QueueFull, which comes in place of the first Update."""
         stream = await self._frontend.stream(ask)
         try:
             return stream, await anext(stream)
@@ -198,7 +201,7 @@ class Program:
             raise
 
     async def _persist(self, call: Callable[[Ask], Awaitable[T]], ask: Ask) -> T:
-        """Come again where the queue is full: an empty one takes any request."""
+        """Retry on QueueFull; this terminates, since an empty queue accepts any request."""
         while True:
             try:
                 return await call(ask)
@@ -209,7 +212,7 @@ class Program:
 
     def _start(self) -> None:
         try:
-            for name, work in (("frontend", self._converse), ("engine", self._compute)):
+            for name, work in (("frontend", self._run_frontend), ("engine", self._run_engine)):
                 thread = _Thread(name, work)
                 thread.start()
                 self._threads.append(thread)
@@ -218,18 +221,17 @@ class Program:
             self.close()
             raise
 
-    def _converse(self) -> None:
+    def _run_frontend(self) -> None:
         with self._events:
-            self._events.run(self._live())
+            self._events.run(self._until_ended())
         self._pool.shutdown(cancel_futures=True)
 
-    async def _live(self) -> None:
-        """Run until the program is closed and its engine has sent its last frame; the Runner cancels what is left on
-        the loop."""
-        await self._is_wanted_no_more.wait()
+    async def _until_ended(self) -> None:
+        """Wait until the program is closed and its engine has sent its last frame; the Runner cancels other tasks."""
+        await self._is_ending.wait()
         await self._is_engine_gone.wait()
 
-    def _compute(self) -> None:
+    def _run_engine(self) -> None:
         try:
             self._engine.run()
         except Exception:
@@ -239,18 +241,18 @@ class Program:
             self._release()
 
     def _engine_gone(self) -> None:
-        self._frontend.give_up("the engine of this program has failed; its log says why")
+        self._frontend.give_up("the engine of this program has failed; the log has the reason")
         self._client.lost()
         self._is_engine_gone.set()
 
     def _release(self) -> None:
-        """Give back what the engine held: weights, pages, graphs."""
+        """Release the engine's memory: weights, pages, graphs."""
         from photon_grpc.runner.model_runner import free_unused
 
         try:
             self._runner.close()
         except Exception:
-            log.exception("the device did not finish what was launched")
+            log.exception("the device did not finish the launched steps")
         del self._engine, self._runner
         free_unused()
 
@@ -269,13 +271,13 @@ class _Thread(threading.Thread):
             self._is_done.set()
 
     def wait(self) -> None:
-        """Until it has ended. Ctrl-C in a `join` would have the thread counted as ended (Python 3.11)."""
+        """Wait for the end; a `join` interrupted by Ctrl-C would mark the thread as ended (Python 3.11)."""
         self._is_done.wait()
         self.join()
 
 
 class _Pool(ThreadPoolExecutor):
-    """Its threads end before anything else at the end of the interpreter: a call that comes then raises Closed."""
+    """A pool that raises Closed for work after the end of its threads, which end first when the interpreter exits."""
 
     def submit(self, *work: Any, **options: Any) -> Future[Any]:
         try:

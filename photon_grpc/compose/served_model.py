@@ -1,4 +1,4 @@
-"""The model that a front end serves, and its names. No torch."""
+"""The model that a front end serves, and its names, read without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.frontend.model import ServedModel
 
-#: The embedded model's name; its directory's would say nothing.
+#: The embedded model's name, instead of that of its directory.
 DEMO_NAME = "photon-demo"
 
 
 def read_served_model(config: ServeConfig) -> ServedModel:
-    """Raise ModelLoadError naming the file of the model directory that is wrong."""
+    """Read the model directory. Raise ModelLoadError naming the faulty file."""
     model = config.model
     names = model.served_model_name or (() if model.model else (DEMO_NAME,))
     model_config = read_model_dir(model.model or demo.TARGET)

@@ -6,19 +6,19 @@ import os
 
 
 def limit_threads() -> None:
-    """As many torch threads as this process has cores, and they soon sleep where they wait, unless OMP_* or GOMP_* says
-    otherwise.
+    """Limit torch's threads to the cores of this process, and their spinning, unless OMP_* or GOMP_* is set.
 
-    torch would count the machine's cores, also in a container that has two of them. GNU's threads spin for milliseconds
-    at the end of every operation, which is a little faster on idle cores and ruinous on shared ones. Llama-3.2-1B's
-    shape on two cores, ms a step with both idle / one busy: 57 / 128 as it is, 58 / 75 spinning briefly, 61 / 70 never.
+    By default torch counts the machine's cores, even in a container that may use two. GNU's threads spin for
+    milliseconds after every operation, slightly faster on idle cores and much slower on shared ones. ms per step of a
+    model of Llama-3.2-1B's shape on two cores, both idle / one busy: 57 / 128 by default, 58 / 75 with brief spinning,
+    61 / 70 without.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its share where a control group limits it."""
+    """Return the cores that this process may use, by its affinity and the limit of its control group."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))

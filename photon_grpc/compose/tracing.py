@@ -1,4 +1,4 @@
-"""Spans of requests, where a collector is named."""
+"""Spans of requests, if a collector is configured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from photon_grpc.frontend.record import RequestObserver
 
 @contextmanager
 def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObserver, ...]]:
-    """Yield the observers that make them; at the end what waits is sent. Raise ConfigError."""
+    """Yield the observers that make spans; send the last spans at the end. Raise ConfigError."""
     if not config.otlp_endpoint:
         yield ()
         return
     check_tracing(config)
-    # Of an extra, which need not be installed.
+    # Part of an extra, which may not be installed.
     from photon_grpc.server.observe.spans import RequestSpans
 
     spans = RequestSpans(config.otlp_endpoint, replica_id)
@@ -28,7 +28,7 @@ def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObse
 
 
 def check_tracing(config: ServerConfig) -> None:
-    """Raise ConfigError where a collector is named and OpenTelemetry is missing."""
+    """Raise ConfigError if a collector is configured and OpenTelemetry is missing."""
     if not config.otlp_endpoint:
         return
     try:

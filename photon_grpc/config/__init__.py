@@ -1,1 +1,1 @@
-"""Defaults, flags and what a model directory says. No torch."""
+"""Defaults, flags and the contents of a model directory, read without torch."""

@@ -1,12 +1,12 @@
-"""The file of `--api-keys-file`: who may call, and how much.
+"""The file of `--api-keys-file`: the API keys with their scopes and quotas.
 
     [[key]]
-    name = "search"                      # the owner of its requests: ids and cached prefixes are within it
-    sha256 = "2c26b46b68ffc68ff99b…"     # of the key, in hex; the key itself stands nowhere
+    name = "search"                      # owner of its requests; request ids and cached prefixes are per owner
+    sha256 = "2c26b46b68ffc68ff99b…"     # of the key, in hex; the key itself is not stored
     scopes = ["generate", "models"]
     max_concurrent = 64                  # unset: no limit
     tokens_per_minute = 100000           # unset: no limit
-    weight = 2                           # unset: 1; beside other keys, twice the tokens of one with 1
+    weight = 2                           # unset: 1; under load, twice the tokens of a key with 1
 
 `photon-grpc keys new` writes such a block.
 """
@@ -29,7 +29,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One [[key]]."""
+    """One [[key]] of the file."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -38,7 +38,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrent: _Limit | None = None
     #: Prompt and output tokens.
     tokens_per_minute: _Limit | None = None
-    #: Of its share while others wait, too.
+    #: Weight of its share while other keys wait, too.
     weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
 
 
@@ -47,8 +47,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_api_keys(path: str) -> tuple[ApiKey, ...]:
-    """Raise ConfigError naming the file and the place in it. A file without a key is a mistake: it would shut all
-    callers out."""
+    """Read the keys. Raise ConfigError naming the file and the place in it, also if it holds no key."""
     try:
         file = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _File)
     except OSError as error:

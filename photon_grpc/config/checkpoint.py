@@ -1,8 +1,9 @@
-"""Tensors of a model directory's safetensors files, from their headers alone: names, types, shapes, sizes. No torch.
+"""The tensors of a model directory's safetensors files, read from the headers only, without torch.
 
 A safetensors file is an 8-byte little-endian length, a JSON header of that length, and the data. The safetensors
-library checks dtypes, shapes and offsets against each other and against the size of the file. Checked here is what it
-leaves open: that the file is a regular one, the length of its header and its shapes, and that the files fit together.
+library checks dtypes, shapes and offsets against each other and against the size of the file. This module checks the
+rest: that each file is a regular one, the length of its header, the number of dimensions, and that the files are
+consistent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from photon_grpc.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-#: Of a header, some 100,000 tensors. The library takes up to 20 times as much memory as the header is long.
+#: Enough for about 100,000 tensors. The library takes up to 20 times the memory of the header.
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_DIMENSIONS = 8
 
@@ -36,7 +37,7 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """The first number in a dtype's name is bits of an element ("BF16", "F8_E4M3"); BOOL, without one, takes 8."""
+        """The size, by the bits per element in the dtype's name ("BF16", "F8_E4M3"); BOOL has 8."""
         bits = re.search(r"\d+", self.dtype)
         return math.prod(self.shape) * (int(bits[0]) if bits else 8) // 8
 
@@ -50,8 +51,7 @@ class Checkpoint:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Headers of the directory's safetensors files: `model.safetensors`, else the files its index names, else all there
-    are.
+    """Read the headers of `model.safetensors`, or of the files in its index, or of all safetensors files.
 
     Raise ModelLoadError for a malformed file, a tensor held twice, or an index that the files contradict.
     """
@@ -70,7 +70,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def fingerprint(directory: Path) -> bytes:
-    """Name, size and sha256 of the header of every safetensors file. Nothing is parsed, which would import numpy."""
+    """Return name, size and sha256 of the header of every safetensors file, unparsed, since parsing imports numpy."""
     parts = []
     for name in _file_names(directory, _read_index(directory)):
         size, header = _read_header(directory / name)
@@ -85,7 +85,7 @@ def _file_names(directory: Path, index: dict[str, str]) -> tuple[str, ...]:
 
 
 def _read_index(directory: Path) -> dict[str, str]:
-    """Tensor -> file; empty where a single file or no index is there."""
+    """Return the file of each tensor; {} if there is a single file or no index."""
     path = directory / INDEX_FILE
     if (directory / SINGLE_FILE).exists() or not path.exists():
         return {}
@@ -102,7 +102,7 @@ def _read_index(directory: Path) -> dict[str, str]:
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:
-    """(bytes of the file, its raw header)."""
+    """Return the size of the file and its raw header."""
     try:
         if not path.is_file():
             raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
@@ -113,7 +113,7 @@ def _read_header(path: Path) -> tuple[int, bytes]:
                 raise ModelLoadError(f"{path.name}: the file is empty")
             limit = min(size - 8, MAX_HEADER_BYTES)
             if length > limit:
-                problem = f"claims {length} bytes; the file has {size}, and at most {MAX_HEADER_BYTES} are read"
+                problem = f"claims {length} bytes; the file has {size}, and the limit is {MAX_HEADER_BYTES}"
                 raise ModelLoadError(f"{path.name}: its header {problem}", needed=length, limit=limit)
             return size, file.read(length)
     except OSError as error:

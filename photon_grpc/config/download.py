@@ -1,4 +1,4 @@
-"""A model named by its id becomes a directory, before anything starts; never while serving."""
+"""The download of a model that is named by its id, before the service starts."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from photon_grpc.config.formats import FOREIGN, WANTED, about_tokenizer, foreign
 from photon_grpc.config.resolve import is_model_id, model_path
 from photon_grpc.errors import ConfigError, ModelLoadError
 
-#: All that is read but the weights; nothing that could be code.
+#: All files that are read except the weights; none that may hold code.
 DESCRIPTION = ("*.json", "*.jinja", "merges.txt", "tokenizer.model", "spiece.model")
 WEIGHTS = ("*.safetensors",)
-#: The same weights once more, in the spelling of another program.
+#: Copies of the same weights in the format of another program.
 IGNORED = ("*/*", "consolidated*")
 
 
 def fetch_model(config: ServeConfig) -> ServeConfig:
-    """`config` with a directory as its model and, where none was given, the id as the served name.
+    """Return `config` with a directory as its model and, unless a name is set, the id as the served name.
 
-    Shows progress on stderr; what is in the cache already is not downloaded again. Raise ConfigError when it cannot be
-    had.
+    Shows progress on stderr; files in the cache are not downloaded again. Raise ConfigError if the model is not
+    available.
     """
     model, revision = config.model.model, config.model.revision
     if not is_model_id(model):
         if revision:
             raise ConfigError(
-                f"--revision {revision} is of a model that is downloaded; --model names none", field="--revision"
+                f"--revision {revision} applies to a model id, but --model is not one", field="--revision"
             )
         path = str(model_path(model).resolve()) if model else ""
         return replace(config, model=replace(config.model, model=path))
@@ -41,8 +41,11 @@ def fetch_model(config: ServeConfig) -> ServeConfig:
 
 
 def download(model_id: str, revision: str = "") -> str:
-    """Return the directory in huggingface_hub's cache. Its files, its architecture and the room for it are checked
-    before weights are downloaded. Raise ConfigError that says what to do."""
+    """Download a model and return its directory in huggingface_hub's cache.
+
+    Its files, its architecture and the disk space are checked before weights are downloaded. Raise ConfigError with a
+    remedy.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -53,15 +56,15 @@ def download(model_id: str, revision: str = "") -> str:
     try:
         return _download(model_id, revision)
     except GatedRepoError:
-        problem = "its owner wants to be asked: accept the terms on its page, then set HF_TOKEN"
+        problem = "its owner restricts access: accept the terms on its page, then set HF_TOKEN"
     except RepositoryNotFoundError:
         problem = "there is no such directory here and no such public model (a private one needs HF_TOKEN)"
     except RevisionNotFoundError:
         raise ConfigError(f"--revision {revision}: {model_id} has no such branch, tag or commit") from None
     except LocalEntryNotFoundError:
         problem = "it is not in the cache and the model hub cannot be reached; without a network, give a directory"
-    except RuntimeError:  # by pathlib
-        problem = "this user has no home for the cache of models: set HF_HOME to a directory that can be written"
+    except RuntimeError:  # from pathlib
+        problem = "this user has no home directory for the cache of models: set HF_HOME to a writable directory"
     except (OSError, ValueError) as error:
         problem = f"the download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     raise ConfigError(f"--model {model_id}: {problem}", field="--model")
@@ -74,7 +77,7 @@ def _download(model_id: str, revision: str) -> str:
         files = _fetch(
             model_id, revision, (*DESCRIPTION, *WEIGHTS, *(f"*{ending}" for ending in FOREIGN)), dry_run=True
         )
-    except DryRunError:  # the hub cannot be reached: what the cache holds
+    except DryRunError:  # the hub cannot be reached: use the cache
         return str(_fetch(model_id, revision, (*DESCRIPTION, *WEIGHTS)))
     _check_files(model_id, [file.filename for file in files])
     commit = files[0].commit_hash
@@ -86,7 +89,7 @@ def _download(model_id: str, revision: str) -> str:
 
 
 def _fetch(model_id: str, revision: str, patterns: Sequence[str], *, dry_run: bool = False) -> Any:
-    """Return the directory; with `dry_run` the list of its files."""
+    """Return the directory of the model; with `dry_run` the list of its files."""
     from huggingface_hub import snapshot_download
 
     return snapshot_download(
@@ -118,13 +121,14 @@ def _check_config(model_id: str, directory: Path) -> None:
 
 
 def _check_room(model_id: str, num_bytes: int, path: Path) -> None:
-    """Say how much is downloaded. Raise ConfigError where the disk does not hold it."""
+    """Print the size of the download. Raise ConfigError if it does not fit on the disk."""
     there = next(parent for parent in path.parents if parent.exists())
     num_free = shutil.disk_usage(there).free
     size = f"{num_bytes / 1e9:,.2f} GB"
     if num_bytes > num_free:
         problem = (
-            f"its weights are {size}, the disk of {there} has {num_free / 1e9:,.2f} GB left (HF_HOME moves the cache)"
+            f"its weights are {size}, but the disk of {there} has {num_free / 1e9:,.2f} GB left (set HF_HOME to use "
+            "another)"
         )
         raise ConfigError(f"--model {model_id}: {problem}", field="--model", needed=num_bytes, limit=num_free)
     print(f"photon-grpc: {model_id}: downloading {size} of weights", file=sys.stderr)

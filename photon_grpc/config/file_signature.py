@@ -1,4 +1,4 @@
-"""Signature of a file: tells whether it has changed since it was read."""
+"""The signature of a file, by which a change is detected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def file_signature(path: str) -> tuple[int, ...]:
-    """Another one after every change, also of a link to another file; () where there is none."""
+    """Return a value that differs after every change, also of a link's target; () if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,7 @@
-"""Every setting once: a frozen dataclass field is a flag (`max_num_seqs` → `--max-num-seqs`), an environment variable
-(`PHOTON_MAX_NUM_SEQS`) and a line of `doctor`. Durations are seconds, sizes bytes. Read once, to choose objects; no
-flag is asked later.
+"""All settings, each as a field of a frozen dataclass.
+
+A field is a flag (`max_num_seqs` → `--max-num-seqs`), an environment variable (`PHOTON_MAX_NUM_SEQS`) and a line of
+`doctor`. Durations are seconds, sizes bytes. Settings are read once, to choose objects, and never later.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class NumberRange:
 
 
 ANY_NUMBER = NumberRange()
-#: Of --admin-listen.
+#: The value of --admin-listen that turns AdminService off.
 NO_ADMIN = "none"
 
 
@@ -51,7 +52,7 @@ def flag(
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """Model"""
+    """Model."""
 
     model: str = flag(
         "",
@@ -87,7 +88,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """Device"""
+    """Device."""
 
     device: str = flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     kernels: str = flag("auto", "auto: Triton kernels on CUDA, torch elsewhere.", choices=("auto", "torch", "triton"))
@@ -102,7 +103,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """KV cache"""
+    """KV cache."""
 
     block_size: int | None = flag(
         None,
@@ -132,7 +133,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Scheduling"""
+    """Scheduling."""
 
     max_num_seqs: int | None = flag(
         None,
@@ -183,7 +184,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Server"""
+    """Server."""
 
     listen: tuple[str, ...] = flag(
         ("127.0.0.1:50051",),

@@ -1,14 +1,14 @@
-"""The files of a model that are read, and the words for those that are not."""
+"""The files of a model that are read, and the descriptions of those that are not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import PurePath
 
-#: What a model directory holds.
+#: The contents of a model directory.
 WANTED = "a Hugging Face directory with config.json, *.safetensors and, for text, tokenizer.json"
 
-#: Endings of weights that are not read, and why not.
+#: Suffixes of weights that are not read, and their formats.
 FOREIGN = {
     ".gguf": "GGUF",
     ".ggml": "GGML",
@@ -21,7 +21,7 @@ FOREIGN = {
     ".msgpack": "Flax weights",
 }
 
-#: Vocabularies that `photon-grpc convert` makes a tokenizer.json of.
+#: Vocabularies from which `photon-grpc convert` makes a tokenizer.json.
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 
 
@@ -30,7 +30,7 @@ def has_weights(names: Iterable[str]) -> bool:
 
 
 def foreign_weights(names: Iterable[str]) -> str:
-    """ "pytorch_model.bin is pickled PyTorch weights, which may hold code"; empty where no name ends like weights."""
+    """Return such as "pytorch_model.bin is pickled PyTorch weights, which may hold code"; "" if there are none."""
     for name in sorted(names):
         if kind := FOREIGN.get(PurePath(name).suffix.lower()):
             return f"{name} is {kind}"
@@ -38,10 +38,10 @@ def foreign_weights(names: Iterable[str]) -> str:
 
 
 def about_tokenizer(names: Iterable[str]) -> str:
-    """Say what a model without tokenizer.json does, and how it gets one; empty where it has one."""
+    """Return what a model without tokenizer.json can do, and the way to get one; "" if it has one."""
     present = set(names)
     if "tokenizer.json" in present:
         return ""
     source = next((name for name in CONVERTIBLE if name in present), "")
-    remedy = f"; `photon-grpc convert` makes one of its {source}" if source else ""
+    remedy = f"; `photon-grpc convert` makes one from its {source}" if source else ""
     return f"no tokenizer.json: token ids in and out, no text{remedy}"

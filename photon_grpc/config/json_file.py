@@ -1,5 +1,7 @@
-"""JSON files that a stranger wrote, read as typed structs: bounded in size, every refusal naming the file, the key, its
-value and what is allowed there."""
+"""Untrusted JSON files, read as typed structs within a bound on their size.
+
+Every error names the file, the key, its value and the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return the content of the regular file `path`. Raise ModelLoadError where it is missing, unreadable or over
-    `limit` bytes."""
+    """Return the content of a regular file. Raise ModelLoadError if it is missing, unreadable or over `limit` bytes."""
     try:
         if not path.is_file():  # a pipe would block the open
             raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
@@ -27,7 +28,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     except OSError as error:
         raise ModelLoadError(f"{path.name}: cannot be read ({error.strerror})") from None
     if len(content) > limit:
-        raise ModelLoadError(f"{path.name}: is larger than {limit} bytes", limit=limit)
+        raise ModelLoadError(f"{path.name}: exceeds the limit of {limit} bytes", limit=limit)
     return content
 
 
@@ -43,7 +44,7 @@ def parse_object(content: bytes, file: str) -> dict[str, Any]:
 
 
 def as_struct(values: dict[str, Any], kind: type[T], file: str) -> T:
-    """`values` as a `kind`; keys that it lacks are ignored. Null counts as absent, here and in objects right within.
+    """Convert `values` to a `kind`, ignoring unknown keys; null counts as absent, also one level deeper.
 
     Raise ModelLoadError for a value of a wrong type or out of its bounds.
     """
@@ -59,7 +60,7 @@ def refusal(file: str, key: str, problem: str) -> ModelLoadError:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """`value` for a message: short, whatever a file contains."""
+    """Return a short text of the value for a message."""
     text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -68,9 +69,9 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _refusal(file: str, values: Any, said: str) -> ModelLoadError:
-    """From msgspec's words, "Expected `int` >= 1 - at `$.rope.factors[3]`", which lack the value."""
-    problem, _, path = said.replace("`", "").partition(" - at $.")
+def _refusal(file: str, values: Any, message: str) -> ModelLoadError:
+    """Add the value to a message of msgspec such as "Expected `int` >= 1 - at `$.rope.factors[3]`"."""
+    problem, _, path = message.replace("`", "").partition(" - at $.")
     if missing := re.fullmatch("Object missing required field (.+)", problem):
         return refusal(file, f"{path}.{missing[1]}".lstrip("."), "is missing")
     for part in re.findall(r"\w+", path):

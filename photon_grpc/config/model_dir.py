@@ -1,5 +1,7 @@
-"""A Hugging Face model directory as one frozen ModelConfig: config.json, generation_config.json, the chat template, the
-headers of the safetensors files. No torch; nothing of the directory is executed (`auto_map` is ignored).
+"""A Hugging Face model directory as one frozen ModelConfig.
+
+It is read from config.json, generation_config.json, the chat template and the headers of the safetensors files, without
+torch. No code in the directory is executed (`auto_map` is ignored).
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The facts that an architecture's own code adds to config.json."""
+    """The facts about an architecture that are in its code, not in config.json."""
 
     model_type: str
-    #: Bias of the q, k and v projections; None: what `attention_bias` says.
+    #: Bias of the q, k and v projections; None: as in `attention_bias`.
     qkv_bias: bool | None = None
-    #: Bias of the output projection; None: what `attention_bias` says.
+    #: Bias of the output projection; None: as in `attention_bias`.
     output_bias: bool | None = None
     #: RMSNorm over each head of q and k.
     qk_norm: bool = False
-    #: Where config.json has no head_dim; 0: hidden_size / num_attention_heads.
+    #: Default of head_dim; 0: hidden_size / num_attention_heads.
     head_dim: int = 0
     #: Whether config.json may give layers a sliding window.
     may_slide: bool = False
@@ -61,7 +63,7 @@ FAMILIES = {
 }
 
 
-#: Fields of ModelConfig that are those of config.json.
+#: Fields of ModelConfig that are taken from config.json unchanged.
 _AS_READ = (
     *("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings"),
     *("rms_norm_eps", "tie_word_embeddings", "mlp_bias"),
@@ -70,7 +72,7 @@ _AS_READ = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that the rest of the program knows of a model directory. Sizes are counts of elements or tokens."""
+    """All facts about a model directory; sizes are counts of elements or tokens."""
 
     path: Path
     architecture: str
@@ -90,30 +92,29 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    #: Of each layer: tokens that a token looks back, itself included; 0: all.
+    #: For each layer the number of tokens that a token attends to, itself included; 0: all.
     windows: tuple[int, ...]
-    #: "float32", "bfloat16" or "float16": what config.json says, else what most bytes of the weights are, else float32.
+    #: "float32", "bfloat16" or "float16": as in config.json, else that of most bytes of the weights, else float32.
     dtype: str
     bos_token_id: int | None
     #: Any of these ends an output.
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     has_tokenizer: bool
-    #: Jinja source; None where the directory has no template.
+    #: Jinja source; None if the directory has no template.
     chat_template: str | None
-    #: (name, text) of the tokens that a chat template may name, such as ("bos_token", "<s>").
+    #: (name, text) of the tokens that a chat template may use, such as ("bos_token", "<s>").
     special_tokens: tuple[tuple[str, str], ...]
-    #: sha256 over config.json and the names, sizes and headers of the safetensors files.
+    #: sha256 of config.json and the names, sizes and headers of the safetensors files.
     revision: str
 
 
 def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig:
-    """Read and check the directory at `path`; weights themselves are not read, nor, without `has_weights`, looked for
-    (the files may be absent in any case: see load-format dummy).
+    """Read and check a model directory, without the data of its weights, and without `has_weights` their headers.
 
-    Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
-    `dtype`). Raise ModelLoadError naming the file and the key. A known key of a wrong type or out of its bounds is
-    refused even where another key or file comes first.
+    The weights may be absent in any case (see --load-format dummy). Accepts the spellings of transformers 4
+    (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`). Raise ModelLoadError naming the
+    file and the key, also for a bad value of a known key that another key or file overrides.
     """
     path = Path(path)
     if not path.is_dir():
@@ -133,7 +134,7 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
         dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         eos_token_ids=_ids("eos_token_id", config, generation),
-        # As in transformers `do_sample: false` is temperature 0.
+        # As in transformers, `do_sample: false` means temperature 0.
         generation=generation if generation.do_sample else structs.replace(generation, temperature=0.0),
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
@@ -147,28 +148,28 @@ def _read_config(values: dict[str, Any]) -> ConfigJson:
     config = as_struct(values, ConfigJson, CONFIG_FILE)
     refuse_per_layer(values)
     _refuse_unsupported(config)
-    # As in transformers a window of null is none, and one that is not said is 4,096.
+    # As in transformers, null means no window, and a missing one 4,096.
     no_window = values.get("sliding_window", 0) is None
     return structs.replace(config, use_sliding_window=False) if no_window else config
 
 
 def _read_optional(path: Path, kind: type[T]) -> T:
-    """Return the JSON object in `path`; an empty one where the file does not exist."""
+    """Return the JSON object in `path`, an empty one if the file does not exist."""
     return as_struct(parse_object(read_bytes(path), path.name) if path.exists() else {}, kind, path.name)
 
 
 def _architecture(config: ArchitectureJson) -> str:
-    """Return the name in `architectures`; a config saved without weights has only its model_type."""
+    """Return the first of `architectures`, or that of model_type, the only key in a config saved without weights."""
     of_type = (name for name, family in FAMILIES.items() if family.model_type == config.model_type)
     architecture = config.architectures[0] if config.architectures else next(of_type, config.model_type)
     if architecture not in FAMILIES:
-        problem = f"names {shown(architecture)}, which is not supported; known are {', '.join(FAMILIES)}"
+        problem = f"names {shown(architecture)}, which is not supported; supported: {', '.join(FAMILIES)}"
         raise refusal(CONFIG_FILE, "architectures", problem)
     return architecture
 
 
 def _refuse_unsupported(config: ConfigJson) -> None:
-    """Keys that change what the model computes in a way that is not implemented: never ignored."""
+    """Raise ModelLoadError for keys that change the model's formulas in a way that is not implemented."""
     if config.quantization_config is not None:
         raise refusal(CONFIG_FILE, "quantization_config", "is set; quantized checkpoints are not supported")
     if config.hidden_act != "silu":
@@ -192,17 +193,17 @@ def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
 
 
 def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
-    """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
-    max_window_layers on."""
+    """Return the window of each layer, 0 for none: by `layer_types`, else from layer max_window_layers on."""
     window, kinds, num_layers = _window(config, family), config.layer_types, config.num_layers
     if kinds is None:
         return tuple(window if layer >= config.max_window_layers else 0 for layer in range(num_layers))
     unknown = next((kind for kind in kinds if kind not in LAYER_TYPES), None)
     if unknown is not None:
-        problem = f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported; names {shown(unknown)}"
+        problem = f"must be a list of {' and '.join(LAYER_TYPES)}, holds {shown(unknown)}"
         raise refusal(CONFIG_FILE, "layer_types", problem)
     if len(kinds) != num_layers:
-        raise refusal(CONFIG_FILE, "layer_types", f"names {len(kinds)} layers of {num_layers}: name every layer once")
+        problem = f"must name each of the {num_layers} layers once, names {len(kinds)}"
+        raise refusal(CONFIG_FILE, "layer_types", problem)
     sliding = [kind == "sliding_attention" for kind in kinds]
     if any(sliding) and not window:
         problem = "names sliding_attention, but there is no window: set use_sliding_window true and sliding_window"
@@ -211,14 +212,14 @@ def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
 
 
 def _window(config: ConfigJson, family: Family) -> int:
-    """Of the layers that slide; 0: none does."""
+    """Return the window of the layers that have one; 0 if none has."""
     if not config.use_sliding_window:
         return 0
     if not family.may_slide:
         problem = f"is true; {family.model_type} has no sliding-window attention"
         raise refusal(CONFIG_FILE, "use_sliding_window", problem)
     if not config.sliding_window:
-        raise refusal(CONFIG_FILE, "sliding_window", "must be at least 1 where use_sliding_window is true, is 0")
+        raise refusal(CONFIG_FILE, "sliding_window", "must be at least 1 if use_sliding_window is true, is 0")
     return config.sliding_window
 
 
@@ -245,7 +246,7 @@ def _named_dtype(config: ConfigJson) -> str | None:
 
 
 def _dtype_of_weights(path: Path) -> str:
-    """Return the one that most of their bytes have."""
+    """Return the dtype of most bytes of the weights."""
     num_bytes: Counter[str] = Counter()
     for entry in read_checkpoint(path).tensors.values():
         num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes
@@ -253,26 +254,27 @@ def _dtype_of_weights(path: Path) -> str:
 
 
 def _ids(key: str, config: ConfigJson, generation: GenerationDefaults) -> tuple[int, ...]:
-    """Of generation_config.json, else of config.json, in order, without doubles; both are checked."""
+    """Check the ids in both files; return those of generation_config.json, else of config.json, each once."""
     found = []
-    for file, given in ((GENERATION_FILE, getattr(generation, key)), (CONFIG_FILE, getattr(config, key))):
-        found.append(tuple(dict.fromkeys(given if isinstance(given, tuple) else (given,))))
+    for file, value in ((GENERATION_FILE, getattr(generation, key)), (CONFIG_FILE, getattr(config, key))):
+        found.append(tuple(dict.fromkeys(value if isinstance(value, tuple) else (value,))))
         for token in found[-1]:
             if not 0 <= token < config.vocab_size:
-                raise refusal(file, key, f"must lie between 0 and {config.vocab_size - 1}, holds {shown(token)}")
+                raise refusal(file, key, f"must be between 0 and {config.vocab_size - 1}, holds {shown(token)}")
     return found[0] or found[1]
 
 
 def _chat_template(path: Path, tokenizer: TokenizerJson) -> str | None:
-    """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named
-    "default"."""
-    said = tokenizer.chat_template
+    """Read the template from chat_template.jinja, else from tokenizer_config.json, there "default" of a list."""
+    templates = tokenizer.chat_template
     if (path / TEMPLATE_FILE).exists():
         try:
             return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError:
             raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
-    return {entry.name: entry.template for entry in said}.get("default") if isinstance(said, list) else said
+    if isinstance(templates, list):
+        return {entry.name: entry.template for entry in templates}.get("default")
+    return templates
 
 
 def _special_tokens(tokenizer: TokenizerJson) -> tuple[tuple[str, str], ...]:

@@ -1,5 +1,4 @@
-"""The keys that are read of a model directory's JSON files, with their types, bounds and defaults. All others are
-ignored."""
+"""The keys that are read from a model directory's JSON files, with their types, bounds and defaults."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ Ids = int | tuple[int, ...]
 
 
 class ArchitectureJson(Struct, kw_only=True):
-    """config.json, the keys that every architecture has."""
+    """The keys of config.json that name the architecture."""
 
     architectures: Annotated[list[str], Meta(min_length=1)] | None = None
     model_type: str = ""
 
 
 class ConfigJson(RopeKeys, kw_only=True):
-    """config.json of an architecture that is supported. Where None is the default, `model_dir.py` decides."""
+    """The keys of config.json of a supported architecture; `model_dir.py` decides those that are None."""
 
     dtype: str | None = None
     torch_dtype: str | None = None
-    #: As transformers writes it of a quantized checkpoint, which is refused.
+    #: Set by transformers in a quantized checkpoint, which is refused.
     quantization_config: Any = None
     vocab_size: Annotated[int, Meta(ge=1, le=2**24)]
     hidden_size: Annotated[int, Meta(ge=1, le=2**17)]
@@ -50,7 +49,7 @@ class ConfigJson(RopeKeys, kw_only=True):
 
 
 class GenerationDefaults(Struct, frozen=True, kw_only=True):
-    """generation_config.json: sampling values, None where it has none, and token ids that come before config.json's."""
+    """The keys of generation_config.json: sampling defaults, and token ids that override those of config.json."""
 
     do_sample: bool = True
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
@@ -72,7 +71,7 @@ class AddedToken(Struct):
 
 
 class TokenizerJson(Struct, kw_only=True):
-    """tokenizer_config.json."""
+    """The keys of tokenizer_config.json."""
 
     chat_template: str | list[NamedTemplate] | None = None
     bos_token: str | AddedToken | None = None

@@ -1,7 +1,7 @@
-"""A ServeConfig out of flags, PHOTON_ variables and defaults, remembering where each value came from.
+"""A ServeConfig from flags, PHOTON_ variables and defaults, with the source of each value.
 
-A flag beats a variable, a variable beats the default. What is wrong is refused here, before anything is loaded, in one
-line that names what was written and what is allowed.
+A flag overrides a variable, a variable overrides the default. Invalid values are refused here, before anything is
+loaded, in one line with the value and the allowed ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from photon_grpc.config.formats import WANTED, foreign_weights
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
 
-#: Variables that clients read; `serve` must not call them unknown.
+#: Variables that clients read, of which `serve` must not warn as unknown.
 CLIENT_VARIABLES = (
     "PHOTON_TARGET",
     "PHOTON_API_KEY",
@@ -32,11 +32,11 @@ CLIENT_VARIABLES = (
 _MAX_ID_CHARS = 128
 _COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/:\s\[\]@]+):[0-9]{1,5}/?")
 
-#: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
+#: organisation/name, as on model hubs; a path may look alike, so an existing directory takes precedence.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
-#: What Kubernetes sets in every pod for a Service named photon or photon-…: PHOTON_SERVICE_HOST,
-#: PHOTON_PORT_50051_TCP_ADDR. A PHOTON_PORT of its making is a URL; a bare number is a person's, and worth a warning.
+#: Variables that Kubernetes sets in every pod for a Service named photon or photon-…: PHOTON_SERVICE_HOST,
+#: PHOTON_PORT_50051_TCP_ADDR. Its PHOTON_PORT is a URL; a bare number was set by a person, and causes a warning.
 _SERVICE_LINK = re.compile(
     r"PHOTON(_\w+)?_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*)"
 )
@@ -47,16 +47,16 @@ class Resolved:
     """The settings of `serve`, and their sources."""
 
     config: ServeConfig
-    #: Setting name -> where its value was written: "--dtype", "PHOTON_DTYPE" or "default".
+    #: Setting name -> source of its value: "--dtype", "PHOTON_DTYPE" or "default".
     origins: dict[str, str]
-    #: One line each; nothing that keeps the service from starting.
+    #: Lines about problems with which the service still starts.
     warnings: tuple[str, ...] = ()
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str], *, any_directory: bool = False) -> Resolved:
-    """Raise ConfigError for the first invalid value; with `any_directory` a directory without a model is valid.
+    """Resolve all settings; `given` maps names to texts from flags or values from Python callers, None if unset.
 
-    `given` maps setting names to what flags (texts) or Python callers (values) said; None means: not said.
+    Raise ConfigError for the first invalid value; with `any_directory` a directory without a model is valid.
     """
     _refuse_unknown(given)
     values: dict[str, Any] = {}
@@ -69,19 +69,21 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], *, any_directo
 
 
 def resolve_program(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
-    """`resolve` for a model in the caller's own program: a setting of the server is a ConfigError, and variables that
-    are set for a service are ignored."""
+    """Resolve the settings of a model in the caller's own program, ignoring variables of the server.
+
+    Raise ConfigError also for a setting of the server.
+    """
     of_server = [setting for setting in settings() if setting.section == "server"]
     for setting in of_server:
         if given.get(setting.name) is not None:
-            message = f"{setting.name} is a setting of `photon-grpc serve`: it has no meaning where nothing is served"
+            message = f"{setting.name} is a setting of `photon-grpc serve` only"
             raise ConfigError(message, field=setting.flag)
     variables = {setting.variable for setting in of_server}
     return resolve(given, {name: value for name, value in environ.items() if name not in variables})
 
 
 def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: bool = False) -> None:
-    """Check what depends on several values. Raise ConfigError."""
+    """Check values against each other and against the file system. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
     _check_replica_id(config.server.replica_id, origins["replica_id"])
@@ -100,8 +102,7 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:
-    """Raise ConfigError unless it is "", a directory with config.json and weights, or looks like an id of a model
-    hub."""
+    """Raise ConfigError unless `model` is "", a directory with config.json and weights, or looks like a hub's id."""
     directory = model_path(model)
     has_config = (directory / "config.json").is_file()
     if not model or is_model_id(model) or (has_config and (random_weights or any(directory.glob("*.safetensors")))):
@@ -126,17 +127,17 @@ def _directory_problem(model: str, directory: Path, has_config: bool, random_wei
 
 
 def model_path(model: str) -> Path:
-    """Return the directory that is meant; a `~` stays where this user has no home."""
+    """Return the directory, with `~` expanded if this user has a home."""
     return Path(os.path.expanduser(model))
 
 
 def is_model_id(model: str) -> bool:
-    """It is to be downloaded: no directory of that name, and the shape of an id."""
+    """Return whether it must be downloaded: there is no such directory, and it looks like an id."""
     return not model_path(model).exists() and _MODEL_ID.fullmatch(model) is not None
 
 
 def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
-    """("127.0.0.1", 50051) or ("unix:/run/photon.sock", 0). Raise ConfigError."""
+    """Return a pair such as ("127.0.0.1", 50051) or ("unix:/run/photon.sock", 0). Raise ConfigError."""
     if address.startswith("unix:") and address.removeprefix("unix:").strip("/"):
         return address, 0
     host, colon, port = address.rpartition(":")
@@ -146,14 +147,14 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad_address(source, f"{port!r} in {address!r} is not a port; ports are 0 (any free one) to 65535")
     try:
-        host.encode("idna")  # as a resolver gets it
+        host.encode("idna")  # as for a resolver
     except UnicodeError:
         raise _bad_address(source, f"{host!r} in {address!r} is not a host name") from None
     return host, int(port)
 
 
 def open_to_the_network(server: ServerConfig) -> tuple[str, ...]:
-    """Return the addresses that other machines may call in clear text and without a key."""
+    """Return the addresses that other machines can call in clear text and without a key."""
     if server.tls_cert or server.api_keys_file:
         return ()
     return tuple(address for address in server.listen if not _is_local(address))
@@ -171,14 +172,14 @@ def _is_local(address: str) -> bool:
 
 def _check_replica_id(replica_id: str, source: str) -> None:
     if len(replica_id) > _MAX_ID_CHARS or not (replica_id.isascii() and replica_id.isprintable()):
-        message = f"{source}: it goes into metadata, as at most {_MAX_ID_CHARS} printable ASCII characters"
+        message = f"{source}: must be at most {_MAX_ID_CHARS} printable ASCII characters, since it is sent as metadata"
         raise ConfigError(message, field="--replica-id")
 
 
 def _check_collector(endpoint: str) -> None:
     if endpoint and not _COLLECTOR.fullmatch(endpoint):
         raise ConfigError(
-            f"--otlp-endpoint {endpoint}: it takes http://HOST:PORT or https://HOST:PORT (collectors have port 4317)",
+            f"--otlp-endpoint {endpoint}: must be http://HOST:PORT or https://HOST:PORT (collectors use port 4317)",
             field="--otlp-endpoint",
         )
 
@@ -189,7 +190,7 @@ def _check_tls(server: ServerConfig) -> None:
     if any(given.values()) and missing:
         raise ConfigError(
             f"{' and '.join(flag for flag in given if given[flag])} without {' and '.join(missing)}: "
-            "TLS takes a certificate and its key",
+            "TLS needs a certificate and its key",
             field=missing[0],
         )
 
@@ -206,7 +207,7 @@ def _check_admin(server: ServerConfig, source: str) -> None:
 def _check_connection_age(server: ServerConfig) -> None:
     if server.max_connection_age_grace is not None and server.max_connection_age is None:
         flag = "--max-connection-age-grace"
-        raise ConfigError(f"{flag}: connections have no end to be followed by it; set --max-connection-age", field=flag)
+        raise ConfigError(f"{flag}: has no effect without --max-connection-age; set both", field=flag)
 
 
 def _check_metrics(address: str, source: str) -> None:

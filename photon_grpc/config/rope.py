@@ -1,4 +1,4 @@
-"""The spacing of a model's rotary angles, from either spelling of config.json."""
+"""The parameters of rotary embedding, from either spelling in config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from photon_grpc.config.json_file import refusal, shown
 
 CONFIG_FILE = "config.json"
-#: Kinds, with the keys that each needs.
+#: Supported kinds, with the keys that each needs.
 NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -50,8 +50,7 @@ class RopeKeys(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Parameters of the rotary embedding; the names are those of config.json. The formulas are in
-    `layers/rotary.py`."""
+    """Parameters of the rotary embedding, named as in config.json; `layers/rotary.py` has the formulas."""
 
     theta: float
     #: "default", "linear" or "llama3".
@@ -63,7 +62,7 @@ class RopeSpec:
 
 
 def read_rope(config: RopeKeys) -> RopeSpec:
-    """From `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is `rope_type`."""
+    """Read `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is a synonym of `rope_type`."""
     name = "rope_scaling" if config.rope_parameters is None else "rope_parameters"
     rope = getattr(config, name) or RopeJson()
     for place, share in (("", config.partial_rotary_factor), (f"{name}.", rope.partial_rotary_factor)):
@@ -74,9 +73,9 @@ def read_rope(config: RopeKeys) -> RopeSpec:
     key = "type" if rope.rope_type is None else "rope_type"
     kind = getattr(rope, key)
     if kind not in NEEDED:
-        problem = f"is {shown(kind)}, which is not supported; known are {', '.join(NEEDED)}"
+        problem = f"is {shown(kind)}, which is not supported; supported: {', '.join(NEEDED)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
-    numbers: dict[str, Any] = {key: _given(rope, key, name) for key in NEEDED[kind]}
+    numbers: dict[str, Any] = {key: _required(rope, key, name) for key in NEEDED[kind]}
     if kind != "llama3":
         return RopeSpec(theta, kind, **numbers)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
@@ -86,7 +85,7 @@ def read_rope(config: RopeKeys) -> RopeSpec:
     return RopeSpec(theta, kind, **numbers, original_max_position_embeddings=original or config.max_position_embeddings)
 
 
-def _given(rope: RopeJson, key: str, name: str) -> float:
+def _required(rope: RopeJson, key: str, name: str) -> float:
     value: float | None = getattr(rope, key)
     if value is None:
         raise refusal(CONFIG_FILE, f"{name}.{key}", "is missing")
@@ -94,7 +93,7 @@ def _given(rope: RopeJson, key: str, name: str) -> float:
 
 
 def refuse_per_layer(values: dict[str, Any]) -> None:
-    """`values` of config.json, whose rotary parameters may hold others for some layers."""
+    """Raise ModelLoadError if config.json has different rotary parameters for some layers."""
     name = "rope_scaling" if values.get("rope_parameters") is None else "rope_parameters"
     for key, value in (values.get(name) or {}).items():
         if isinstance(value, dict):

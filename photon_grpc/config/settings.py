@@ -1,5 +1,6 @@
-"""All settings, read off the dataclasses in `flags`: a new field there is a flag, a variable, a line of `--help`, of
-`doctor` and of docs/configuration.md, said once.
+"""All settings, derived from the dataclasses in `flags`.
+
+A new field there is a flag, a variable, and a line of `--help`, of `doctor` and of docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 class Setting:
     """One field of one of the dataclasses in `flags`."""
 
-    #: The field of ServeConfig that holds it, and the heading it stands under.
+    #: The field of ServeConfig that holds it, and its heading.
     section: str
     title: str
     name: str
-    #: bool, int, float or str: of each element where `many`.
+    #: bool, int, float or str; with `many` the type of each element.
     kind: type
-    #: None is a value: "decided when the device and the model are known".
+    #: None is allowed: the value is decided when the device and the model are known.
     optional: bool
     many: bool
     default: Any
@@ -62,10 +63,9 @@ class Setting:
         return ", ".join([noun, *(f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None)])
 
     def convert(self, value: Any, source: str) -> Any:
-        """Return the value that a text (of a flag or a variable) or a Python object stands for; a list or tuple where
-        `many`.
+        """Convert the text of a flag or variable, or a Python object, to a value; with `many` to a tuple.
 
-        `source` is how the caller wrote it ("--dtype", "PHOTON_DTYPE"): what ConfigError names.
+        Raise ConfigError naming `source`, such as "--dtype" or "PHOTON_DTYPE".
         """
         if value is None and self.optional:
             return None
@@ -77,13 +77,13 @@ class Setting:
         return tuple(self._one(each, source) for each in values)
 
     def split(self, text: str) -> Any:
-        """Return a variable holds several values with commas between them."""
+        """Split the text of a variable that holds several values at its commas."""
         return [part.strip() for part in text.split(",") if part.strip()] if self.many else text
 
     def _one(self, value: Any, source: str) -> Any:
         converted = _parse(self.kind, value.strip()) if isinstance(value, str) else _take(self.kind, value)
         if converted is None or not self._is_allowed(converted):
-            raise ConfigError(f"{source}: {value!r} is not allowed; it takes {self.allowed}", field=self.flag)
+            raise ConfigError(f"{source}: must be {self.allowed}; got {value!r}", field=self.flag)
         return converted
 
     def _is_allowed(self, value: Any) -> bool:
@@ -94,18 +94,18 @@ class Setting:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Every setting, in the order of `--help`."""
+    """Return every setting, in the order of `--help`."""
     return tuple(_setting(section, field, kind) for section in fields(ServeConfig) for field, kind in _typed(section))
 
 
 @cache
 def by_name() -> dict[str, Setting]:
-    """`max_num_seqs` -> its Setting."""
+    """Return the settings by name, such as `max_num_seqs`."""
     return {setting.name: setting for setting in settings()}
 
 
 def sections() -> dict[str, list[Setting]]:
-    """Heading -> the settings under it, in the order of `--help`."""
+    """Return the settings by heading, in the order of `--help`."""
     grouped: dict[str, list[Setting]] = {}
     for setting in settings():
         grouped.setdefault(setting.title, []).append(setting)
@@ -113,7 +113,7 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def in_keywords(text: str) -> str:
-    """`text` with its flags as Python's keywords: max_num_seqs for --max-num-seqs."""
+    """Replace flags in a text by Python's keywords: --max-num-seqs by max_num_seqs."""
 
     def keyword(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
@@ -153,7 +153,7 @@ def _setting(section: Field[Any], field: Field[Any], hint: Any) -> Setting:
 
 
 def _shape(hint: Any) -> tuple[type, bool, bool]:
-    """(kind, optional, many) of `int`, `int | None` or `tuple[int, ...]`."""
+    """Return (kind, optional, many) of a hint such as `int`, `int | None` or `tuple[int, ...]`."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         return arguments[0], False, True
@@ -164,7 +164,7 @@ def _shape(hint: Any) -> tuple[type, bool, bool]:
 
 
 def _parse(kind: type, text: str) -> Any:
-    """None where the text stands for no value of that kind."""
+    """Return the value that a text stands for; None if it is not of that kind."""
     if kind is bool:
         return True if text.lower() in _TRUE else False if text.lower() in _FALSE else None
     if kind is str:
@@ -176,8 +176,7 @@ def _parse(kind: type, text: str) -> Any:
 
 
 def _take(kind: type, value: Any) -> Any:
-    """Return a Python value as that kind, None where it is none: a bool is no number, nan and infinities are no
-    settings."""
+    """Return a Python value as that kind, None if it is of another kind, NaN or infinite; a bool is not a number."""
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if math.isfinite(value) else None
     if kind is str and hasattr(value, "__fspath__"):
@@ -186,7 +185,7 @@ def _take(kind: type, value: Any) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """Return whether it can be a path and be sent to another process: no lone surrogate (from bytes), no NUL."""
+    """Return whether it can be a path or sent to a process: it has no NUL and no lone surrogate (from bytes)."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Sizes that the settings leave open, decided by device and model: context, sequences, tokens of a block and a step."""
+"""Sizes that are decided by settings, device and model: context, sequences, tokens of a block and a step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from photon_grpc.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens and sequences; `depth` in steps."""
+    """Sizes in tokens and sequences; `depth` in steps."""
 
     max_model_len: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    #: Tokens of one sequence that a step computes at most.
+    #: The most tokens of one sequence that a step computes.
     max_chunk: int
     depth: int
 
 
 def decide_sizes(model: ModelConfig, config: ServeConfig, *, on_cuda: bool) -> Sizes:
-    """Raise ConfigError when max_model_len exceeds what the model was made for."""
+    """Decide all sizes. Raise ConfigError if max_model_len exceeds the model's limit."""
     cache, scheduling = config.cache, config.scheduler
     max_model_len = config.model.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len {max_model_len}: config.json says at most {model.max_position_embeddings}",
+            f"--max-model-len {max_model_len} exceeds the limit of {model.max_position_embeddings} in config.json",
             field="max_model_len",
             needed=max_model_len,
             limit=model.max_position_embeddings,
@@ -40,9 +40,9 @@ def decide_sizes(model: ModelConfig, config: ServeConfig, *, on_cuda: bool) -> S
         max_num_seqs=scheduling.max_num_seqs or (256 if on_cuda else 64),
         max_num_batched_tokens=max_num_batched_tokens,
         max_chunk=max_num_batched_tokens if scheduling.enable_chunked_prefill else max_model_len,
-        depth=_first(scheduling.async_depth, 1 if on_cuda else 0),
+        depth=_or_default(scheduling.async_depth, 1 if on_cuda else 0),
     )
 
 
-def _first(given: int | None, default: int) -> int:
-    return default if given is None else given
+def _or_default(value: int | None, default: int) -> int:
+    return default if value is None else value

@@ -1,9 +1,8 @@
 """The embedded models: two plain Hugging Face directories.
 
-`TARGET` is a small Llama-architecture model of Python code, which comes with the package. `DRAFT` is its several times
-smaller sibling with the same tokenizer, made for speculative decoding, which comes with the source only. MODEL_CARD.md
-beside this file says what they were trained on and how well they do; `python -m benchmarks.embedded_model` trains them
-again. This module knows only where the directories are.
+`TARGET` is a small model of Python code in the Llama architecture and part of the package. `DRAFT`, which only the
+source tree has, is a several times smaller model with the same tokenizer, made for speculative decoding. MODEL_CARD.md
+describes their training and quality; `python -m benchmarks.embedded_model` trains them again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The supervisor: starts the engine and the front ends, joins them, starts again what dies, and ends them in order.
+"""The supervisor: starts, connects, restarts and ends the engine and the front ends.
 
-No torch, no grpc: this process stays small and outlives the others.
+It loads neither torch nor grpc: this process stays small and outlives the others.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS
 
 log = logging.getLogger("photon_grpc")
 
-#: Time for a front end, on top of the drain timeout, to answer its last calls.
+#: Time for a front end, after the drain timeout, to answer its last calls.
 _FRONTEND_GRACE_S = 5.0
 _ENGINE_GRACE_S = 5.0
-#: For reading what an ended engine said.
-_LAST_WORDS_S = 1.0
-#: Signals so close together are one wish, told twice: by the terminal and by the parent process.
-_ONE_WISH_S = 0.5
+#: Time for reading the last messages of an engine that has ended.
+_LAST_MESSAGES_S = 1.0
+#: Signals within this time count as one, which the terminal and the parent process both sent.
+_ONE_SIGNAL_S = 0.5
 
 
 def serve(config: ServeConfig) -> int:
-    """Run the service until SIGTERM, SIGHUP, SIGQUIT or Ctrl-C; from the main thread.
+    """Run the service until SIGTERM, SIGHUP, SIGQUIT or Ctrl-C; call it from the main thread.
 
-    Return the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed
-    before it ever worked, 128 + signal after a second signal.
+    Return the exit code: 0 after a drain, 2 if it cannot start (the reason is on stderr), 1 if a process crashed before
+    it ever worked, 128 + signal after a second signal.
     """
     server = config.server
     pipe = LogPipe(own_stderr(), server.log_format)
@@ -82,10 +82,10 @@ def serve(config: ServeConfig) -> int:
 
 
 class Supervisor:
-    """One engine, its front ends, and who is joined to whom.
+    """One engine, its front ends, and the connections between them.
 
-    `engine` and `frontend` are the modules that their processes run, `stderr` is what they have as such (None: what
-    this one has).
+    `engine` and `frontend` are the modules that the processes run; `stderr` is their stderr (None: that of this
+    process).
     """
 
     def __init__(
@@ -100,34 +100,34 @@ class Supervisor:
         self._stderr = stderr
         self._frontend_module = frontend
         self._listeners = Listeners(config.server.listen, reuse_port=False)
-        #: What each engine leaves to the next.
+        #: Memory that each engine passes on to the next.
         self._flight = FlightRecord()
         self._engine = ManagedProcess(
             ChildCommand("engine", engine, stderr, (self._flight.fd,)),
             on_start=self._engine_started,
-            on_message=self._engine_said,
+            on_message=self._on_engine_message,
             on_end=self._engine_ended,
         )
         self._frontends = [self._frontend_process(index) for index in range(config.server.frontends)]
-        drawn = sys.stderr if stderr is None else PipeStream(stderr, config.server.log_format)
-        self._display = LoadingDisplay(cast(TextIO, drawn))
+        terminal = sys.stderr if stderr is None else PipeStream(stderr, config.server.log_format)
+        self._display = LoadingDisplay(cast(TextIO, terminal))
         self._facts: Facts | None = None
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()
-        self._is_told_ready = False
+        self._is_logged_ready = False
         self._unix_paths: set[UnixPath] = set()
         self._admin = admin_address(config.server.admin_listen)
-        #: Of engines: those that have ended.
+        #: Number of engines that have ended.
         self._life = 0
         self._metrics = _service_metrics(config.server.metrics_listen, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
-        self._code_of_haste = 0
+        self._exit_code = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
-        """See `serve`. Raise StartupError."""
+        """Run the service; return the exit code of `serve`. Raise StartupError."""
         check_distinct(self._config.server)
         self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
         with self._signals_caught():
@@ -140,12 +140,12 @@ class Supervisor:
                 log.error("%s", error)
                 return 1
             finally:
-                await self._leave_nothing()
-        return self._code_of_haste
+                await self._clean_up()
+        return self._exit_code
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes alive: `engine`, `front end 0` ..."""
+        """The process ids of living children by name: `engine`, `front end 0` ...."""
         return {process.name: process.child.pid for process in (self._engine, *self._frontends) if process.child}
 
     async def _until_stopped(self) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
         await self._first_of(self._stop.wait(), *processes)
 
     async def _watch(self) -> None:
-        """For ever: a child that hangs is as good as dead."""
+        """End children that hang, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             for process in (self._engine, *self._frontends):
@@ -162,7 +162,7 @@ class Supervisor:
                     process.child.end_if_hung()
 
     async def _first_of(self, *coroutines: Coroutine[Any, Any, object]) -> None:
-        """Until one has ended; the others are cancelled. Raise what that one raised."""
+        """Run all until one has ended, then cancel the others. Raise the exception of the first."""
         tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -181,14 +181,14 @@ class Supervisor:
             for index in range(len(self._frontends)):
                 self._join(engine, index)
 
-    def _engine_said(self, message: ControlMessage) -> None:
+    def _on_engine_message(self, message: ControlMessage) -> None:
         if isinstance(message, LoadingProgress):
             self._display.show(message.stage, message.done, message.total)
         elif isinstance(message, Ready):
             self._display.close()
             self._engine.has_worked = True
             self._facts = message.facts
-            self._tell_if_ready()
+            self._log_if_ready()
         elif isinstance(message, RequestsLost):
             self._metrics.requests_lost(message.num_requests)
 
@@ -198,7 +198,7 @@ class Supervisor:
         self._display.close()
         self._facts = None
         self._serving.clear()
-        self._tell_if_ready()
+        self._log_if_ready()
         self._life += 1
         self._metrics.engine_begins(self._life)
 
@@ -208,7 +208,7 @@ class Supervisor:
         return ManagedProcess(
             ChildCommand(f"front end {index}", self._frontend_module, self._stderr),
             on_start=lambda: self._frontend_started(index),
-            on_message=lambda message: self._frontend_said(index, message),
+            on_message=lambda message: self._on_frontend_message(index, message),
             on_end=lambda child: self._frontend_ended(index),
         )
 
@@ -224,7 +224,7 @@ class Supervisor:
         self._serving_changed(index, False)
         self._metrics.frontend_ended(index)
 
-    def _frontend_said(self, index: int, message: ControlMessage) -> None:
+    def _on_frontend_message(self, index: int, message: ControlMessage) -> None:
         if isinstance(message, Bound):
             self._frontends[index].has_worked = True
             self._bound[index] = message
@@ -233,7 +233,7 @@ class Supervisor:
             if message.admin:
                 log.info("admin service on %s", message.admin)
         elif isinstance(message, DrainWanted):
-            self._drain_wanted(message)
+            self._request_drain(message)
         elif isinstance(message, Serving):
             self._serving_changed(index, message.is_serving)
             if not message.is_serving:
@@ -243,23 +243,22 @@ class Supervisor:
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
         (self._serving.add if is_serving else self._serving.discard)(index)
-        self._tell_if_ready()
+        self._log_if_ready()
 
-    def _tell_if_ready(self) -> None:
-        """Once all front ends serve; the engine's own word may come after theirs, over another socket."""
+    def _log_if_ready(self) -> None:
+        """Log the ready line once all front ends serve and the engine is ready, in whichever order they report it."""
         is_ready = len(self._serving) == len(self._frontends) and 0 in self._bound
-        if is_ready and self._facts is not None and not self._is_told_ready:
+        if is_ready and self._facts is not None and not self._is_logged_ready:
             log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
-        self._is_told_ready = is_ready and self._facts is not None
+        self._is_logged_ready = is_ready and self._facts is not None
 
     def _join_again(self, index: int) -> None:
-        """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not
-        harmed."""
+        """Reconnect a front end that the engine dropped for reading nothing; harmless if the engine has died."""
         if self._engine.child is not None and self._facts is not None and not self._stop.is_set():
             self._join(self._engine.child, index)
 
     def _join(self, engine: Child, index: int) -> None:
-        """A socket of their own for one engine and one front end, each of which may be any number of lives old."""
+        """Connect the engine and one front end by a new socket, whether either is new or not."""
         frontend = self._frontends[index].child
         if frontend is None:
             return
@@ -283,12 +282,12 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        # Started by nohup, it outlives its terminal.
+        # nohup ignores SIGHUP, so that the service outlives its terminal.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         caught = [signum for signum in END_SIGNALS if signum not in ignored]
         for signum in caught:
             loop.add_signal_handler(signum, self._signalled, signum)
-        # What somebody else has a use for stays theirs.
+        # Signals with another handler keep it.
         idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
         for signum in idle:
             loop.add_signal_handler(signum, log.info, "%s is ignored; SIGTERM drains", signum.name)
@@ -298,40 +297,40 @@ class Supervisor:
             for signum in (*caught, *idle):
                 loop.remove_signal_handler(signum)
 
-    def _drain_wanted(self, wanted: DrainWanted) -> None:
+    def _request_drain(self, request: DrainWanted) -> None:
         if not self._stop.is_set():
-            if wanted.timeout_s is not None:
-                self._drain_timeout_s = wanted.timeout_s
+            if request.timeout_s is not None:
+                self._drain_timeout_s = request.timeout_s
             self._stop.set()
 
     def _signalled(self, signum: signal.Signals) -> None:
-        # The first one hurries nothing, also where an operator's Drain came before it: Kubernetes sends both.
+        # The first signal never ends the drain, even after an operator's Drain: Kubernetes sends both.
         if self._signal_s == float("-inf"):
             self._signal_s = time.monotonic()
             self._stop.set()
-        elif time.monotonic() - self._signal_s > _ONE_WISH_S:
-            self._code_of_haste = 128 + signum
+        elif time.monotonic() - self._signal_s > _ONE_SIGNAL_S:
+            self._exit_code = 128 + signum
             self._hurry.set()
 
     async def _drain(self) -> None:
-        """Front ends first, which answer what is running; then the engine."""
+        """End the front ends, which first answer running requests, then the engine."""
         timeout_s = self._drain_timeout_s
-        log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
+        log.info("draining: running requests have %g s to finish (press Ctrl-C again to stop at once)", timeout_s)
         drains = [
             FrontendDrain(
                 process.child,
                 timeout_s,
-                on_message=partial(self._frontend_said, index),
+                on_message=partial(self._on_frontend_message, index),
                 on_end=partial(self._metrics.frontend_ended, index),
             )
             for index, process in enumerate(self._frontends)
             if process.child
         ]
         async with asyncio.TaskGroup() as listening:
-            accounts = listening.create_task(self._hear_accounts())
+            losses = listening.create_task(self._receive_losses())
             for drain in drains:
                 listening.create_task(drain.listen())
-            # None ends before all have drained: an operator who waits at one of them is told of the whole service.
+            # None ends before all have drained: an operator who waits at one gets the result of the whole service.
             num_left = sum(await asyncio.gather(*(drain.num_left(timeout_s + _FRONTEND_GRACE_S) for drain in drains)))
             for drain in drains:
                 drain.child.tell(Stop(num_left))
@@ -339,20 +338,20 @@ class Supervisor:
             if engine := self._engine.child:
                 engine.tell(Stop())
                 await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
-            # What it said before it ended is there to be read.
-            await asyncio.wait({accounts}, timeout=_LAST_WORDS_S)
-            accounts.cancel()
+            # Its last messages may still be unread.
+            await asyncio.wait({losses}, timeout=_LAST_MESSAGES_S)
+            losses.cancel()
         log.info("stopped")
 
-    async def _hear_accounts(self) -> None:
-        """Hear the engine's accounts of front ends that die while they drain."""
+    async def _receive_losses(self) -> None:
+        """Count the requests of front ends that die while they drain, as the engine reports them."""
         if engine := self._engine.child:
             async for message in engine.messages():
                 if isinstance(message, RequestsLost):
                     self._metrics.requests_lost(message.num_requests)
 
-    async def _leave_nothing(self) -> None:
-        """No process, no Unix socket, no reserved port."""
+    async def _clean_up(self) -> None:
+        """End all processes, remove the Unix sockets and release the reserved ports."""
         self._display.close()
         self._metrics.close()
         for process in (self._engine, *self._frontends):
@@ -369,7 +368,7 @@ class Supervisor:
 def _service_metrics(address: str, served: Callable[[], Served]) -> ServiceMetrics:
     if not address:
         return NoMetrics()
-    # Not without need: it takes a third of a second.
+    # Imported only if needed: it takes a third of a second.
     from photon_grpc.service.endpoints.metrics import MetricsEndpoint
 
     return MetricsEndpoint(address, served)

@@ -174,7 +174,7 @@ def test_a_second_run_asks_for_what_is_missing_alone(
         assert run(fake, source, out, "--concurrency", "1") == 0
         assert [request.text for request in fake.requests] == ["b", "c"]
         assert out.read_text() == whole
-        assert "1 of 3 are answered" in capsys.readouterr().err
+        assert "already has 1 of 3 answers" in capsys.readouterr().err
         fake.requests.clear()
         assert run(fake, source, out) == 0
         assert fake.requests == [] and out.read_text() == whole
@@ -295,6 +295,6 @@ def test_no_server_is_told_once_and_at_once(
     assert main.main(["batch", source, str(out), "--target", target]) == 1
     assert out.read_text() == ""
     first, *later = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"no answer from {target}") and first.endswith("trying on for 60 s")
-    assert not any("trying on" in line for line in later)
+    assert first.startswith(f"no answer from {target}") and first.endswith("retrying for 60 s")
+    assert not any("retrying for" in line for line in later)
     assert any("Is a server running?" in line for line in later)

@@ -1,5 +1,4 @@
-"""`bench` against the real wire: what it sends, what it counts, what it says; the processes are real, the server is
-not."""
+"""`bench` against a fake server over gRPC: the requests it sends, the figures, the report, in real processes."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def test_a_plot_is_drawn_on_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         flags = ["--requests", "4", "--output-tokens", "3", "--target", fake.target]
         assert main.main(["bench", *flags, "--plot", str(path)]) == 0
         assert path.read_text().count("<path") > 4
-        for name, told in (("x.txt", "none of .svg"), ("none/x.svg", "no directory")):
+        for name, told in (("x.txt", "one of .svg"), ("none/x.svg", "no directory")):
             assert main.main(["bench", *flags, "--plot", str(tmp_path / name)]) == 2
             assert told in capsys.readouterr().err
 

@@ -100,7 +100,7 @@ def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monk
         assert main.main(["chat", "--target", fake.target]) == 0
     assert [turn.content for turn in fake.requests[1].chat.messages] == ["less"]
     captured = capsys.readouterr()
-    assert "PROMPT_TOO_LONG: too long (/reset makes room)" in captured.err
+    assert "PROMPT_TOO_LONG: too long (/reset starts over)" in captured.err
     assert captured.out == "hi\n"
 
 
@@ -201,16 +201,16 @@ def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.Mo
     ("line", "told"),
     [
         ("/set temprature 1", "there is no option temprature; did you mean temperature?"),
-        ("/set temperature hot", "temperature takes a number, not 'hot'"),
-        ("/set ignore_eos maybe", "ignore_eos takes on or off, not 'maybe'"),
-        ("/set logit_bias 1", "logit_bias takes a JSON object of ids: {\"42\": -1.5}, not '1'"),
-        ('/set stop_strings "a"', 'stop_strings takes a JSON list of texts: ["a", "b"]'),
-        ("/set stop_token_ids [true]", "stop_token_ids takes a JSON list of ids: [5, 17]"),
-        ("/set json_schema {", "json_schema takes a JSON Schema, not '{'"),
-        ("/set message_type /no/such/set acme.v1.Invoice", "message_type takes the file of a FileDescriptorSet"),
-        ("/tool rain", "no call waits for an answer"),
+        ("/set temperature hot", "temperature must be a number, got 'hot'"),
+        ("/set ignore_eos maybe", "ignore_eos must be on or off, got 'maybe'"),
+        ("/set logit_bias 1", "logit_bias must be a JSON object of ids: {\"42\": -1.5}, got '1'"),
+        ('/set stop_strings "a"', 'stop_strings must be a JSON list of texts: ["a", "b"]'),
+        ("/set stop_token_ids [true]", "stop_token_ids must be a JSON list of ids: [5, 17]"),
+        ("/set json_schema {", "json_schema must be a JSON Schema, got '{'"),
+        ("/set message_type /no/such/set acme.v1.Invoice", "message_type must be the file of a FileDescriptorSet"),
+        ("/tool rain", "no tool call is waiting for an answer"),
         ("/rest", "there is no /rest; did you mean /reset?"),
-        ("/save", "/save takes a file's name"),
+        ("/save", "/save needs the name of a file"),
         ("/save /no/such/place", "not saved: "),
     ],
 )
@@ -257,7 +257,7 @@ def test_lines_pasted_at_a_terminal_are_one_message_and_typed_ones_are_remembere
 
 
 def read_until(terminal: int, seen: bytes, wanted: bytes, answers: int) -> bytes:
-    """The screen's bytes once the prompt stands there after so many answers."""
+    """Return the terminal's bytes once it shows the prompt after `answers` answers."""
     end_s = time.monotonic() + 240
     while seen.count(b"tokens \xc2\xb7 first") < min(answers, 3) or wanted not in seen.rsplit(b"tokens", 1)[-1]:
         assert time.monotonic() < end_s, seen

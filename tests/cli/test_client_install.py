@@ -1,5 +1,7 @@
-"""Every verb in an install without the extra `serve`: it works, or says in one line what to install. `.ci/package` runs
-them in a real one."""
+"""Every verb in an install without the extra `serve`: it works, or prints one line with what to install.
+
+`.ci/package` runs them in a real install.
+"""
 
 from __future__ import annotations
 

@@ -52,14 +52,14 @@ class Child:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def told(self, *what: Any) -> tuple[Any, str, str]:
-        """What a call returned and wrote to stdout and stderr."""
+        """Return the result of a call, and its stdout and stderr."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(what), file=self.process.stdin, flush=True)
         result, out, err = json.loads(self.process.stdout.readline())
         return result, out, err
 
     def model_dir(self, directory: Path, **trainer: object) -> Path:
-        """A directory with a SentencePiece vocabulary as Llama 2 has one."""
+        """Make a directory with a SentencePiece vocabulary like Llama 2's."""
         llama = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
         options = {"model_type": "bpe", "vocab_size": 500, "minloglevel": 2, **llama, **trainer}
         self.told("train", str(directory / "tokenizer.model"), TEXT, options)

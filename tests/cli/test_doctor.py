@@ -32,7 +32,7 @@ FREE = {"listen": ("127.0.0.1:0",), "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """Settings with which `serve` does not start."""
+    """Return settings with which `serve` does not start."""
     directory = tmp_path_factory.mktemp("refused")
     authority = Authority(directory, "authority")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
@@ -170,8 +170,8 @@ def test_a_check_that_breaks_is_a_reason_and_the_others_are_made(monkeypatch: py
     ("printed", "reasons"),
     [
         ("print('a word of a module'); print('[\"taken\"]')", ["taken"]),
-        ("print('[]'); print('a last word')", ["could not be found out"]),
-        ("pass", ["could not be found out"]),
+        ("print('[]'); print('a last word')", ["whether it would start failed"]),
+        ("pass", ["whether it would start failed"]),
     ],
 )
 def test_doctor_finds_the_reasons_among_other_lines(
@@ -188,4 +188,4 @@ def test_doctor_finds_the_reasons_among_other_lines(
 def test_doctor_lives_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
     (found,) = doctor.ask_start(resolve(FREE, {}).config)
-    assert "could not be found out" in found and "/no/such/python" in found
+    assert "whether it would start failed" in found and "/no/such/python" in found

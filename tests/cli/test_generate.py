@@ -1,5 +1,4 @@
-"""`generate` and `chat` against the real wire: text on stdout, everything about it on stderr, failures as exit
-codes."""
+"""`generate` and `chat` over gRPC: text on stdout, everything else on stderr, failures as exit codes."""
 
 from __future__ import annotations
 
@@ -192,7 +191,7 @@ def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.Captur
         assert main.main(["generate", "x", "--target", fake.target]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 0.02 s)\n"
+    assert captured.err == "photon-grpc: QUEUE_FULL: no room (retry in 0.02 s)\n"
 
 
 def test_a_server_that_wants_a_key_says_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +230,7 @@ def test_a_closed_pipe_is_no_failure() -> None:
 
 
 def wait_for(fake: FakeServer) -> bool:
-    """The servicer has been left; the fake server's thread says so within seconds."""
+    """Wait until the servicer has returned, which the fake server's thread reports within seconds."""
     for _ in range(100):
         if fake.ended.is_set():
             return True

@@ -15,7 +15,7 @@ from photon_grpc.config.api_keys import read_api_keys
 
 
 def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    """The key and its block."""
+    """Return a new key and its block."""
     assert main.main(["keys", "new", *arguments]) == 0
     shown = capsys.readouterr()
     (secret,) = re.findall(r"^    (photon-\S{43})$", shown.err, re.MULTILINE)

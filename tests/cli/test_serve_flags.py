@@ -28,7 +28,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The ServeConfig that `serve` hands on, instead of a service."""
+    """Return the ServeConfig that `serve` passes on, without starting a service."""
     service = pytest.importorskip("photon_grpc.service.supervisor")
     configs: list[object] = []
     monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
@@ -98,8 +98,8 @@ def test_an_open_port_without_tls_and_keys_is_warned_about(
 @pytest.mark.parametrize(
     ("flags", "pointer"),
     [
-        (["--port", "8000"], "--port; --listen HOST:PORT"),
-        (["--host=0.0.0.0"], "--host; --listen HOST:PORT"),
+        (["--port", "8000"], "--port; use --listen HOST:PORT"),
+        (["--host=0.0.0.0"], "--host; use --listen HOST:PORT"),
         (["--tensor-parallel-size", "2"], "one GPU"),
     ],
 )
@@ -128,7 +128,7 @@ def test_only_near_names_are_suggested(flag: str, near: list[str], capsys: pytes
 
 
 def changed_demo(directory: Path, **values: object) -> Path:
-    """The embedded model with these values in its config.json."""
+    """Copy the embedded model with these values in its config.json."""
     shutil.copytree(demo.TARGET, directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | values))
@@ -154,7 +154,7 @@ def test_doctor_names_what_is_wrong_with_a_model_and_fails(
     assert "no text" in shown and "chat" not in shown.splitlines()[0]
     other = changed_demo(tmp_path / "other", architectures=["MambaForCausalLM"])
     assert main.main(["doctor", str(other)]) == 1
-    assert "known are LlamaForCausalLM" in " ".join(capsys.readouterr().out.split())
+    assert "supported: LlamaForCausalLM" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--max-num-seqs", "0"], "--max-num-seqs: '0'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be a whole number, at least 1, at most 4096; got '0'"),
         (["--listen", "nowhere"], "--listen: 'nowhere'"),
         (["--model", "/no/such/directory"], "--model: no directory /no/such/directory"),
     ],

@@ -63,6 +63,6 @@ def test_of_several_servers_each_is_shown_with_its_command(
     monkeypatch.setattr("photon_grpc.service.endpoints.listen.admin_sockets", lambda: (ours, gone))
     assert main.main(["top", "--once"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "several servers" in lines[0]
+    assert "servers are running" in lines[0]
     assert lines[1].startswith(f"  {ours}  ") and Path(sys.executable).name in lines[1]
     assert lines[2].strip() == gone

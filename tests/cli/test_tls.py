@@ -69,7 +69,7 @@ def test_clear_text_to_a_port_that_speaks_tls_is_told(
     with serving_in_a_thread(credentials=credentials) as fake:
         target = f"{host}:{fake.target.rpartition(':')[2]}"
         assert main.main([*call, "--target", target]) == 1
-    assert f"{target} speaks TLS: --tls-ca FILE" in capsys.readouterr().err
+    assert f"{target} uses TLS: name the authority to trust with --tls-ca FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_clear_text_to_a_port_that_speaks_tls_is_told(
         ("clear text", "a", "it does not speak TLS"),
         ("TLS", "b", "its certificate is not trusted"),
         ("TLS", "nothing", "security handshaker"),
-        ("mTLS", "a", "ends connections without a certificate that it trusts: --tls-cert"),
+        ("mTLS", "a", "accepts only clients with a certificate that it trusts: pass one with --tls-cert"),
     ],
 )
 def test_what_failed_in_a_handshake_is_told(

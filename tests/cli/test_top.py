@@ -103,7 +103,7 @@ def test_one_look_is_text_for_pipes(admin: Admin, capsys: pytest.CaptureFixture[
 def test_the_bars_and_the_history_are_in_proportion() -> None:
     view = View("here", Replica("1", time.time(), "cpu", 64, 16, 8, 4, 0))
     for rate in (0, 50, 100):
-        view.look(LoadSample(running=4, owned_blocks=32, cached_blocks=16, free_blocks=16, output_tokens_per_s=rate))
+        view.add(LoadSample(running=4, owned_blocks=32, cached_blocks=16, free_blocks=16, output_tokens_per_s=rate))
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(view.render())
     lines = {line[:12].strip(): line for line in console.export_text().splitlines()}
@@ -158,7 +158,7 @@ class Screen:
             self.text += os.read(self._ours, 65536).decode("utf-8", "replace")
 
     def read_all(self) -> int:
-        """The exit code."""
+        """Wait for the end of the process; return its exit code."""
         try:
             while data := os.read(self._ours, 65536):
                 self.text += data.decode("utf-8", "replace")
@@ -185,7 +185,7 @@ def test_it_goes_on_until_ctrl_c(admin: Admin) -> None:
         shown.read_until("98,765")
         shown.process.send_signal(signal.SIGINT)
         assert shown.read_all() == 0
-        assert f"left {admin.address}" in shown.text and "Traceback" not in shown.text
+        assert f"{admin.address} keeps running" in shown.text and "Traceback" not in shown.text
 
 
 def test_the_end_of_the_server_is_the_end(admin: Admin) -> None:
@@ -193,4 +193,4 @@ def test_the_end_of_the_server_is_the_end(admin: Admin) -> None:
         shown.read_until("1,234")
         admin.stop()
         assert shown.read_all() == 0
-        assert f"{admin.address} has ended" in shown.text
+        assert f"the server at {admin.address} has stopped" in shown.text

@@ -48,7 +48,7 @@ def written(path: Path, *lines: dict[str, Any] | str) -> Path:
 
 
 def events_of(path: Path, *flags: str) -> list[Event]:
-    """What the verb writes, held against the rules of the format."""
+    """Return the events that the verb writes, checked against the rules of the format."""
     output = path.with_name("events.json")
     assert main(["trace", str(path), "-o", str(output), *flags]) == 0
     document = json.loads(output.read_text())

@@ -13,7 +13,7 @@ from photon_grpc.server.server import Server
 
 @pytest.fixture(scope="module")
 def target(llm: LLM) -> Iterator[str]:
-    """A server above the front end of an LLM: the wire is real, the processes are one."""
+    """Start a server on the front end of an LLM: gRPC is real, but there is only one process."""
     program = llm._program
 
     async def start() -> tuple[Server, str]:

@@ -1,5 +1,4 @@
-"""Random schemas, regular expressions, choices and grammars, each with a check of its own: none of it knows the library
-that compiles them."""
+"""Random schemas, regular expressions, choices and grammars, each with a check independent of the compiler."""
 
 from __future__ import annotations
 

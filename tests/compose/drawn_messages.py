@@ -20,7 +20,7 @@ WELL_KNOWN = tuple(
 
 
 def draw(random: Random) -> tuple[bytes, str]:
-    """A serialized set and the name of a message in it."""
+    """Return a random serialized set and the name of a message in it."""
     described = file(syntax=random.choice(("proto2", "proto3")))
     enum(described, "Color", "COLOR_NONE", "RED", "DARK_BLUE")
     names = ["A", "B", "C"][: random.randrange(1, 4)]

@@ -73,7 +73,7 @@ def request(names: tuple[str, ...]) -> DrawnRequest:
 
 
 def answer(llm: LLM, one: DrawnRequest) -> list[Output] | str:
-    """The outputs, or why there are none."""
+    """Return the outputs, or the error."""
     try:
         return complete(llm, one)
     except RequestError as error:
@@ -82,7 +82,7 @@ def answer(llm: LLM, one: DrawnRequest) -> list[Output] | str:
 
 @contextmanager
 def model() -> Iterator[str]:
-    """The embedded model, whose chats come in parts."""
+    """Yield the embedded model with a template whose answers have parts."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "model")
         shutil.copytree(demo.DRAFT, path)
@@ -99,8 +99,7 @@ def alone(device: str) -> Iterator[LLM]:
 
 @contextmanager
 def crowded(device: str) -> Iterator[LLM]:
-    """Few blocks and small steps: sequences are preempted, prompts come in chunks; each step is launched before the one
-    before it is read."""
+    """Use few blocks and small steps, so that sequences are preempted, prompts are split and steps overlap."""
     sizes = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24}
     with model() as path, LLM(path, device=device, dtype="float32", async_depth=1, **sizes) as llm:
         yield llm

@@ -126,7 +126,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 @pytest.fixture
 def sent(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Add]:
-    """What the engine was asked."""
+    """Return the requests that the engine received."""
     frames: list[Add] = []
     client = llm._program._client
     send = client.send
@@ -140,7 +140,7 @@ def sent(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Add]:
 
 
 def asks_for(llm: LLM, prompts: Any, options: dict[str, Any]) -> list[Ask]:
-    """What the engine would be asked; `chat` is one of the options here."""
+    """Return the asks that the engine would receive; `chat` is one of the options here."""
     others = {name: value for name, value in options.items() if name != "chat"}
     return llm._asks(_listed(prompts), options.get("chat", False), others)
 
@@ -180,7 +180,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_option(llm: LLM, 
 
 
 def refusals(llm: LLM, prompt: object, options: dict[str, object]) -> list[PhotonError]:
-    """What `generate` and `stream` say."""
+    """Return the errors of `generate` and `stream`."""
     with pytest.raises(PhotonError) as generated:
         llm.generate([prompt], **options)  # type: ignore[list-item, arg-type]
     with pytest.raises(PhotonError) as streamed:
@@ -197,9 +197,9 @@ def test_nothing_of_a_wrong_type_or_value_reaches_the_engine(llm: LLM, sent: lis
         for error in refusals(llm, prompt, {"chat": chat}):
             assert isinstance(error, InvalidRequest) and error.field.startswith("prompt"), (prompt, error)
     for prompts in (None, 5, 2.5, *NEVER, [1, 2], [2.5], iter("ab")):
-        with pytest.raises(InvalidRequest, match=r"^prompts|list within the list"):
+        with pytest.raises(InvalidRequest, match=r"^prompts|a list in a list"):
             llm.generate(prompts)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="list within the list"):
+    with pytest.raises(InvalidRequest, match="a list in a list"):
         llm.generate([{"role": "user", "content": "a"}], chat=True)  # type: ignore[list-item]
     with pytest.raises(InvalidRequest, match="show_progress"):
         llm.generate("a", show_progress="yes")  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_llm(model: Path) -> Iterator[Callable[[], LLM]]:
-    """Opens programs; none is left open, and no thread of theirs."""
+    """Yield a function that opens programs; check that none stays open, nor any of their threads."""
     before = set(threading.enumerate())
     opened: list[LLM] = []
 

@@ -53,7 +53,7 @@ def marker(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def directory(tmp_path: Path, marker: Path) -> Path:
-    """The embedded model, and everything in it that some loader has run."""
+    """Yield the embedded model, and the list of everything in it that a loader has run."""
     path = tmp_path / "model"
     shutil.copytree(demo.DRAFT, path)
     code = HOSTILE.format(marker=str(marker))

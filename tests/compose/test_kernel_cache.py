@@ -14,7 +14,7 @@ from photon_grpc.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, and no variable that says more."""
+    """Return a temporary directory, with no variable that names a cache."""
     directory = tmp_path / "tmp"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -26,7 +26,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def unwritable(tmp_path: Path) -> Path:
-    """A path that nothing can be made below, also by root."""
+    """Return a path below which nothing can be created, not even by root."""
     file = tmp_path / "file"
     file.touch()
     return file / "below"

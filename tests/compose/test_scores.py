@@ -1,5 +1,4 @@
-"""Scores through gRPC, from the embedded model to the client: those of transformers' log-softmax, alone and beside
-others, and `LLM`'s."""
+"""Log-probabilities through gRPC, compared with transformers' log-softmax, alone and beside others, and `LLM`'s."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def log_softmax(ids: Sequence[int]) -> torch.Tensor:
 
 
 async def streamed(target: str, asked: Asked) -> Generation:
-    """The whole of a stream; in every message there is one score a token."""
+    """Return a whole stream; check that every message has one score for each token."""
     async with Client(target) as client:
         stream = client.stream(asked.prompt, token_ids=True, prompt_token_ids=True, **asked.options)
         deltas = [delta async for delta in stream]

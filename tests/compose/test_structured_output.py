@@ -52,7 +52,7 @@ def asked(number: int, constraint: ConstraintAsk | None, max_tokens: int = 40, *
 
 
 def answers(llm: LLM, asks: Sequence[Ask]) -> list[OutputDelta]:
-    """The outputs of all, batched."""
+    """Return the outputs of all asks, computed in batches."""
     results = llm._program.wait(llm._program.generate(asks, lambda: None))
     return [output for result in results for output in result.outputs]
 

@@ -86,7 +86,7 @@ LEDGER = read_message_type(*ledger()).message_class
 
 @pytest.fixture(scope="module")
 def target(llm: LLM) -> Iterator[str]:
-    """The address of a server in front of it."""
+    """Yield the address of a server in front of the LLM."""
     program = llm._program
 
     async def serve() -> tuple[Server, str]:
@@ -103,7 +103,7 @@ def typed(client: SyncClient, message_type: type[Message], **options: Any) -> An
 
 
 def complete(client: SyncClient, **options: Any) -> tuple[int, Generation]:
-    """A seed with which an output is complete after some tokens, and that output."""
+    """Return a seed with which an output is complete after some tokens, and that output."""
     for seed in range(100):
         found = typed(client, LEDGER, seed=seed, max_tokens=40, **options)
         if found.message is not None and len(found.token_ids) > 8:

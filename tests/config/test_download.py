@@ -25,7 +25,7 @@ Fetch = Callable[..., ServeConfig]
 
 
 def repository(**files: bytes | None) -> dict[str, bytes]:
-    """The embedded model's files and these, named with `_` for `.`; None takes one away."""
+    """Return the embedded model's files with these changes, named with `_` for `.`; None removes a file."""
     changed = {name.replace("__", "/").replace("_", "."): content for name, content in files.items()}
     return {name: content for name, content in {**DEMO, **changed}.items() if content is not None}
 
@@ -97,7 +97,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub) -> None:
     assert fetch("a/good", revision="v2").model.model == fetch("a/good", revision=COMMIT).model.model
     with pytest.raises(ConfigError, match=r"--revision v3: a/good has no such branch, tag or commit"):
         fetch("a/good", revision="v3")
-    with pytest.raises(ConfigError, match="--model names none"):
+    with pytest.raises(ConfigError, match="--model is not one"):
         fetch(str(demo.TARGET), revision="v2")
 
 
@@ -107,7 +107,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub) -> None:
         ("a/gguf", r"holds no \*.safetensors \(model.Q4.gguf is GGUF\)"),
         ("a/pickled", r"pytorch_model.bin is pickled PyTorch weights, which may hold code"),
         ("a/bare", r"holds no config.json; a model is a Hugging Face directory"),
-        ("a/other", "MambaForCausalLM.*known are LlamaForCausalLM, Qwen2"),
+        ("a/other", "MambaForCausalLM.*supported: LlamaForCausalLM, Qwen2"),
         ("a/quantized", "quantized checkpoints are not supported"),
         ("a/none", "no such public model"),
     ],
@@ -140,7 +140,7 @@ def test_a_user_without_a_home_is_told_where_to_put_the_cache(hub: FakeHub, monk
 
 def test_a_missing_tokenizer_is_told_with_the_way_to_one(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     fetch("a/idsonly")
-    assert "`photon-grpc convert` makes one of its tokenizer.model" in capsys.readouterr().err
+    assert "`photon-grpc convert` makes one from its tokenizer.model" in capsys.readouterr().err
 
 
 def test_a_name_that_was_given_stays(hub: FakeHub) -> None:

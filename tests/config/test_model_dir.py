@@ -1,5 +1,4 @@
-"""What a model directory says, in every spelling; and that nothing it can say gets past as anything but a named
-refusal."""
+"""The contents of a model directory in every spelling; any other content is refused by name."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write(path: Path, config: dict[str, Any] | None = None, **files: Any) -> Path:
-    """A directory with that config.json, and `files` (name without .json -> object)."""
+    """Write a directory with that config.json, and `files` (name without .json -> object)."""
     path.mkdir(exist_ok=True)
     for name, value in ({"config": CONFIG if config is None else config} | files).items():
         (path / f"{name}.json").write_text(json.dumps(value))
@@ -134,7 +133,7 @@ def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
 
 
 def safetensors_file(path: Path, **tensors: tuple[str, int]) -> None:
-    """A file of vectors, name -> (dtype, elements of two bytes or four)."""
+    """Write a file of vectors, name -> (dtype, elements of two bytes or four)."""
     header, position = {}, 0
     for name, (dtype, size) in tensors.items():
         end = position + size * (4 if dtype == "F32" else 2)
@@ -223,7 +222,7 @@ def test_template_and_special_tokens(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architectures": ["GPT2LMHeadModel"]},
-        "'GPT2LMHeadModel', which is not supported; known are " + ", ".join(FAMILIES),
+        "'GPT2LMHeadModel', which is not supported; supported: " + ", ".join(FAMILIES),
     ),
     ({"architectures": None, "model_type": "mamba"}, "architectures names 'mamba'"),
     ({"architectures": []}, "architectures is list: expected array of length >= 1"),
@@ -246,7 +245,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding-window"),
     ({"layer_types": ["full_attention"] * 15 + ["linear_attention"]}, "layer_types must be a list of full_attention"),
     ({"layer_types": ["full_attention"] * 15 + ["sliding_attention"]}, "layer_types names sliding_attention, but"),
-    ({"layer_types": ["full_attention"] * 17}, "layer_types names 17 layers of 16: name every layer once"),
+    ({"layer_types": ["full_attention"] * 17}, "layer_types must name each of the 16 layers once, names 17"),
     (
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         "rope_parameters.rope_type is 'yarn', which is not supported",
@@ -262,8 +261,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, is 'float64'"),
     ({"dtype": None, "torch_dtype": 16}, "torch_dtype is 16: expected str | null, got int"),
     ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': expected int | array, got str"),
-    ({"eos_token_id": [2, 128256]}, "eos_token_id must lie between 0 and 128255"),
-    ({"bos_token_id": -1}, "bos_token_id must lie"),
+    ({"eos_token_id": [2, 128256]}, "eos_token_id must be between 0 and 128255"),
+    ({"bos_token_id": -1}, "bos_token_id must be between"),
     ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
     ({"max_position_embeddings": 1}, "max_position_embeddings is 1: expected int >= 2"),
     (
@@ -438,7 +437,7 @@ def test_files_that_are_not_there_or_no_files_are_refused(tmp_path: Path) -> Non
 def test_a_file_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("x" * (2**20 + 1))
-    assert "chat_template.jinja: is larger than 1048576 bytes" in refusal(tmp_path)
+    assert "chat_template.jinja: exceeds the limit of 1048576 bytes" in refusal(tmp_path)
 
 
 JSON = st.recursive(

@@ -23,7 +23,7 @@ def value_of(config: ServeConfig, setting: Setting) -> object:
 
 
 def another(setting: Setting) -> str:
-    """A text that stands for a value other than the default."""
+    """Return a text for a value other than the default."""
     if setting.name == "admin_listen":
         return "unix:/run/photon-admin.sock"
     if setting.name in ("listen", "metrics_listen"):
@@ -81,7 +81,7 @@ def test_a_new_field_needs_no_further_line(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         resolved = resolve({}, {"PHOTON_WARP_FACTOR": "9"})
         assert resolved.config.server.warp_factor == 9  # type: ignore[attr-defined]
-        with pytest.raises(ConfigError, match=r"--warp-factor: '0' .* at least 1"):
+        with pytest.raises(ConfigError, match=r"--warp-factor: must be .* at least 1; got '0'"):
             resolve({"warp_factor": "0"}, {})
     finally:
         for cached in (catalogue.settings, catalogue.by_name):
@@ -209,8 +209,7 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
 
 
 def service_links(service: str, port_name: str) -> dict[str, str]:
-    """The variables that a kubelet sets in every pod of a namespace for one of its Services
-    (kubernetes/pkg/kubelet/envvars/envvars.go)."""
+    """Return the variables that a kubelet sets in every pod for a Service (kubernetes/pkg/kubelet/envvars)."""
     url, link = "tcp://10.96.7.3:50051", f"{service}_PORT_50051_TCP"
     return {
         f"{service}_SERVICE_HOST": "10.96.7.3",

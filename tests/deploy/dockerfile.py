@@ -50,12 +50,12 @@ class Dockerfile:
         return cls(stages)
 
     def lineage(self, name: str) -> list[Stage]:
-        """The stage and those that it is built on, the first one first."""
+        """Return the stage after all stages on which it is built."""
         stage = self.stages[name]
         return [*(self.lineage(stage.base) if stage.base in self.stages else []), stage]
 
     def whole(self, name: str) -> Stage:
-        """The stage as if it were built in one go."""
+        """Return the stage merged with all stages on which it is built."""
         lineage = self.lineage(name)
         return Stage(lineage[0].base, [instruction for stage in lineage for instruction in stage.instructions])
 

@@ -1,10 +1,12 @@
-"""Plays the kubelet over a Deployment: starts its container as processes of this machine, probes them as the manifest
-says (tests/service/kubelet.py), and ends them as a node ends a pod. Shows what a stream sees that was open meanwhile.
+"""A kubelet for a Deployment, to show the effect of its end on a stream.
+
+It runs the container as processes of this machine, probes them as in the manifest (tests/service/kubelet.py), and ends
+them as a node ends a pod.
 
     python -m tests.deploy.kubelet [docs/deploy/kubernetes/base/deployment.yaml]
 
-Ports are replaced by free ones, mounts by directories below a temporary one; `securityContext` and `resources` are not
-played (tests/deploy/test_confinement.py shows those that need no cluster).
+Ports are replaced by free ones, mounts by temporary directories; `securityContext` and `resources` are ignored
+(tests/deploy/test_confinement.py tests those that need no cluster).
 """
 
 from __future__ import annotations
@@ -58,8 +60,10 @@ class Pod:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Once the startup probe has succeeded; readiness and liveness are probed to the end of the block. Raise
-        TimeoutError where the kubelet would start it again."""
+        """Start the pod; probe readiness and liveness until the end of the block.
+
+        Raise TimeoutError if the startup probe fails, after which a kubelet would restart the container.
+        """
         try:
             self.kubelet.until_started(self._probe("startupProbe"))
             with self.kubelet.probing(self._probe("readinessProbe"), self._probe("livenessProbe")):
@@ -158,7 +162,7 @@ class Stream:
 
 @contextlib.contextmanager
 def pod_of(deployment: Mapping[str, Any]) -> Iterator[Pod]:
-    """A pod that has been started."""
+    """Yield a pod that has been started."""
     with TemporaryDirectory() as directory:
         pod = Pod(deployment, Path(directory))
         with pod.started():

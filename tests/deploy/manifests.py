@@ -14,7 +14,7 @@ PATCHES = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.parent.name
 
 
 def read(path: Path) -> Any:
-    """The one document of a YAML file."""
+    """Return the only document of a YAML file."""
     return yaml.safe_load(path.read_text())
 
 

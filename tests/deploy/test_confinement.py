@@ -1,5 +1,7 @@
-"""The service runs where nothing can be written: the root is read-only with all that is in it, /dev/shm is empty, there
-is no home, and the user is a number that nobody knows (as OpenShift chooses one)."""
+"""The service without any writable place.
+
+The root is read-only, /dev/shm is empty, there is no home, and the user is an unknown number (as in OpenShift).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Dockerfile promises, read off its instructions. (hadolint finds nothing in it; no engine builds it here.)"""
+"""The properties of the Dockerfile, by its instructions, since no container engine builds it here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ targets = pytest.mark.parametrize("target", ["cpu", "cuda"])
 
 
 def copies(stage: str) -> list[str]:
-    """What a stage takes from the build's context."""
+    """Return the files that a stage copies from the build context."""
     lines = (value.split() for value in FILE.whole(stage).of("COPY") if not value.startswith("--from="))
     return [source for *sources, _ in lines for source in sources]
 

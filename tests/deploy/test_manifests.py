@@ -41,7 +41,7 @@ every_workload = pytest.mark.parametrize(
 
 
 def resolved(words: Iterable[str], environment: Mapping[str, str] = {}) -> Any:
-    """What `serve` makes of a command line and its variables; what it would refuse fails here."""
+    """Return the settings of `serve` for a command line and its variables; fail if it would refuse them."""
     words = list(words)
     assert words[0] == "serve"
     given: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""Recording and alert rules ask for what the page of metrics has, and fire when they should; the PodMonitor finds the
-pods."""
+"""Recording and alert rules: they use existing metrics and fire as they should; the PodMonitor finds the pods."""
 
 from __future__ import annotations
 

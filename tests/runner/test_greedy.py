@@ -143,7 +143,7 @@ def test_no_setting_changes_what_a_model_with_windows_says(cache: CacheConfig, s
 
 
 def test_a_pool_that_holds_no_token_in_every_group_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one token takes 3 blocks"):
+    with pytest.raises(ConfigError, match="must be at least 3"):
         Served(model(WINDOWED)[0], cache=CacheConfig(num_blocks=2))
 
 

@@ -1,5 +1,7 @@
-"""A kubelet's part in the life of one container: its probes, of which liveness ends where the pod is deleted; then the
-preStop hook, SIGTERM, and SIGKILL where the grace period is over."""
+"""A kubelet's handling of one container: probes, the preStop hook, SIGTERM, and SIGKILL after the grace period.
+
+The liveness probe stops when the pod is deleted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Probe:
 
 
 def grpc_serves(address: str, service: str = "", timeout_s: float = 20.0) -> bool:
-    """A gRPC probe: over a connection of its own."""
+    """Send a gRPC probe over a new connection."""
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
@@ -34,8 +36,11 @@ def grpc_serves(address: str, service: str = "", timeout_s: float = 20.0) -> boo
 
 
 class Kubelet:
-    """Notes what happened, when, in order: `started`, `ready`, `unready`, `preStop`, `SIGTERM`, `exit 0`; `SIGKILL` at
-    the end of the grace period; `unhealthy` where the liveness probe failed."""
+    """A container with a log of its events and their times.
+
+    Events: `started`, `ready`, `unready`, `unhealthy` (the liveness probe failed), `preStop`, `SIGTERM`, `exit 0`, and
+    `SIGKILL` at the end of the grace period.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
         self.events: list[tuple[float, str]] = []
@@ -48,7 +53,7 @@ class Kubelet:
         return [what for _, what in self.events]
 
     def until_started(self, probe: Probe) -> None:
-        """The startup probe. Raise TimeoutError where a kubelet would start the container again."""
+        """Run the startup probe. Raise TimeoutError if it fails, after which a kubelet would restart the container."""
         for _ in range(probe.failure_threshold):
             if probe.succeeds():
                 return self._note("started")
@@ -75,7 +80,7 @@ class Kubelet:
                 probe.join()
 
     def delete(self, pre_stop: Callable[[], object], grace_s: float) -> int:
-        """The end of a pod; returns the exit code. The grace period includes the hook."""
+        """End the pod; return the exit code. The grace period includes the hook."""
         began_s = time.monotonic()
         self._is_deleted.set()
         self._note("preStop")

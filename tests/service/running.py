@@ -70,7 +70,7 @@ class RunningService:
         return [line for line in self.lines if "ready on " in line]
 
     def wait_ready(self, times: int = 1, limit_s: float = 240.0) -> list[str]:
-        """The addresses, once it has said so often that it is ready."""
+        """Wait until the service has reported ready `times` times; return its addresses."""
         wait_until(lambda: len(self.ready_lines()) >= times or self.process.poll() is not None, "ready", limit_s)
         assert self.process.poll() is None, "\n".join(self.lines)
         match = re.search(r"ready on (.*?) · ", self.ready_lines()[-1])

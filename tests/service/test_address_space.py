@@ -1,5 +1,4 @@
-"""A limit on address space that is too small: one line that names the process, the limit and what to do, and exit code
-2. Nothing like it is said where there is no limit."""
+"""A limit on address space that is too low: one line with the process, the limit and the remedy, and exit code 2."""
 
 from __future__ import annotations
 

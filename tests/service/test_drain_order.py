@@ -75,7 +75,7 @@ class Multiplexed:
         self._is_over.wait()
 
     def rest(self) -> list[pb.MultiplexGenerateResponse]:
-        """What comes until it ends, which it does by a failure."""
+        """Return all frames until the stream ends by a failure."""
         frames: list[pb.MultiplexGenerateResponse] = []
         try:
             frames.extend(self.call)
@@ -139,8 +139,10 @@ def test_a_pod_ends_in_order_and_what_runs_finishes(tmp_path: Path) -> None:
 
 
 def test_a_drain_as_the_hook_counts_what_all_front_ends_still_have_at_its_limit(tmp_path: Path) -> None:
-    """SIGTERM follows, as Kubernetes sends it, and hurries nothing. Before, what they have counts for all of them: a
-    key's requests in flight, and ids."""
+    """Also send SIGTERM, as Kubernetes does, which must not shorten the drain.
+
+    Until then a key's requests in flight and request ids count for all front ends.
+    """
     keys = write_keys(tmp_path / "keys.toml", block("some", "secret", max_concurrent=NUM_CONNECTIONS))
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(tiny_service(tmp_path, "--frontends", "2", "--api-keys-file", str(keys)))

@@ -1,5 +1,4 @@
-"""What is large is encoded in a process: the same ids and errors as in a thread, and an end whenever its caller or a
-limit ends it."""
+"""Large inputs, encoded in a process: the same ids and errors as in a thread, and an end by caller or limit."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def asked(port: int, request: str) -> tuple[str, str]:
-    """The status line and the body."""
+    """Return the status line and the body."""
     async with connected(port) as (reader, writer):
         writer.write(request.replace("\n", "\r\n").encode() + b"\r\n\r\n")
         answer = (await asyncio.wait_for(reader.read(), 30)).decode()
@@ -62,10 +62,10 @@ async def asked(port: int, request: str) -> tuple[str, str]:
         ("GET /ready?a=b HTTP/1.0", "200 OK", "\n"),
         ("HEAD /ready HTTP/1.1\nAccept: text/b", "200 OK", ""),
         ("GET /late HTTP/1.1", "503 Service Unavailable", "no\n"),
-        ("GET / HTTP/1.1", "404 Not Found", "here are /ready, /late, /large, /broken\n"),
+        ("GET / HTTP/1.1", "404 Not Found", "the pages are /ready, /late, /large, /broken\n"),
         ("POST /ready HTTP/1.1\nContent-Length: 5", "405 Method Not Allowed", "GET and HEAD only\n"),
-        ("GET /broken HTTP/1.1", "500 Internal Server Error", "the log says why\n"),
-        ("\xff", "404 Not Found", "here are /ready, /late, /large, /broken\n"),
+        ("GET /broken HTTP/1.1", "500 Internal Server Error", "the log has the reason\n"),
+        ("\xff", "404 Not Found", "the pages are /ready, /late, /large, /broken\n"),
     ],
 )
 async def test_a_page(request_: str, status: str, body: str) -> None:
@@ -105,5 +105,5 @@ async def test_a_head_without_end_is_not_gathered() -> None:
 
 async def test_an_address_in_use_is_refused_with_what_to_do() -> None:
     async with served() as (_, port):
-        with pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} .*--metrics-listen"):
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port} .*--metrics-listen"):
             await HttpEndpoint(PAGES).start(f"127.0.0.1:{port}")

@@ -55,7 +55,7 @@ def key_of(name: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def streaming(stub: inference_pb2_grpc.InferenceServiceStub, owner: str, request_id: str = "") -> Iterator[None]:
-    """A long generation that has begun."""
+    """Begin a long generation."""
     call = stub.StreamGenerate(request("def", 3000, request_id), **key_of(owner))
     next(call)
     try:

@@ -27,7 +27,7 @@ def root_logger_as_before():
 
 @pytest.fixture
 def target():
-    """What stands for the real stderr: (to read, to write)."""
+    """Yield both ends of a stand-in for stderr: (to read, to write)."""
     reader, writer = os.pipe()
     yield reader, writer
     os.close(reader)

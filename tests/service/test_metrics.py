@@ -1,5 +1,7 @@
-"""The ledger of a whole service with two front ends: what callers were told, what its lines say, what Prometheus reads
-and what the engine counted are the same numbers; and no counter falls when a process dies."""
+"""The counts of a whole service with two front ends.
+
+Callers, log lines, Prometheus and the engine have the same numbers, and no counter falls when a process dies.
+"""
 
 from __future__ import annotations
 

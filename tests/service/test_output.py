@@ -1,5 +1,4 @@
-"""What comes out at the far end of gRPC equals what transformers says, alone and among others, whoever else comes, goes
-or is cut off."""
+"""The output through gRPC equals that of transformers, alone and among others that come, end or are cut off."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def ask(ids: list[int], max_tokens: int = NUM_TOKENS, **sampling: float) -> infe
 
 
 async def stream(stub: Stub, request: inference_pb2.GenerateRequest) -> tuple[list[int], str]:
-    """The ids and the text of its only output."""
+    """Return the ids and the text of its only output."""
     ids: list[int] = []
     text = ""
     async for message in stub.StreamGenerate(request):
@@ -52,7 +51,7 @@ async def together(address: str, requests: list[inference_pb2.GenerateRequest]) 
 
 
 async def under_load(address: str, requests: list[inference_pb2.GenerateRequest], vocab: int) -> list[list[int]]:
-    """The same while 48 others of random lengths come, most of which are cut off somewhere."""
+    """Run the same while 48 others of random lengths come, most of which are cut off somewhere."""
     draw = random.Random(5)
 
     async def noise(stub: Stub) -> None:

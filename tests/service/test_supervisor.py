@@ -120,17 +120,17 @@ async def test_it_says_once_what_is_ready_whoever_of_its_children_is_heard_first
     supervisor = new_service(frontends=2)
     facts = Facts(128, 256, kv_plan(16), 8, 4, 64, 16, 1024, "cpu", "float32")
     for index in range(2):
-        supervisor._frontend_said(index, Bound((f"127.0.0.1:{index}",), "m"))
+        supervisor._on_frontend_message(index, Bound((f"127.0.0.1:{index}",), "m"))
     for _ in range(2):
         caplog.clear()
         if is_engine_first:
-            supervisor._engine_said(Ready(facts))
+            supervisor._on_engine_message(Ready(facts))
         for index in range(2):
-            supervisor._frontend_said(index, Serving(True))
+            supervisor._on_frontend_message(index, Serving(True))
         if not is_engine_first:
             assert not caplog.messages
-            supervisor._engine_said(Ready(facts))
-        supervisor._frontend_said(1, Serving(True))
+            supervisor._on_engine_message(Ready(facts))
+        supervisor._on_frontend_message(1, Serving(True))
         assert [line.partition(" · ")[0] for line in caplog.messages] == ["ready on 127.0.0.1:0"]
         supervisor._engine_ended(SimpleNamespace(is_at_fault=True))
 
@@ -177,9 +177,9 @@ async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, tmp_pat
     stderr = (tmp_path / "stderr").open("w+")
     async with running(new_service(stderr=stderr.fileno()), caplog) as run:
         line = await run.until(f"the {name} has made no progress")
-        assert line.endswith("s between steps, 1.0 s were allowed: it hangs and is ended")
+        assert line.endswith("s between steps, 1.0 s were allowed: it hangs and is killed")
         monkeypatch.delenv(f"STAND_IN_{who}")
-        await run.until(f"the {name} was killed by SIGKILL; starting again")
+        await run.until(f"the {name} was killed by SIGKILL; restarting")
         text = (tmp_path / "stderr").read_text()
         assert f"stand_in_{who.lower()}.py" in text
         await run.until("ready on", times=len(run.lines("ready on")) + 1)
@@ -218,7 +218,7 @@ async def test_a_stopped_child_is_replaced(caplog, monkeypatch, name):
         os.kill(before[name], signal.SIGSTOP)
         await run.until("ready on", times=2)
         line = await run.until(f"the {name} has made no progress")
-        assert line.endswith("1.0 s were allowed: it is stopped from outside and is ended")
+        assert line.endswith("1.0 s were allowed: it is stopped from outside and is killed")
         assert run.service.pids[name] != before[name]
         assert await run.signalled(signal.SIGTERM) == 0
 
@@ -270,7 +270,7 @@ async def test_an_engine_that_never_worked_is_not_started_for_ever(caplog, monke
 
 @pytest.mark.parametrize("signum", ENDS)
 async def test_a_second_signal_ends_at_once(caplog, monkeypatch, signum):
-    monkeypatch.setattr("photon_grpc.service.supervisor._ONE_WISH_S", 0.0)
+    monkeypatch.setattr("photon_grpc.service.supervisor._ONE_SIGNAL_S", 0.0)
     monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
     async with running(new_service(), caplog) as run:
         await run.until("ready on")
@@ -376,7 +376,7 @@ async def test_unix_sockets_cannot_be_shared(caplog):
 
 @contextlib.contextmanager
 def in_a_process(environ: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A service of stand-ins that is ready, and the process ids of its three children."""
+    """Start a service of stand-ins; return it, ready, and the process ids of its three children."""
     program = (
         "import asyncio, test_supervisor as t\n"
         "async def main():\n"
@@ -411,8 +411,7 @@ def test_children_die_with_their_supervisor():
 
 
 def test_a_pause_of_everybody_is_no_hang(monkeypatch):
-    """As of a container that is paused, or a machine that sleeps: three times as long as the children allow
-    themselves."""
+    """Pause all children three times as long as they allow, as when a container is paused or the machine sleeps."""
     for name in ("engine", "front end 0"):
         allow_a_second_of_silence(monkeypatch, name)
     with in_a_process() as (process, pids):

@@ -36,7 +36,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector, trace: Path) -> Iterator[RunningService]:
-    """The last test ends it."""
+    """Yield a service, which the last test ends."""
     tiny = write_tiny_model(tmp_path_factory.mktemp("telemetry") / "tiny")
     model = ("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "512", "--max-num-seqs", "4")
     telling = ("--replica-id", "pod-7", "--otlp-endpoint", collector.endpoint, "--step-trace", str(trace))
@@ -58,7 +58,7 @@ def asked(method: str, max_tokens: int = 2) -> pb.GenerateRequest:
 
 
 def answer(stub: Any, method: str) -> tuple[Any, pb.Usage]:
-    """The call and the usage in its last message."""
+    """Return the call and the usage in its last message."""
     metadata = (("traceparent", TRACEPARENT),)
     if method == "Generate":
         response, call = stub.Generate.with_call(asked(method), metadata=metadata, timeout=60)

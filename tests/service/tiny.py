@@ -1,5 +1,4 @@
-"""A model directory made in a moment: a tokenizer of bytes and a config.json; weights are random (`--load-format
-dummy`)."""
+"""A tiny model directory: a tokenizer of bytes and a config.json, with random weights (`--load-format dummy`)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ CONTEXT = 4096
 
 
 def write_tiny_model(path: Path) -> Path:
-    """Makes it in `path`, which must not exist; returns it."""
+    """Make the directory at `path`, which must not exist; return it."""
     path.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {char: index for index, char in enumerate(alphabet)}

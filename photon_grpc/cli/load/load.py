@@ -1,9 +1,8 @@
-"""A load on a server, from client processes of its own: sessions of requests in, when what came back out. No torch, no
-rich.
+"""A load on a server from separate client processes: sessions of requests in, their results and times out.
 
-A closed loop is as many sessions as there are slots, or more sessions and a limit; an open loop is sessions that start
-when they were planned to; a conversation is a session that keeps its history. What a figure means is said at
-`RequestResult` and `Summary`.
+In a closed loop a fixed number of sessions runs at a time; in an open loop sessions start at planned times; a
+conversation is a session that keeps its history. `RequestResult` and `Summary` define the figures. This module imports
+neither torch nor rich.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Any
 
 from photon_grpc.errors import InternalFailure
 
-#: The longest line a client process may write: one answer with the times of all its messages.
+#: The longest line of a client process: one answer with the times of all its messages.
 _MAX_LINE_BYTES = 1 << 26
 #: Time for a client process to end after its last line.
-_LAST_WORDS_S = 5.0
-#: Between the word to start and the start, so that every process has heard it.
-_HEADS_UP_S = 0.1
+_EXIT_TIMEOUT_S = 5.0
+#: Time between the command to start and the start, so that every process has received it.
+_START_DELAY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ class Turn:
 class Session:
     """Requests one after another, the first `start_s` after the start.
 
-    With `keeps_history` (ids only) every prompt is what was said before, prompts and answers, and then its own; a
-    failure ends the session.
+    With `keeps_history` (ids only) every prompt begins with all earlier prompts and answers; a failure ends the
+    session.
     """
 
     turns: Sequence[Turn]
@@ -50,10 +49,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions, in the order of their starts, and how they are asked for.
+    """Sessions, in the order of their starts, and the options of their requests.
 
-    `concurrency` is how many sessions run at a time, None: as many as have started. `salt` keeps the prefixes of one
-    run from the next one's.
+    `concurrency` is the number of sessions that run at a time, None for all that have started. `salt` prevents cache
+    hits on the prefixes of another run.
     """
 
     target: str
@@ -61,9 +60,9 @@ class Workload:
     concurrency: int | None = None
     model: str = ""
     salt: str = ""
-    #: Text comes back; off: ids.
+    #: Request text; False: ids.
     text: bool = True
-    #: Scores of the N best come back, too.
+    #: Number of alternatives for which log-probabilities are requested.
     logprobs: int | None = None
     bypass_prefix_cache: bool = False
     timeout_s: float | None = None
@@ -73,17 +72,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request's result. Seconds from the start of the load, or of the request.
+    """One request's result, in seconds since the start of the load or of the request.
 
-    A failed one has a `reason` (of `photon_grpc.errors`) and a `message`, and may have the times of what came before.
+    A failed one has a `reason` (of `photon_grpc.errors`) and a `message`, and the times of messages before the failure.
     """
 
     session: int
     turn: int
     sent_s: float
-    #: Delay behind the plan: the clients were too slow. Only where nothing but the plan held it back.
+    #: Delay caused by slow client processes; 0 for requests that wait for others.
     late_s: float
-    #: Send to first message with a token, the distances between messages, send to the end.
+    #: From sending to the first message with a token, between messages, from sending to the end.
     first_s: float | None
     gaps_s: list[float]
     total_s: float
@@ -95,13 +94,13 @@ class RequestResult:
 
     @property
     def per_token_s(self) -> float | None:
-        """From the first message to the last, over the tokens after the first."""
+        """The time from the first message to the last, divided by the number of tokens after the first."""
         return sum(self.gaps_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a sorted list of n, the element at ⌊n·q⌋."""
+    """The elements at ⌊n·q⌋ of a sorted list of n values."""
 
     p50: float = 0.0
     p90: float = 0.0
@@ -115,7 +114,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Requests that ended for one reason, and what the first of them was told."""
+    """The number of requests that failed for one reason, and the message of the first."""
 
     count: int
     message: str
@@ -123,8 +122,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A load in figures. Rates are over the time from the first send to the last end; the others over requests that
-    were completed."""
+    """The figures of a load, over completed requests; rates are over the time from the first send to the last end."""
 
     completed: int
     failures: dict[str, Failures]
@@ -139,7 +137,7 @@ class Summary:
     ttft_s: Percentiles = field(default_factory=Percentiles)
     #: Time per output token after the first.
     tpot_s: Percentiles = field(default_factory=Percentiles)
-    #: Between messages, which carry what has gathered since the last.
+    #: Time between messages, each of which carries all tokens since the last.
     gap_s: Percentiles = field(default_factory=Percentiles)
     total_s: Percentiles = field(default_factory=Percentiles)
     late_s: Percentiles = field(default_factory=Percentiles)
@@ -151,7 +149,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Every one of a load, in seconds, of requests that were completed; the names are Summary's."""
+    """All latencies of completed requests in seconds, named as in Summary."""
 
     ttft_s: list[float]
     tpot_s: list[float]
@@ -206,20 +204,20 @@ def _duration_s(answers: Sequence[RequestResult]) -> float:
 
 
 def _failures(answers: Sequence[RequestResult]) -> dict[str, Failures]:
-    told: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for answer in answers:
         if answer.reason:
-            told.setdefault(answer.reason, []).append(answer.message)
-    return {reason: Failures(len(messages), messages[0]) for reason, messages in told.items()}
+            by_reason.setdefault(answer.reason, []).append(answer.message)
+    return {reason: Failures(len(messages), messages[0]) for reason, messages in by_reason.items()}
 
 
 async def run_load(
     load: Workload, num_processes: int = 1, on_answer: Callable[[RequestResult], None] | None = None
 ) -> list[RequestResult]:
-    """Every answer, in the order in which they ended; `on_answer` sees each as it comes.
+    """Run the load; return all answers in the order in which they ended. `on_answer` gets each as it comes.
 
-    The sessions are dealt out to the processes in turn. Each has one connection; all start together once all are
-    connected. Raise InternalFailure when one of them breaks.
+    The sessions are distributed over the processes in turn. Each process has one connection; all start together once
+    all are connected. Raise InternalFailure if a process fails.
     """
     num_processes = max(1, min(num_processes, len(load.sessions), load.concurrency or len(load.sessions)))
     answers: list[RequestResult] = []
@@ -232,10 +230,10 @@ async def run_load(
     clients: list[_ClientProcess] = []
     try:
         for index in range(num_processes):
-            # Not a comprehension: those before one that fails are to be ended.
+            # Not a comprehension: if one fails to start, those before it must be ended.
             clients.append(await _ClientProcess.start(index, num_processes))  # noqa: PERF401
-        await _all_of(client.order(_share(load, client.index, num_processes)) for client in clients)
-        start_at_s = time.time() + _HEADS_UP_S
+        await _all_of(client.prepare(_share(load, client.index, num_processes)) for client in clients)
+        start_at_s = time.time() + _START_DELAY_S
         await _all_of(client.play(start_at_s, collect) for client in clients)
     finally:
         await asyncio.gather(*(client.end() for client in clients))
@@ -243,7 +241,7 @@ async def run_load(
 
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """The first failure cancels the others."""
+    """Run all concurrently; the first failure cancels the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
@@ -261,7 +259,7 @@ def _share(load: Workload, index: int, num_processes: int) -> Workload:
 
 
 class _ClientProcess:
-    """One child: told what to ask for, then when to start; says a line per answer."""
+    """One child process, which receives its requests and a start time and writes a line per answer."""
 
     def __init__(self, index: int, stride: int, process: asyncio.subprocess.Process) -> None:
         self.index = index
@@ -276,41 +274,41 @@ class _ClientProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
-            # A Ctrl-C is for us, who end it.
+            # A Ctrl-C must reach this process only, which then ends the child.
             start_new_session=True,
         )
         return cls(index, stride, process)
 
-    async def order(self, load: Workload) -> None:
-        """Return when it is connected."""
-        await self._tell(json.dumps(load, default=as_json))
-        await self._heard()
+    async def prepare(self, load: Workload) -> None:
+        """Send the load, and wait until the process is connected."""
+        await self._send(json.dumps(load, default=as_json))
+        await self._receive()
 
     async def play(self, start_at_s: float, collect: Callable[[RequestResult], None]) -> None:
-        await self._tell(json.dumps(start_at_s))
-        while line := await self._heard():
+        await self._send(json.dumps(start_at_s))
+        while line := await self._receive():
             answer = RequestResult(**json.loads(line))
-            # It numbers its own sessions.
+            # Each process numbers its sessions from 0.
             others = {item.name: getattr(answer, item.name) for item in fields(RequestResult)}
             collect(RequestResult(**others | {"session": self.index + answer.session * self._stride}))
 
     async def end(self) -> None:
         if self._is_done:
-            # It ends by itself; killing it meanwhile would take its exit code from those who wait for it.
+            # It ends by itself; killing it first would replace its exit code.
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_S):
+                async with asyncio.timeout(_EXIT_TIMEOUT_S):
                     await self._process.wait()
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
-    async def _tell(self, line: str) -> None:
+    async def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         await self._process.stdin.drain()
 
-    async def _heard(self) -> bytes:
-        """Return the next line; empty at the end."""
+    async def _receive(self) -> bytes:
+        """Return the next line; b"" at the end."""
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).strip()
         if not line:
@@ -320,5 +318,5 @@ class _ClientProcess:
 
 
 def as_json(value: Any) -> Any:
-    """Return a dataclass as a line of JSON, for a client process."""
+    """Return a dataclass as a value that JSON can hold."""
     return {item.name: getattr(value, item.name) for item in fields(value)}

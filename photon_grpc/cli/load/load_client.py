@@ -1,7 +1,7 @@
-"""One client process of a load. `load.py` starts it as `python -m photon_grpc.cli.load.load_client` and sends it the
-requests and their times on stdin.
+"""One client process of a load, to which `load.py` sends the requests and their times on stdin.
 
-It works on the stubs, not on the client library: a message costs it 40 µs, and it must not be what is measured.
+It uses the stubs instead of the client library, so that a message costs it only 40 µs and the server is what is
+measured.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _CONNECT_TIMEOUT_S = 30.0
 
 
 def read_load(text: str) -> Workload:
-    given = json.loads(text)
+    workload = json.loads(text)
     sessions = [
         Session([Turn(**turn) for turn in session["turns"]], session["start_s"], session["keeps_history"])
-        for session in given["sessions"]
+        for session in workload["sessions"]
     ]
-    return Workload(**given | {"sessions": sessions})
+    return Workload(**workload | {"sessions": sessions})
 
 
 class LoadClient:
-    """Plays the sessions of a load over one connection."""
+    """The sessions of a load, played over one connection."""
 
     def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
         self._load = load
@@ -57,14 +57,14 @@ class LoadClient:
         self._zero_s = 0.0
 
     async def play(self, start_at_s: float) -> None:
-        """Until every session has ended."""
+        """Play all sessions."""
         self._zero_s = time.perf_counter() + start_at_s - time.time()
         places = self._load.concurrency or len(self._load.sessions)
         async with self._multiplex or contextlib.nullcontext():
             await asyncio.gather(*(self._place() for _ in range(places)))
 
     async def _place(self) -> None:
-        """One session after another, in their order, none before its time."""
+        """Play one session after another, in their order, each at its time or later."""
         for number, session in self._waiting:
             await asyncio.sleep(max(0.0, self._zero_s + session.start_s - time.perf_counter()))
             await self._session(number, session)
@@ -152,7 +152,7 @@ class LoadClient:
 async def run() -> None:
     load = read_load(sys.stdin.readline())
     async with open_channel(load.target, credentials=tls_credentials(), retries=0) as channel:
-        # Without a server every request fails with the reason.
+        # If there is no server, every request fails with the reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(channel.channel_ready(), _CONNECT_TIMEOUT_S)
         client = LoadClient(load, channel)
@@ -160,7 +160,7 @@ async def run() -> None:
         gc.freeze()
         say("ready")
         start_at_s = json.loads(await asyncio.to_thread(sys.stdin.readline))
-        threading.Thread(target=_die_with_the_parent, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
         await client.play(start_at_s)
     say("done")
 
@@ -169,15 +169,15 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def _die_with_the_parent() -> None:
-    """Its end of stdin closes at the latest when it is gone."""
+def _exit_with_parent() -> None:
+    """Exit when the parent's end of stdin closes, as it does if the parent dies."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 def _runner() -> Any:
-    """uvloop costs less for each message, where it is installed."""
+    """Return a runner on uvloop if it is installed, which costs less per message."""
     try:
         import uvloop
     except ImportError:

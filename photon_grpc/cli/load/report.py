@@ -1,5 +1,4 @@
-"""Report of a load as `bench` shows it: rates, percentiles with their distributions, failures; and a plot on
-request."""
+"""The report of `bench`: rates, percentiles with their distributions, failures, and a plot if requested."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from typing import Any
 from photon_grpc.cli.load.load import Latencies, Percentiles, Summary
 from photon_grpc.errors import ConfigError
 
-#: Requests sent later than this, at p99, were held back by us.
+#: A delay at p99 from which the client processes were too slow to send on time.
 _TOO_LATE_S = 0.01
-#: Of a distribution in the terminal: its columns, and their heights.
+#: The columns of a distribution in the terminal, and their heights.
 _COLUMNS = 24
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _PLOTS = (".svg", ".png", ".pdf")
 
-#: As Summary and Latencies call them: what is shown, digits of its milliseconds.
+#: By field of Summary and Latencies: its label, and the decimals of its milliseconds.
 _ROWS = {
     "ttft_s": ("to the first token", 1),
     "tpot_s": ("per output token after it", 2),
@@ -27,12 +26,12 @@ _ROWS = {
 }
 
 
-def report(asked: str, summary: Summary, latencies: Latencies) -> None:
-    """Print it on stdout."""
+def report(title: str, summary: Summary, latencies: Latencies) -> None:
+    """Print the report on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(asked, markup=False)
+    console.print(title, markup=False)
     console.print(_rates(summary), markup=False)
     if summary.completed:
         console.print(_table(summary, latencies))
@@ -40,7 +39,7 @@ def report(asked: str, summary: Summary, latencies: Latencies) -> None:
         console.print(f"{failures.count} failed with {reason}: {failures.message}", markup=False)
     if summary.late_s.p99 > _TOO_LATE_S:
         console.print(
-            f"requests were sent up to {summary.late_s.p99 * 1e3:.0f} ms late (p99): more --processes", markup=False
+            f"requests were sent up to {summary.late_s.p99 * 1e3:.0f} ms late (p99); use more --processes", markup=False
         )
 
 
@@ -50,7 +49,7 @@ def _rates(summary: Summary) -> str:
         f"{summary.requests_per_s:,.2f} requests/s",
         f"{summary.output_tokens_per_s:,.0f} output tokens/s",
         f"{summary.prompt_tokens_per_s:,.0f} prompt tokens/s",
-        f"{summary.tokens_per_message:.2f} tokens a message",
+        f"{summary.tokens_per_message:.2f} tokens per message",
     ]
     if summary.cached_prompt_tokens:
         parts.append(f"{100 * summary.cached_prompt_tokens / summary.prompt_tokens:.0f} % of prompt tokens cached")
@@ -67,14 +66,13 @@ def _table(summary: Summary, latencies: Latencies) -> Any:
     for name, (shown, digits) in _ROWS.items():
         value: Percentiles = getattr(summary, name)
         cells = [f"{seconds * 1e3:,.{digits}f}" for seconds in (value.p50, value.p90, value.p99)]
-        # With one message an answer there is nothing between messages.
+        # If every answer is one message, there are no gaps between messages.
         table.add_row(shown, *(["–"] * 3 if value == Percentiles() else [*cells, bars(getattr(latencies, name))]))
     return table
 
 
 def bars(values: Sequence[float]) -> str:
-    """Draw the values in each of 24 equal parts of 0 to p99 as a row of bars; the fullest part's is whole, one that
-    holds any is seen."""
+    """Draw a histogram of the values in 24 equal parts of 0 to p99, in which every part with a value is visible."""
     end = Percentiles.of(values).p99
     if not end:
         return ""
@@ -87,21 +85,21 @@ def bars(values: Sequence[float]) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError where no plot could be written to `path`, before the load begins."""
+    """Raise ConfigError if no plot can be written to `path`; called before the load begins."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install '.[plot]' in the clone", field="--plot")
     if path.suffix.lower() not in _PLOTS:
-        raise ConfigError(f"--plot: {path} ends with none of {', '.join(_PLOTS)}", field="--plot")
+        raise ConfigError(f"--plot: {path} must end with one of {', '.join(_PLOTS)}", field="--plot")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--plot: there is no directory {path.parent}", field="--plot")
 
 
-def write_plot(path: Path, asked: str, latencies: Latencies) -> None:
-    """The share of requests, or messages, that took at most so long, for each latency."""
+def write_plot(path: Path, title: str, latencies: Latencies) -> None:
+    """Plot the cumulative distribution of each latency."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
-    figure.suptitle(asked, fontsize=8)
+    figure.suptitle(title, fontsize=8)
     for axes, (name, (shown, _)) in zip(figure.subplots(2, 2).flat, _ROWS.items(), strict=True):
         values = sorted(seconds * 1e3 for seconds in getattr(latencies, name))
         axes.step(values, [(index + 1) / len(values) for index in range(len(values))], where="post", color="#d6336c")

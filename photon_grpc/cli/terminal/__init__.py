@@ -1,1 +1,1 @@
-"""Flags, texts and pictures of a terminal."""
+"""Flags of the command line, and text on a terminal."""

@@ -1,5 +1,4 @@
-"""`chat`: a conversation with the served model, through the gRPC client. Answers go to stdout, everything about them to
-stderr."""
+"""`chat`: a conversation with the served model, with answers on stdout and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from photon_grpc.cli.terminal.terminal import Stopwatch, Thoughts, Written, rema
 from photon_grpc.client import Delta, Options, SyncClient, ToolCall
 from photon_grpc.errors import PhotonError
 
-HINT = "/help says what can be typed, Ctrl-D leaves"
+HINT = "/help lists the commands, Ctrl-D quits"
 _MAX_SHOWN_CHARS = 60
 
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """The first output of a turn, with which the conversation goes on: what it has said so far."""
+    """The first output of a turn so far, with which the conversation continues."""
 
     texts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -37,16 +36,16 @@ class ChatAnswer:
             self.calls.extend(delta.tool_calls)
 
     def message(self) -> dict[str, str]:
-        """For the turns after it."""
-        made = {"role": "assistant", "content": "".join(self.texts)}
-        return made | ({"tool_calls_json": _calls_json(self.calls)} if self.calls else {})
+        """Return the answer as a message of the conversation."""
+        message = {"role": "assistant", "content": "".join(self.texts)}
+        return message | ({"tool_calls_json": _calls_json(self.calls)} if self.calls else {})
 
 
 class Chat:
-    """A conversation: what was said, and the commands that begin with a slash."""
+    """A conversation: its messages, and the commands that begin with a slash."""
 
     def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_parts: bool = False) -> None:
-        """`has_parts`: answers come in parts. Reasoning is shown, but is no part of the conversation."""
+        """Begin a conversation; with `has_parts` answers have reasoning, which is shown but not kept."""
         self._client = client
         self._options = options
         self._has_parts = has_parts
@@ -54,39 +53,39 @@ class Chat:
         self.history: list[dict[str, str]] = []
 
     def run(self, lines: Iterable[str]) -> None:
-        """Answer line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
+        """Answer line after line until the last one or /quit. Ctrl-C stops the current answer."""
         for line in lines:
             text = line.strip()
             if text in ("/quit", "/exit"):
                 return
             if text.startswith("/"):
-                self._obey(*text.partition(" ")[::2])
+                self._run_command(*text.partition(" ")[::2])
             elif text:
                 self._answer(text)
 
     # Commands.
 
-    def _obey(self, verb: str, rest: str) -> None:
+    def _run_command(self, verb: str, rest: str) -> None:
         _, _, command = COMMANDS.get(verb, ("", "", None))
         if command is None:
             near = difflib.get_close_matches(verb, COMMANDS, n=1)
-            remark(f"there is no {verb}" + (f"; did you mean {near[0]}?" if near else "; /help lists what there is"))
+            remark(f"there is no {verb}" + (f"; did you mean {near[0]}?" if near else "; /help lists the commands"))
         else:
             command(self, rest.strip())
 
     def help(self, _rest: str) -> None:
         width = max(len(usage) for usage, _, _ in COMMANDS.values())
-        for usage, told, _ in COMMANDS.values():
-            remark(f"{usage:{width}}  {told}")
+        for usage, text, _ in COMMANDS.values():
+            remark(f"{usage:{width}}  {text}")
         remark("Ctrl-C stops an answer; Alt-Enter begins a new line; several lines can be pasted at once")
 
     def reset(self, _rest: str) -> None:
         self.history.clear()
-        remark("the conversation is forgotten")
+        remark("the conversation starts over")
 
     def instruct(self, text: str) -> None:
         self.system = text
-        remark("the instructions are " + (repr(text) if text else "none"))
+        remark(f"the instructions are now {text!r}" if text else "there are no instructions now")
 
     def set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -99,22 +98,22 @@ class Chat:
         except (ValueError, PhotonError) as error:
             remark(str(error))
         shown = [f"{name} {_shown(value)}" for name, value in options.items() if name != "session_id"]
-        remark(" · ".join(shown) or "all options are the model's own")
+        remark(" · ".join(shown) or "all options have the model's defaults")
 
     def answer_call(self, text: str) -> None:
         if "tool_calls_json" in (self.history[-1] if self.history else {}):
             self._answer(text, "tool")
         else:
-            remark("no call waits for an answer")
+            remark("no tool call is waiting for an answer")
 
     def save(self, path: str) -> None:
         if not path:
-            remark("/save takes a file's name")
+            remark("/save needs the name of a file")
             return
         try:
             text = json.dumps(self._messages(), ensure_ascii=False, indent=1)
             Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
-            remark(f"{len(self._messages())} messages in {path}")
+            remark(f"saved {len(self._messages())} messages to {path}")
         except (OSError, RuntimeError) as error:
             remark(f"not saved: {error}")
 
@@ -128,7 +127,7 @@ class Chat:
         except KeyboardInterrupt:
             remark("stopped")
         except PhotonError as error:
-            remark(f"{error.reason}: {error}" + (" (/reset makes room)" if error.reason == "PROMPT_TOO_LONG" else ""))
+            remark(f"{error.reason}: {error}" + (" (/reset starts over)" if error.reason == "PROMPT_TOO_LONG" else ""))
         if answer.texts:
             self.history.append(answer.message())
         else:
@@ -141,16 +140,16 @@ class Chat:
             try:
                 for delta in stream:
                     stopwatch.message()
-                    spoken = thoughts.add(delta) if self._has_parts else delta
-                    written.add(spoken)
+                    visible = thoughts.add(delta) if self._has_parts else delta
+                    written.add(visible)
                     scores.add(delta)
-                    answer.add(spoken)
+                    answer.add(visible)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
                 thoughts.end()
                 written.end()
         for call in answer.calls:
-            remark(printable(f"call {call.name} {call.arguments_json} (/tool TEXT answers it)"))
+            remark(printable(f"call {call.name} {call.arguments_json} (answer it with /tool TEXT)"))
         scores.print(stream.start, sys.stderr)
         remark(stopwatch.summary(stream.usage, stream.timing, reason))
 
@@ -159,29 +158,29 @@ class Chat:
         return [*opening, *self.history]
 
 
-#: By the word: how it is written, what it does, and its method; /quit has none.
+#: By command: its usage, its description and its method; /quit has none.
 COMMANDS: dict[str, tuple[str, str, Callable[[Chat, str], None] | None]] = {
-    "/reset": ("/reset", "forgets the conversation", Chat.reset),
-    "/system": ("/system TEXT", "sets the instructions; without TEXT there are none", Chat.instruct),
-    "/tool": ("/tool TEXT", "answers a call of the model's, where there are --tools", Chat.answer_call),
+    "/reset": ("/reset", "start the conversation over", Chat.reset),
+    "/system": ("/system TEXT", "set the instructions; without TEXT remove them", Chat.instruct),
+    "/tool": ("/tool TEXT", "answer a tool call of the model (with --tools)", Chat.answer_call),
     "/set": (
         "/set NAME VALUE",
-        'sets an option: /set temperature 0.2, /set choices ["yes", "no"]; without VALUE back to the model\'s; '
-        "alone: shows them",
+        'set an option: /set temperature 0.2, /set choices ["yes", "no"]; without VALUE return to the model\'s '
+        "default; without NAME show the options",
         Chat.set,
     ),
-    "/save": ("/save FILE", "writes the conversation as JSON: a list of messages", Chat.save),
-    "/help": ("/help", "lists these commands", Chat.help),
-    "/quit": ("/quit", "leaves; so does Ctrl-D", None),
+    "/save": ("/save FILE", "write the conversation as JSON: a list of messages", Chat.save),
+    "/help": ("/help", "list these commands", Chat.help),
+    "/quit": ("/quit", "quit; so does Ctrl-D", None),
 }
 
 
 def chat(target: str, options: Options, system: str = "") -> None:
-    """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
+    """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError if no server answers."""
     with SyncClient(target, **connection()) as client:
         model = client.model(options.get("model", ""))
         remark(f"{model.name} at {target} · {HINT}")
-        # Each turn begins with all turns before it: the server is to keep them.
+        # Each prompt begins with all earlier turns; the session has the server keep them cached.
         session: Options = {"session_id": uuid.uuid4().hex, **options}
         has_parts = not {"REASONING", "TOOL_CALLS"}.isdisjoint(model.features)
         Chat(client, session, system, has_parts=has_parts).run(_lines())
@@ -196,13 +195,13 @@ def _lines() -> Iterator[str]:
 
 
 def _calls_json(calls: list[ToolCall]) -> str:
-    """As chat templates read them."""
+    """Return the calls in the JSON form that chat templates read."""
     functions = [f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments_json}}}' for call in calls]
     return "[" + ",".join(f'{{"type":"function","function":{each}}}' for each in functions) + "]"
 
 
 def _shown(value: Any) -> str:
-    """Return a value in a line of options."""
+    """Return an option's value, shortened for one line."""
     message_type = getattr(value, "DESCRIPTOR", None)
     text = message_type.full_name if message_type else " ".join(str(value).split())
     return printable(text) if len(text) <= _MAX_SHOWN_CHARS else f"{printable(text[:_MAX_SHOWN_CHARS])}…"

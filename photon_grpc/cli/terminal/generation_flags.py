@@ -1,6 +1,6 @@
 """Flags of `generate`, `chat` and `batch`: one for every option of a request that declares help.
 
-Unset ones are left to the model's defaults.
+Unset options have the model's defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from photon_grpc.core.fields import fields_of
 from photon_grpc.errors import ConfigError, InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: Bounds beyond it are those of the wire, which say nothing to a user.
+#: Larger bounds are limits of the wire format, of no interest to a user.
 _LARGE = 2**31 - 1
 
 
@@ -49,7 +49,7 @@ class _BinaryFile(click.ParamType[bytes]):
 
 
 class _Bias(click.ParamType):  # type: ignore[type-arg]
-    """ID=X."""
+    """A token id and its bias: ID=X."""
 
     name = "bias"
 
@@ -58,11 +58,11 @@ class _Bias(click.ParamType):  # type: ignore[type-arg]
         try:
             return int(token_id), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not ID=X, for example 42=-1.5", param, ctx)
+            self.fail(f"{value!r} is not ID=X, such as 42=-1.5", param, ctx)
 
 
 class _Ids(click.ParamType):  # type: ignore[type-arg]
-    """ID,ID,…"""
+    """A list of token ids: ID,ID,…."""
 
     name = "ids"
 
@@ -70,11 +70,11 @@ class _Ids(click.ParamType):  # type: ignore[type-arg]
         try:
             return [int(each) for each in str(value).split(",")]
         except ValueError:
-            self.fail(f"{value!r} is not ID,ID,…, for example 5,17,3", param, ctx)
+            self.fail(f"{value!r} is not ID,ID,…, such as 5,17,3", param, ctx)
 
 
 def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
-    """Return the type of the numbers that are allowed, as far as that is known without the model."""
+    """Return the type of a number within its bounds, as far as they are known without the model."""
     bounds = field.bounds
     if bounds is None or bounds.off is not None or bounds.least < -_LARGE:
         return click.INT if field.kind is int else click.FLOAT
@@ -85,7 +85,7 @@ def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def _type_of(field: Field) -> Any:
-    """Return the type of a flag's value, or of one of its values where it is repeatable."""
+    """Return the type of a flag's value, or of each value if the flag is repeatable."""
     by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
     if field.metavar in by_metavar:
         return by_metavar[field.metavar]
@@ -110,7 +110,7 @@ def _flag(field: Field) -> Callable[[F], F]:
 
 
 def _flags(verbs: str) -> list[Callable[[F], F]]:
-    """Return the flags of exactly these verbs."""
+    """Return the flags that exactly these verbs have."""
     return [
         _flag(field)
         for group in ("", "stop", "sampling", "structured_output", "output", "cache", "scheduling", "chat")
@@ -120,22 +120,22 @@ def _flags(verbs: str) -> list[Callable[[F], F]]:
 
 
 def with_generation(function: F) -> F:
-    """Return flags of all verbs that generate."""
+    """Add the flags of all verbs that generate."""
     return _with([with_target, *_flags(ALL_VERBS)], function)
 
 
 def with_chat_input(function: F) -> F:
-    """Return flags of verbs that generate one answer after the other."""
+    """Add the flags of verbs that generate one answer after another."""
     return _with(_flags(CONVERSATIONS), function)
 
 
 def with_answer(function: F) -> F:
-    """Return flags of verbs whose answers can be read by programs."""
+    """Add the flags of verbs whose answers programs can read."""
     return _with(_flags(ANSWERS), function)
 
 
 def with_one_request(function: F) -> F:
-    """Return flags that make sense for a single request."""
+    """Add the flags that make sense for a single request."""
     return _with(_flags(ONE_REQUEST), function)
 
 
@@ -146,7 +146,7 @@ def _with(options: Iterable[Callable[[F], F]], function: F) -> F:
 
 
 def to_options(flags: dict[str, Any]) -> Any:
-    """Options of the client's calls: flags that were given, by the fields' names. Raise ConfigError."""
+    """Return the options of the client's calls: the flags that were set, by field name. Raise ConfigError."""
     options = {name: value for name, value in flags.items() if value is not None and value != ()}
     if "logit_bias" in options:
         options["logit_bias"] = dict(options["logit_bias"])

@@ -1,4 +1,4 @@
-"""Scores on a terminal: a line for each token, behind the text."""
+"""Log-probabilities on a terminal: a line for each token, after the text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from photon_grpc.client import Candidate, Delta, Start, TokenScore
 
 
 class Scores:
-    """Those of a stream until its text has been written."""
+    """The log-probabilities of a stream, collected until its text has been written."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, list[TokenScore]] = {}
@@ -19,7 +19,7 @@ class Scores:
             self._outputs.setdefault(delta.index, []).extend(delta.scores)
 
     def print(self, start: Start | None, out: TextIO) -> None:
-        """Nothing where none were asked for."""
+        """Print them, if any were requested."""
         if start is not None and start.prompt_scores:
             _print("prompt", start.prompt_scores, out)
         for index, scores in sorted(self._outputs.items()):
@@ -33,7 +33,7 @@ def _print(title: str, scores: Sequence[TokenScore], out: TextIO) -> None:
 
 
 def lines(scores: Sequence[TokenScore]) -> Iterator[str]:
-    """`  -0.693    1  'def'  ·  'def' -0.693  'class' -1.204`"""
+    """Yield lines such as `  -0.693    1  'def'  ·  'def' -0.693  'class' -1.204`."""
     for score in scores:
         logprob = "" if score.logprob is None else f"{score.logprob:.3f}"
         rank = score.rank or ""
@@ -42,5 +42,5 @@ def lines(scores: Sequence[TokenScore]) -> Iterator[str]:
 
 
 def _token(score: TokenScore | Candidate) -> str:
-    """As Python spells it, so that nothing in it steers the terminal; its id where it has no bytes."""
+    """Return the token as Python's repr, which cannot control the terminal; its id if it has no bytes."""
     return repr(score.token_bytes.decode(errors="replace")) if score.token_bytes else str(score.token_id)

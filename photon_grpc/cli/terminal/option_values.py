@@ -1,4 +1,4 @@
-"""Options of a generation by their names: as `chat` takes them typed, and as lines of `batch` hold them."""
+"""Options of a generation by name, as typed in `chat` and as given in lines of `batch`."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from photon_grpc.client.message_type import find_message_type
 from photon_grpc.core.fields import fields_of
 from photon_grpc.core.option_names import our_name
 
-#: Options that say what an output must be; a request has one of them.
+#: Options that constrain an output; a request has at most one of them.
 CONSTRAINTS = frozenset({"tool_choice", *(field.name for field in fields_of("structured_output"))})
-#: Values of theirs that ask for none.
+#: Values of these options that mean no constraint.
 _NO_CONSTRAINT = (None, False, "auto")
 _TYPES: Mapping[str, Any] = get_type_hints(Options)
 _SWITCHES = {"true": True, "on": True, "false": False, "off": False}
 
 
 def check_name(name: str) -> str:
-    """Return it. Raise ValueError where there is no such option."""
+    """Return the name. Raise ValueError if there is no such option."""
     if name not in _TYPES:
         raise ValueError(no_option(name, _TYPES))
     return name
 
 
 def no_option(name: str, known: Collection[str]) -> str:
-    """Return the message for a name that is none of `known`."""
+    """Return the error message for a name that is not in `known`."""
     near = our_name(name, known)
     return f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
 
 
 def read_option(name: str, text: str) -> Any:
     """Return the value of an option. Raise ValueError, InvalidRequest."""
-    read, wanted = _READERS[_TYPES[check_name(name)]]
+    read, expected = _READERS[_TYPES[check_name(name)]]
     try:
         return read(text)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError):
-        raise ValueError(f"{name} takes {wanted}, not {text!r}") from None
+        raise ValueError(f"{name} must be {expected}, got {text!r}") from None
 
 
 def set_option(options: dict[str, Any], name: str, value: Any) -> None:
-    """A constraint takes the place of others; a value that asks for none takes it back."""
+    """Set an option; a constraint replaces any other, and a value that means no constraint removes it."""
     if name in CONSTRAINTS:
         for other in {name} if value in _NO_CONSTRAINT else CONSTRAINTS:
             options.pop(other, None)
@@ -52,7 +52,7 @@ def set_option(options: dict[str, Any], name: str, value: Any) -> None:
 
 
 def read_bias(biases: Mapping[str, float]) -> dict[Any, float]:
-    """With the ids that the names of a JSON object stand for."""
+    """Convert the names of a JSON object to token ids."""
     return {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
 
 

@@ -1,10 +1,9 @@
-"""Text on its way to a terminal: shown as it is, but for what would steer the terminal."""
+"""Text for a terminal, in which nothing controls the terminal."""
 
 from __future__ import annotations
 
-#: Control characters become their pictures, or U+FFFD where there is none; so do the marks that turn text around for
-#: the rest of a line. Joiners, which emoji and Persian are written with, and characters younger than Python's tables
-#: stay.
+#: Control characters become their pictures, or U+FFFD if there is none; so do the marks that reverse the direction of
+#: text. Joiners, which emoji and Persian need, and characters newer than Python's tables stay.
 _SHOWN = (
     {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
     | {0x7F: 0x2421}
@@ -13,5 +12,5 @@ _SHOWN = (
 
 
 def printable(text: str) -> str:
-    """Show control characters instead of sending them: a model's text must not steer the terminal."""
+    """Replace control characters by visible ones: a model's text must not control the terminal."""
     return text.translate(_SHOWN)

@@ -1,4 +1,4 @@
-"""A flag for every setting: derived from `config`, resolved by it, and written out again for another process."""
+"""Flags of all settings: derived from `config`, resolved by it, and written out again for another process."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from photon_grpc.config.settings import Setting, by_name, settings
 from photon_grpc.errors import ConfigError
 
 EPILOG = (
-    "Every flag is also a variable: --max-num-seqs is PHOTON_MAX_NUM_SEQS; flags win. "
+    "Every flag is also a variable: --max-num-seqs is PHOTON_MAX_NUM_SEQS; flags override variables. "
     "`photon-grpc doctor` shows the result."
 )
 
 
 _POSITIONAL = "positional_model"
 
-#: Flags of vLLM that have no namesake here.
+#: Flags of vLLM that have another name here, or none.
 _ELSEWHERE = {
-    "--host": "--listen HOST:PORT says where to serve",
-    "--port": "--listen HOST:PORT says where to serve",
+    "--host": "use --listen HOST:PORT",
+    "--port": "use --listen HOST:PORT",
     "--tensor-parallel-size": "a server uses one GPU",
 }
 
 
 class SettingOption(click.Option):
-    """A flag made from a Setting. Its text is handed on as it is: `resolve` alone knows what is allowed."""
+    """A flag made from a Setting. It passes its text on unchecked; only `resolve` knows the allowed values."""
 
     def __init__(self, setting: Setting) -> None:
         is_switch = setting.kind is bool
@@ -46,7 +46,7 @@ class SettingOption(click.Option):
         self.setting = setting
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what the shell offers: the choices, or its own file names where a file or directory is taken."""
+        """Return the shell's completions: the choices, or file names if the setting is a file or directory."""
         setting = self.setting
         if setting.choices:
             return [CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)]
@@ -54,15 +54,14 @@ class SettingOption(click.Option):
         return [CompletionItem(incomplete, type=takes)] if takes else []
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """`--[no-]enforce-eager` says in half a line what both spellings side by side say in two."""
+        """Shorten the two spellings of a switch to `--[no-]enforce-eager`."""
         record = super().get_help_record(ctx)
         is_switch = self.setting.kind is bool and record is not None
         return (f"--[no-]{self.setting.flag[2:]}", record[1]) if is_switch and record else record
 
 
 class SettingsCommand(click.Command):
-    """A command that takes the model as its argument and every setting as a flag, its help grouped under the headings
-    of `config/flags.py`."""
+    """A command with the model as its argument and every setting as a flag, grouped as in `config/flags.py`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +71,7 @@ class SettingsCommand(click.Command):
         self.params += [SettingOption(setting) for setting in settings()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`serve DIR_OR_ID` is `serve --model DIR_OR_ID`."""
+        """Parse the arguments, with `serve DIR_OR_ID` as `serve --model DIR_OR_ID`."""
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -84,7 +83,7 @@ class SettingsCommand(click.Command):
         positional = ctx.params.pop(_POSITIONAL, None)
         if positional is not None:
             if ctx.params["model"] not in (None, positional):
-                raise click.UsageError(f"two models: {positional} and --model {ctx.params['model']}", ctx)
+                raise click.UsageError(f"two models: {positional} and --model {ctx.params['model']}; give one", ctx)
             ctx.params["model"] = positional
         return rest
 
@@ -120,7 +119,7 @@ def _default(setting: Setting) -> str:
 
 
 def as_flags(given: dict[str, Any]) -> list[str]:
-    """Return the command line that says `given`, for a process of its own."""
+    """Return the command line of these settings, for another process."""
     flags: list[str] = []
     for name, value in given.items():
         setting = by_name()[name]
@@ -132,7 +131,7 @@ def as_flags(given: dict[str, Any]) -> list[str]:
 
 
 def resolve_flags(given: dict[str, Any], *, any_directory: bool = False) -> Resolved:
-    """Raise ConfigError. `any_directory`: also one that holds no model."""
+    """Resolve the flags. Raise ConfigError; with `any_directory` accept a directory without a model."""
     try:
         return resolve(given, os.environ, any_directory=any_directory)
     except ConfigError as error:

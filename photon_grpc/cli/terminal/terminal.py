@@ -1,4 +1,4 @@
-"""Generations on a terminal, through the gRPC client. Text goes to stdout, everything about it to stderr."""
+"""Generations on a terminal, through the gRPC client: text on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from photon_grpc.client import Client, Delta, Options, Prompt, Stream, Timing, U
 
 
 class Stopwatch:
-    """A stream's speed: the first token by this side's clock, the rate by the server's.
+    """A stream's speed: the first token by the client's clock, the rate by the server's.
 
-    Messages gather tokens, so their distances on this side say little.
+    A message may carry several tokens, so the times between messages do not show the rate.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,10 @@ class Stopwatch:
             self._first_s = time.monotonic() - self._started_s
 
     def summary(self, usage: Usage | None, timing: Timing | None, reason: str) -> str:
-        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate is that of the tokens after the
-        first."""
+        """Return a line such as `37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`.
+
+        The rate counts the tokens after the first.
+        """
         num_tokens = usage.output_tokens if usage else 0
         parts = [f"{num_tokens} token{'' if num_tokens == 1 else 's'}"]
         if self._first_s is not None:
@@ -43,7 +45,7 @@ class Stopwatch:
 
 
 async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bool = False) -> None:
-    """Streams one generation to stdout and a line about it to stderr. Raise PhotonError."""
+    """Stream one generation to stdout and write a line about it to stderr. Raise PhotonError."""
     async with Client(target, **connection()) as client, client.stream(prompt, **options) as stream:
         if as_json:
             await _write_json(stream)
@@ -53,8 +55,7 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 
 
 async def write_text(stream: Stream, out: TextIO) -> str:
-    """Return the texts of a stream as they come, a line end after them; return the summary. Several outputs are told
-    apart by their number."""
+    """Write the text of a stream as it comes, and a line end; return the summary. Several outputs are numbered."""
     stopwatch, reasons, written, scores = Stopwatch(), {}, Written(out), Scores()
     try:
         async for delta in stream:
@@ -70,7 +71,7 @@ async def write_text(stream: Stream, out: TextIO) -> str:
 
 
 class Written:
-    """Text on its way to a terminal: one output flows, several are gathered and shown one after the other."""
+    """Text for a terminal: the first output as it comes, the others one after another at the end."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -100,21 +101,21 @@ class Written:
 
 
 class Thoughts:
-    """Reasoning on its way to a terminal, dimmed; white space around it is left out."""
+    """Reasoning for a terminal, dimmed, without white space around it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._style = ("\x1b[2m", "\x1b[0m") if out.isatty() else ("", "")
-        #: White space that is shown before more reasoning only.
+        #: White space that is shown only if more reasoning comes.
         self._blank = ""
-        self._is_open = self._is_spoken = False
+        self._is_open = self._has_content = False
 
     def add(self, delta: Delta) -> Delta:
-        """Show its reasoning; return it with the content as its text."""
+        """Show the reasoning of the delta; return the delta with its content as its text."""
         self._think(delta.reasoning)
-        content = delta.content if self._is_spoken else delta.content.lstrip()
+        content = delta.content if self._has_content else delta.content.lstrip()
         if content:
-            self._is_spoken = True
+            self._has_content = True
             self.end()
         return replace(delta, text=content)
 
@@ -125,11 +126,11 @@ class Thoughts:
 
     def _think(self, reasoning: str) -> None:
         text = self._blank + reasoning if self._is_open else reasoning.lstrip()
-        said = text.rstrip()
-        self._blank = text[len(said) :]
-        if said:
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        if shown:
             self._is_open = True
-            self._write(f"{self._style[0]}{printable(said) if self._out.isatty() else said}{self._style[1]}")
+            self._write(f"{self._style[0]}{printable(shown) if self._out.isatty() else shown}{self._style[1]}")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -137,7 +138,7 @@ class Thoughts:
 
 
 async def _write_json(stream: Stream) -> None:
-    """One JSON object a line: a delta each, then the start, usage and timing of the whole. Bytes are base64."""
+    """Write one JSON object a line: the deltas, then the start, usage and timing. Bytes are base64."""
     async for delta in stream:
         _print_json(_without_empty(asdict(delta)))
     whole = {"start": stream.start, "usage": stream.usage, "timing": stream.timing}
@@ -149,7 +150,7 @@ def _print_json(value: Mapping[str, Any]) -> None:
 
 
 def to_base64(value: Any) -> str:
-    """Of bytes, or of a message of protobuf."""
+    """Encode bytes, or a protobuf message."""
     return base64.b64encode(value if isinstance(value, bytes) else value.SerializeToString()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Lines typed at a terminal: edited, remembered, completed; several pasted at once are one message."""
+"""Lines typed at a terminal, with editing, history and completion; lines pasted together are one message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HISTORY = "photon-grpc/chat_history"
 
 
 def typed_lines(commands: Iterable[str]) -> Iterator[str]:
-    """Read a message: Enter sends, Alt-Enter begins a new line. Ctrl-C empties the line, Ctrl-D ends."""
+    """Yield messages: Enter sends one, Alt-Enter begins a new line, Ctrl-C clears the input, Ctrl-D ends."""
     session: PromptSession[str] = PromptSession(
         "› ",
         multiline=True,
@@ -38,7 +38,7 @@ def typed_lines(commands: Iterable[str]) -> Iterator[str]:
 
 
 def _bindings() -> KeyBindings:
-    """Of a message that may have several lines: Enter sends it all the same."""
+    """Return the key bindings of a message of several lines, in which Enter sends and Alt-Enter begins a line."""
     bindings = KeyBindings()
 
     @bindings.add("enter")
@@ -53,7 +53,7 @@ def _bindings() -> KeyBindings:
 
 
 def _history() -> History:
-    """In the user's state directory, readable by the user alone; in memory where that cannot be written."""
+    """Keep the history in the user's state directory, readable by the user only; in memory if that is not writable."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(state).expanduser() / _HISTORY
     try:

@@ -1,4 +1,4 @@
-"""A server's load on the screen: what `top` shows."""
+"""`top`'s screen: a server's load."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from rich.text import Text
 from photon_grpc.cli.terminal.connection import admin_connection
 from photon_grpc.client.admin import AdminClient, LoadSample, Replica
 
-#: Looks that are remembered.
-_NUM_REMEMBERED = 60
+#: Samples that are kept for the graphs.
+_MAX_SAMPLES = 60
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 32
 _OWNED, _CACHED, _FREE, _OTHER = "blue", "cyan", "bright_black", "yellow"
 
 
 class View:
-    """The last looks, and how they are shown."""
+    """The latest samples of the load, and the screen that shows them."""
 
     def __init__(self, target: str, replica: Replica) -> None:
         self._target = target
         self._replica = replica
-        self._looks: deque[LoadSample] = deque(maxlen=_NUM_REMEMBERED)
+        self._samples: deque[LoadSample] = deque(maxlen=_MAX_SAMPLES)
 
-    def look(self, sample: LoadSample) -> None:
-        self._looks.append(sample)
+    def add(self, sample: LoadSample) -> None:
+        self._samples.append(sample)
 
     def render(self) -> RenderableType:
-        """Return the screen, after at least one look."""
-        load, looks = self._looks[-1], self._looks
+        """Return the screen; at least one sample must have been added."""
+        load, samples = self._samples[-1], self._samples
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=len("tokens/s out"))
         table.add_column(style="bold", no_wrap=True, min_width=9, justify="right")
         table.add_column(no_wrap=True)
         out, into = load.output_tokens_per_s, load.prompt_tokens_per_s
         for row in (
-            ("running", f"{load.running:,}", self._of_seats(load)),
-            ("queued", f"{load.queued:,}", self._in_queue(load)),
-            ("tokens/s out", f"{out:,.0f}", self._spark(look.output_tokens_per_s for look in looks)),
-            ("tokens/s in", f"{into:,.0f}", self._spark(look.prompt_tokens_per_s for look in looks)),
-            ("step", f"{_step_s(load) * 1000:,.1f} ms", self._spark(_step_s(look) for look in looks)),
+            ("running", f"{load.running:,}", self._slots(load)),
+            ("queued", f"{load.queued:,}", self._queue(load)),
+            ("tokens/s out", f"{out:,.0f}", self._spark(sample.output_tokens_per_s for sample in samples)),
+            ("tokens/s in", f"{into:,.0f}", self._spark(sample.prompt_tokens_per_s for sample in samples)),
+            ("step", f"{_step_s(load) * 1000:,.1f} ms", self._spark(_step_s(sample) for sample in samples)),
             ("cache hits", f"{load.prefix_cache_hit_rate:.0%}", Text("of all prompt tokens", "dim")),
             ("preemptions", f"{load.num_preemptions:,}", self._preempted()),
             ("KV blocks", f"{self._used(load):.0%}", self._blocks(load)),
@@ -62,17 +62,17 @@ class View:
         text = f"[bold]photon-grpc {escape(replica.version)}[/] · {escape(replica.device)} · up {up}{restarts}"
         return Text.from_markup(f"{text}\n[dim]{escape(self._target)}[/]")
 
-    def _of_seats(self, load: LoadSample) -> Text:
+    def _slots(self, load: LoadSample) -> Text:
         bar = _bar(((load.running, "green"), (self._replica.max_running - load.running, _FREE)))
         return bar.append(f" of {self._replica.max_running:,}", "dim")
 
-    def _in_queue(self, load: LoadSample) -> Text:
-        line = self._spark(look.queued for look in self._looks)
+    def _queue(self, load: LoadSample) -> Text:
+        line = self._spark(sample.queued for sample in self._samples)
         return line.append(f" {load.queued_prompt_tokens:,} prompt tokens", "dim")
 
     def _preempted(self) -> Text:
-        since = self._looks[-1].num_preemptions - self._looks[0].num_preemptions
-        return Text(f"{since:,} of them lately", "dim") if since > 0 else Text("")
+        recent = self._samples[-1].num_preemptions - self._samples[0].num_preemptions
+        return Text(f"{recent:,} of them recently", "dim") if recent > 0 else Text("")
 
     def _used(self, load: LoadSample) -> float:
         return load.owned_blocks / max(self._replica.total_blocks, 1)
@@ -99,8 +99,8 @@ class View:
         return line.append(f"of {self._replica.total_blocks:,}, {self._replica.block_size} tokens each", "dim")
 
     def _spark(self, values: Iterable[float]) -> Text:
-        """Return the last looks, the newest at the right; its top is the largest of them."""
-        if len(self._looks) < 2:
+        """Draw the latest samples, the newest at the right, scaled to the largest."""
+        if len(self._samples) < 2:
             return Text()
         newest = list(values)[-_BAR_WIDTH:]
         top = max(newest) or 1.0
@@ -109,11 +109,11 @@ class View:
 
 
 async def look(target: str) -> None:
-    """Print one. Raise PhotonError."""
+    """Print the load once. Raise PhotonError."""
     async with AdminClient(target, **admin_connection(target)) as client:
         view = View(target, await client.replica())
         async for sample in client.watch_load(1.0):
-            view.look(sample)
+            view.add(sample)
             break
     Console(highlight=False).print(view.render(), soft_wrap=True)
 
@@ -128,7 +128,7 @@ async def watch(target: str, interval_s: float) -> None:
             await newest.first()
             with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
                 while not reading.done():
-                    view.look(newest.sample)
+                    view.add(newest.sample)
                     live.update(view.render(), refresh=True)
                     await asyncio.wait((reading,), timeout=interval_s)
             await reading
@@ -137,7 +137,7 @@ async def watch(target: str, interval_s: float) -> None:
 
 
 class Newest:
-    """The newest sample: nothing comes while nothing changes, and time goes on."""
+    """The newest sample, which stays while the server sends none because nothing changes."""
 
     def __init__(self, client: AdminClient, interval_s: float) -> None:
         self.sample = LoadSample()
@@ -158,12 +158,12 @@ class Newest:
 
 
 def _step_s(load: LoadSample) -> float:
-    """0 at rest, where the last step is long over."""
+    """Return the duration of the last step; 0 if nothing runs."""
     return load.step_s if load.running else 0.0
 
 
 def _bar(parts: Iterable[tuple[int, str]]) -> Text:
-    """Draw a bar of parts; a part above 0 is seen."""
+    """Draw a bar of parts; every part above 0 is visible."""
     shown = [(count, style) for count, style in parts if count > 0]
     total = sum(count for count, _ in shown) or 1
     widths = [max(round(count / total * _BAR_WIDTH), 1) for count, _ in shown]

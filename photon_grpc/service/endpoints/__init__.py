@@ -1,1 +1,1 @@
-"""Addresses and plain HTTP."""
+"""The addresses of the service, and its pages in plain HTTP."""

@@ -1,5 +1,7 @@
-"""Small pages in plain HTTP for scrapers and probes. One that reads nothing, or sends nothing, holds no place for long
-and costs no thread."""
+"""Small pages in plain HTTP for scrapers and probes.
+
+A client that reads or sends nothing is disconnected after 5 s and takes no thread.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from photon_grpc.server.calls.places import Places
 
 _LOG = logging.getLogger(__name__)
 
-#: Beyond them the oldest connection of the host that has most is ended: a new one is served.
+#: At this limit a new connection ends the oldest one of the host that has most.
 MAX_CONNECTIONS = 64
-#: From the connection to the last byte of the answer.
+#: Time from the connection to the last byte of the answer.
 TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 8 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
@@ -32,12 +34,12 @@ class Page(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
 
 
-#: Given the header `accept`.
+#: Makes a page for the value of the header `accept`.
 Render = Callable[[str], Page]
 
 
 class _Connection:
-    """None of them works: all are idle from their beginning."""
+    """One connection, which counts as idle from its beginning, so that any may be evicted."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -52,7 +54,7 @@ class _Connection:
 
 
 class HttpEndpoint:
-    """GET and HEAD, one request for each connection. Belongs to one event loop."""
+    """A server for GET and HEAD on one event loop, with one request for each connection."""
 
     def __init__(self, pages: Mapping[str, Render], *, timeout_s: float = TIMEOUT_S) -> None:
         self._pages = pages
@@ -62,13 +64,13 @@ class HttpEndpoint:
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
-        """Listen; return HOST:PORT, with the port that was chosen for port 0. Raise ConfigError."""
+        """Listen; return HOST:PORT, with the actual port if it was 0. Raise ConfigError."""
         host, port = split_address(address, "--metrics-listen")
         try:
             self._server = await asyncio.start_server(self._serve, host.strip("[]"), port, limit=_MAX_HEAD_BYTES)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen at {address} for metrics: {error.strerror or error}; choose another address "
+                f"cannot listen on {address} for metrics: {error.strerror or error}; choose another address "
                 "(--metrics-listen)",
                 field="--metrics-listen",
             ) from None
@@ -93,14 +95,14 @@ class HttpEndpoint:
         self._open.discard(connection)
 
     async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Written is what the reader's machine has taken, and not what waits here for it.
+        # Makes `drain` wait until the system has taken all data.
         writer.transport.set_write_buffer_limits(high=0)
         with contextlib.suppress(TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
             async with asyncio.timeout(self._timeout_s):
                 writer.write(self._answer(await reader.readuntil(_END_OF_HEAD)))
                 await writer.drain()
                 writer.close()
-        # Nothing more of one that has not closed by now.
+        # The answer did not complete in time.
         if not writer.is_closing():
             writer.transport.abort()
 
@@ -119,15 +121,15 @@ class HttpEndpoint:
     def _page(self, method: str, path: str, accept: str) -> Page:
         render = self._pages.get(path)
         if render is None:
-            return _told(HTTPStatus.NOT_FOUND, f"here are {', '.join(self._pages)}")
+            return _text_page(HTTPStatus.NOT_FOUND, f"the pages are {', '.join(self._pages)}")
         if method not in ("GET", "HEAD"):
-            return _told(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
+            return _text_page(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
         try:
             return render(accept)
         except Exception as error:
             _LOG.error("%s cannot be shown, %s\n%s", path, type(error).__name__, frames_of(error))
-            return _told(HTTPStatus.INTERNAL_SERVER_ERROR, "the log says why")
+            return _text_page(HTTPStatus.INTERNAL_SERVER_ERROR, "the log has the reason")
 
 
-def _told(status: HTTPStatus, text: str) -> Page:
+def _text_page(status: HTTPStatus, text: str) -> Page:
     return Page(f"{text}\n".encode(), status=status)

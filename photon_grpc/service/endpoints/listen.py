@@ -1,7 +1,7 @@
-"""The front ends' addresses.
+"""The addresses of the front ends.
 
-One front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT), which the
-supervisor reserves for as long as it lives; a Unix socket has one owner, front end 0.
+A single front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT),
+which the supervisor reserves as long as it lives; front end 0 owns the Unix sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Listeners:
 
     addresses: tuple[str, ...]
     reuse_port: bool
-    #: Bound, never listening: they keep the port numbers ours while a front end is restarted.
+    #: Bound, never listening: they keep the port numbers reserved while a front end is restarted.
     reserved: tuple[socket.socket, ...] = ()
 
     def of(self, frontend: int) -> tuple[str, ...]:
@@ -40,15 +40,15 @@ class Listeners:
 
 
 def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
-    """Raise ConfigError when an address is taken, or when there is nothing to share."""
+    """Plan the addresses of all front ends. Raise ConfigError if one is in use, or none can be shared."""
     if frontends == 1:
         for address in addresses:
             check(address, reuse_port=False)
         return Listeners(addresses, reuse_port=False)
     if all(address.startswith("unix:") for address in addresses):
         raise ConfigError(
-            f"--frontends {frontends} share a TCP port, and a Unix socket has one owner: "
-            "add --listen HOST:PORT or leave --frontends out",
+            f"--frontends {frontends}: several front ends need a TCP port, since they cannot share a Unix socket; "
+            "add --listen HOST:PORT or omit --frontends",
             field="--frontends",
         )
     planned: list[str] = []
@@ -65,14 +65,14 @@ def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
 
 
 def _reserve(address: str) -> tuple[socket.socket, str]:
-    """Return a socket bound to the address, and the address with the number that the system chose for port 0."""
+    """Return a socket bound to the address, and the address with the actual port if it was 0."""
     host, port = split_address(address)
     try:
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         _probe(family, kind, where)
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Connections of a server before this one, which bound its port alone, may wait for their last packets.
+        # Connections of an earlier server on this port may still wait for their last packets.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(where)
     except OSError as error:
@@ -84,40 +84,42 @@ def _reserve(address: str) -> tuple[socket.socket, str]:
 
 
 def _probe(family: int, kind: int, where: tuple[object, ...]) -> None:
-    """Without SO_REUSEPORT: another service that shares its port would let us in silently."""
+    """Bind without SO_REUSEPORT, to detect another service that shares its port."""
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(where)
 
 
-def admin_address(wanted: str) -> str:
-    """Return where front end 0 serves AdminService: `wanted`; "" for "none"; a Unix socket named after this process
-    where nothing is wanted."""
-    if wanted:
-        return "" if wanted == NO_ADMIN else wanted
+def admin_address(setting: str) -> str:
+    """Return the address at which front end 0 serves AdminService.
+
+    It is the setting, "" for "none", or if the setting is empty a Unix socket named after this process.
+    """
+    if setting:
+        return "" if setting == NO_ADMIN else setting
     return f"unix:{_socket_directory()}/photon-grpc-{os.getpid()}.sock"
 
 
-def check_admin(wanted: str) -> None:
-    """Raise ConfigError where an address that was asked for is taken."""
-    if wanted not in ("", NO_ADMIN):
-        check(wanted, reuse_port=False)
+def check_admin(setting: str) -> None:
+    """Raise ConfigError if the setting is an address in use."""
+    if setting not in ("", NO_ADMIN):
+        check(setting, reuse_port=False)
 
 
 def check_distinct(server: ServerConfig) -> None:
-    """Raise ConfigError where two of the addresses that were asked for are one."""
+    """Raise ConfigError if two of the addresses in the settings are the same."""
     admin = "" if server.admin_listen == NO_ADMIN else server.admin_listen
     check_apart(filter(None, (*server.listen, admin, server.metrics_listen)))
 
 
 def admin_sockets() -> tuple[str, ...]:
-    """Addresses of this user's servers, or the system's, that are named after their process and answer."""
+    """Return the default admin sockets that answer and belong to this user or root."""
     found = sorted(Path(_socket_directory()).glob("photon-grpc-*.sock"))
     return tuple(f"unix:{path}" for path in found if _is_ours(path))
 
 
 def _is_ours(path: Path) -> bool:
-    # In a directory for all, any user may listen, and callers may send a key.
+    # In a directory shared with others any user may listen, and callers may send a key.
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
         return path.stat().st_uid in (os.getuid(), 0)
@@ -129,7 +131,7 @@ def _socket_directory() -> str:
 
 
 def _temporary() -> str:
-    """Return a directory for the socket; where none can be written, the socket is refused with a warning."""
+    """Return the directory for temporary files; if none is writable, binding the socket fails with a warning."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -138,7 +140,7 @@ def _temporary() -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnixPath:
-    """A Unix socket that our front end has bound, to be removed if it could not do so itself."""
+    """A Unix socket that a front end has bound, to be removed if it could not do so itself."""
 
     path: str
     inode: int
@@ -153,7 +155,7 @@ class UnixPath:
         return None
 
     def remove(self) -> None:
-        """Leave it alone if another server has put its own there meanwhile."""
+        """Remove the socket, unless another server has replaced it."""
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self.inode:
                 os.unlink(self.path)

@@ -1,5 +1,7 @@
-"""/metrics, /healthz and /readyz of the whole service, by its supervisor: the process that outlives all others, so that
-no counter falls when one of them dies."""
+"""/metrics, /healthz and /readyz of the whole service.
+
+The supervisor serves them: it outlives all other processes, so that no counter falls when one of them dies.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from photon_grpc.service.endpoints.service_metrics import Served
 
 _LOG = logging.getLogger("photon_grpc")
 
-#: In the place of a front end: what is counted here.
+#: Stands for a front end: the counts of the supervisor itself.
 _OWN = -1
 
 
 class MetricsEndpoint:
-    """service_metrics.ServiceMetrics."""
+    """The ServiceMetrics that serve HTTP."""
 
     def __init__(self, address: str, served: Callable[[], Served]) -> None:
         self._address = address
@@ -58,14 +60,13 @@ class MetricsEndpoint:
 
     def _metrics(self, accept: str) -> Page:
         served = self._served()
-        # The labels stay while an engine is started again.
+        # The labels stay while an engine is restarted.
         self._facts = served.facts or self._facts
-        told = served._replace(facts=self._facts)
-        snapshot = Snapshot(self._engines.load(self._life), self._frontends, *told)
+        snapshot = Snapshot(self._engines.load(self._life), self._frontends, *served._replace(facts=self._facts))
         return Page(*snapshot.page(accept))
 
     def _healthz(self, accept: str) -> Page:
-        # As the gRPC health of "": whatever dies is started again by the process that answers.
+        # Like the gRPC health of "": the process that answers restarts all others.
         return Page(b"SERVING\n")
 
     def _readyz(self, accept: str) -> Page:

@@ -1,4 +1,4 @@
-"""Metrics of the whole service, told by the supervisor where --metrics-listen asks for them."""
+"""Metrics of the whole service, which the supervisor serves if --metrics-listen is set."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class ServiceMetrics(Protocol):
         """Listen. Raise ConfigError."""
 
     def told(self, frontend: int, counted: Counted) -> None:
-        """The front end in this place has counted."""
+        """Add the counts that a front end reported."""
 
     def requests_lost(self, num_requests: int) -> None:
-        """Front ends that died took so many requests with them."""
+        """Count the requests that front ends had when they died."""
 
     def frontend_ended(self, frontend: int) -> None: ...
 
     def engine_begins(self, life: int) -> None:
-        """The next one."""
+        """Begin the sums of the next engine."""
 
     def close(self) -> None: ...
 
 
 class NoMetrics:
     async def start(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def told(self, frontend: int, counted: Counted) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def requests_lost(self, num_requests: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def frontend_ended(self, frontend: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def engine_begins(self, life: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,1 +1,1 @@
-"""The children's log lines."""
+"""The log of all processes: its lines, its pipe and its filter."""

@@ -1,4 +1,4 @@
-"""Records of the log as lines: for people, or each a JSON object for what collects logs."""
+"""Log records as lines of text for people, or of JSON for log collectors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import math
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-#: As much as a pipe takes whole: no other process's text stands in the middle of a line.
+#: A pipe takes this many bytes at once, so that no other process writes into the middle of a line.
 _MAX_JSON_BYTES = 4095
-#: Beyond it a line without an end is one.
+#: Limit on the text that is kept of a foreign line.
 _MAX_FOREIGN_CHARS = 3000
 _BEGIN = '{"time": '
 
 
 def formatter(log_format: str, process: str = "") -> logging.Formatter:
-    """For `log_format`, as --log-format takes it; `process` is its name, empty for the supervisor."""
+    """Return the formatter for a value of --log-format; `process` is "" for the supervisor."""
     return JsonLines(process) if log_format == "json" else TextLines(process)
 
 
 class TextLines(logging.Formatter):
-    """`12:34:56 message`, the level where it is not information, the process where it is not the supervisor."""
+    """Lines such as `12:34:56 WARNING engine: message`, without the level INFO and the supervisor's name."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__(datefmt="%H:%M:%S")
@@ -35,21 +35,21 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """`{"time": …, "level": …, "process": …, "message": …}`, or the record's own `fields` in the message's place."""
+    """Lines such as `{"time": …, "level": …, "process": …, "message": …}`, or with the record's `fields` as message."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
         self._process = process or "supervisor"
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = getattr(record, "fields", None) or {"message": record.getMessage()}
+        content: dict[str, Any] = getattr(record, "fields", None) or {"message": record.getMessage()}
         frames = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
         level = record.levelname.lower()
-        return _line({"time": _utc(record.created), "level": level, "process": self._process, **told, **frames})
+        return _line({"time": _utc(record.created), "level": level, "process": self._process, **content, **frames})
 
 
 class JsonStream(io.TextIOBase):
-    """A text stream whose lines become JSON objects; of progress that is drawn over itself the last state remains."""
+    """A text stream whose lines become JSON objects; of a progress bar the last state remains."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -58,8 +58,8 @@ class JsonStream(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            if told := line.rpartition("\r")[2].strip():
-                self._stream.write(f"{foreign_line(told)}\n")
+            if last := line.rpartition("\r")[2].strip():
+                self._stream.write(f"{foreign_line(last)}\n")
         self._stream.flush()
         return len(text)
 
@@ -68,13 +68,13 @@ class JsonStream(io.TextIOBase):
 
 
 class ForeignLines:
-    """Bytes of many writers: lines that are JSON pass, those that libraries and dying processes write become it."""
+    """The bytes of many writers, in which lines of libraries and of dying processes become JSON, too."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def translate(self, data: bytes) -> bytes:
-        """Return the lines that are complete; "" ends what was begun."""
+        """Return the complete lines; b"" as `data` ends an incomplete one."""
         *lines, self._rest = (self._rest + (data or b"\n")).split(b"\n")
         if len(self._rest) > _MAX_JSON_BYTES:
             lines, self._rest = [*lines, self._rest], b""
@@ -86,23 +86,24 @@ class ForeignLines:
 
 
 def foreign_line(text: str) -> str:
-    """Make JSON of a line that did not come through the log; its process is unknown."""
+    """Return the JSON of a line from outside the log, whose process is unknown."""
     time = _utc(datetime.now(UTC).timestamp())
     return _line({"time": time, "level": "warning", "process": None, "message": text[:_MAX_FOREIGN_CHARS]})
 
 
-def _line(told: dict[str, Any]) -> str:
-    """One JSON object; where it is too long, its longest texts lose their beginnings."""
-    while (excess := _num_bytes(told) - _MAX_JSON_BYTES) > 0:
-        longest = max((name for name in told if isinstance(told[name], str)), key=lambda name: _num_bytes(told[name]))
-        text = told[longest]
+def _line(content: dict[str, Any]) -> str:
+    """Return one JSON object; if it is too long, cut the beginnings of its longest texts."""
+    while (excess := _num_bytes(content) - _MAX_JSON_BYTES) > 0:
+        texts = (name for name in content if isinstance(content[name], str))
+        longest = max(texts, key=lambda name: _num_bytes(content[name]))
+        text = content[longest]
         # Escapes take up to six bytes a character.
-        told[longest] = "…" + text[math.ceil(excess * len(text) / _num_bytes(text)) + 2 :]
-    return _json(told)
+        content[longest] = "…" + text[math.ceil(excess * len(text) / _num_bytes(text)) + 2 :]
+    return _json(content)
 
 
 def _json(value: Any) -> str:
-    """Half of a surrogate pair, which cannot be encoded, stays an escape."""
+    """Encode a value; half of a surrogate pair stays an escape."""
     return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
-"""stderr of every process of the service, behind a pipe: who writes never waits for who reads.
+"""The pipe that is the stderr of every process of the service, so that no writer waits for a reader.
 
-The supervisor makes the pipe and copies what comes out of it to its stderr. Its children have the other end as their
-stderr, so that what is written there by libraries, and last by one that crashes, takes the same way. The pipe is the
-queue: what does not fit is dropped.
+The supervisor makes the pipe and copies its contents to its own stderr. Its children have the other end as their
+stderr, so that the output of libraries and of a crash goes through it, too. The pipe is the queue: lines that do not
+fit are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from photon_grpc.service.logs.log_lines import ForeignLines, formatter
 from photon_grpc.service.logs.log_sieve import LogSieve
 
-#: As much as a process may ask for without privileges.
+#: The largest pipe that a process may request without privileges.
 _PIPE_BYTES = 1024 * 1024
 _READ_BYTES = 64 * 1024
 #: Time for the last lines to reach a slow stderr.
@@ -28,15 +28,14 @@ _FLUSH_S = 1.0
 
 
 def log_to_stderr(level: str, process: str = "", *, log_format: str = "text", fd: int = 2) -> None:
-    """Set up logging of this process to what it has as stderr; `process` is its name, empty for the supervisor."""
+    """Log to this process's stderr; `process` is its name, "" for the supervisor."""
     lines = LogLines(fd)
     lines.setFormatter(formatter(log_format, process))
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
 
 
 def log_bare_lines(logger: str, *, log_format: str = "text", fd: int = 2) -> None:
-    """Write the lines of this logger whatever the level of the others; as text they are as they come, without time and
-    process."""
+    """Write the lines of this logger at any log level; as text without time and process."""
     lines = logging.getLogger(logger)
     lines.setLevel(logging.INFO)
     if log_format == "text":
@@ -48,9 +47,9 @@ class LogPipe:
     """The pipe, and the thread that empties it until the last writer is gone."""
 
     def __init__(self, target: int, log_format: str = "text") -> None:
-        """`target` gets the text; -1: it is dropped. In JSON, lines that are none become it."""
+        """Make the pipe; the file descriptor `target` gets the text, -1 drops it. With "json" all lines become JSON."""
         reader, self.fd = os.pipe()
-        # Of the writers' end alone, but in every process: the flag belongs to the pipe, not to its descriptors.
+        # For the writers' end only, but in every process: the flag belongs to the pipe, not to its descriptors.
         os.set_blocking(self.fd, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
             with contextlib.suppress(OSError):
@@ -60,14 +59,13 @@ class LogPipe:
         self._pump.start()
 
     def close(self) -> None:
-        """For the last writer. Waits for what is in the pipe, but not for long."""
+        """Close the pipe after the last writer; wait up to a second until it is empty."""
         os.close(self.fd)
         self._pump.join(_FLUSH_S)
 
 
 class LogLines(logging.Handler):
-    """Writes records to a file descriptor that may be full: what it drops it counts, and says so with the next record
-    that fits."""
+    """A handler for a file descriptor that may be full; it reports dropped lines before the next line that fits."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -92,13 +90,13 @@ class LogLines(logging.Handler):
         except BlockingIOError:
             return False
         except OSError:
-            # It will never be read, and there is no other place to say so.
+            # Nobody will read it, and there is no other place to report that.
             return True
         return True
 
 
 class PipeStream(io.TextIOBase):
-    """Drawings on the terminal behind the pipe, if that is one; what does not fit is not drawn."""
+    """A text stream into the pipe, a terminal if the end of the pipe is one; text that does not fit is dropped."""
 
     def __init__(self, fd: int, log_format: str = "text") -> None:
         self._fd = fd
@@ -115,7 +113,7 @@ class PipeStream(io.TextIOBase):
 
 
 def own_stderr() -> int:
-    """Return the descriptor of this process's stderr; -1 where it was started without."""
+    """Return the descriptor of this process's stderr; -1 if it was started without one."""
     return sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
 
 
@@ -124,7 +122,7 @@ def _loss(num_lines: int) -> logging.LogRecord:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yield a pipe takes so much whole or not at all, and nothing of another process in between."""
+    """Yield pieces that a pipe takes whole or not at all, so that no other process writes in between."""
     while len(data) > select.PIPE_BUF:
         end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
         yield data[:end]
@@ -135,7 +133,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 def _pump(reader: int, target: int, translate: Callable[[bytes], bytes]) -> None:
     sieve = LogSieve()
     while data := os.read(reader, _READ_BYTES):
-        # For `translate` no data are the end.
+        # No data would mean the end to `translate`.
         if passed := sieve.passed(data):
             _write_all(target, memoryview(translate(passed)))
     _write_all(target, memoryview(translate(sieve.rest()) + translate(b"")))
@@ -149,5 +147,5 @@ def _write_all(fd: int, data: memoryview) -> None:
         except BlockingIOError:
             select.select((), (fd,), ())
         except OSError:
-            # A terminal or a reader that is gone, a full disk: the text is lost, the pipe must not fill up.
+            # The terminal or reader is gone or the disk full: drop the text, since the pipe must not fill up.
             return

@@ -1,4 +1,4 @@
-"""Bounds the lines that gRPC's core writes to stderr: it has one for every refused call, and no setting for fewer."""
+"""A bound on the lines that gRPC's core writes to stderr, one for every refused call, with no setting for fewer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 import time
 from collections import Counter
 
-#: Of one place in the code, in an interval; the others have one in common.
+#: Lines from one place in gRPC's code in an interval; one line counts the others.
 _MAX_LINES = 10
 _INTERVAL_S = 5.0
 #: `E1123 09:58:59.174679   11766 hpack_encoder.cc:618] `, as absl writes it.
 _BEGINNING = rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ "
 _LINE = re.compile(_BEGINNING + rb"([\w./-]+:\d+)\] ")
 _SOME = re.compile(rb"^" + _BEGINNING, re.MULTILINE)
-#: At the end of a piece: such a line, or what may become one.
+#: At the end of a piece: the beginning of such a line, or what may become one.
 _UNFINISHED = re.compile(rb"[IWEF](?:\d{4} .*|\d{0,4})\Z")
 
 
 class LogSieve:
-    """Lines of all processes go through it, in pieces."""
+    """The filter for the output of all processes, which comes in pieces."""
 
     def __init__(self) -> None:
         self._begun_s = 0.0
@@ -28,7 +28,7 @@ class LogSieve:
         self._is_amid_a_line = False
 
     def passed(self, piece: bytes) -> bytes:
-        """Return the part that is to be written, behind the number of lines left out in an interval that is over."""
+        """Return the part to be written, after the number of lines dropped in the last interval if that is over."""
         due = b"" if self._is_amid_a_line else self._summed_up()
         data, self._unfinished = self._unfinished + piece, b""
         begin = data.rfind(b"\n") + 1
@@ -41,7 +41,7 @@ class LogSieve:
         return due + data
 
     def rest(self) -> bytes:
-        """Return what is left when nothing will come any more."""
+        """Return the rest after the last piece."""
         self._begun_s -= _INTERVAL_S
         return self._summed_up() + self._unfinished
 

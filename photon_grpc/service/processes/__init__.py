@@ -1,1 +1,1 @@
-"""The child processes and what keeps them alive."""
+"""The child processes, and their start, restart and end."""

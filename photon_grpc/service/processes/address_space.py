@@ -1,5 +1,7 @@
-"""A limit on address space (`ulimit -v`) that is too small ends a start with one line: not with a traceback of whatever
-met it, and not with a library that tries for ever (OpenBLAS)."""
+"""The limit on address space (`ulimit -v`), which ends a start with one line if it is too low.
+
+Otherwise a start would end with a traceback, or hang in a library that retries (OpenBLAS).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ import sys
 
 from photon_grpc.errors import StartupError
 
-#: What the loader, Python, torch and C++ say where none is left.
+#: Error texts of the loader, Python, torch and C++ when no address space is left.
 _SIGNS = (
     *("memoryerror", "failed to map segment", "cannot allocate memory", "can't allocate memory", "not enough memory"),
     *("bad_alloc", "can't start new thread", "cannot create thread", "resource temporarily unavailable"),
 )
-#: Beyond what libraries map: stacks of threads, a small model.
+#: Address space for the stacks of threads and a small model, besides the libraries.
 _HEADROOM_BYTES = 256 * 2**20
 _MAX_CPU_S, _TIMEOUT_S = 30, 300
 
-#: Loads what the engine loads, with the headroom taken away.
+#: Imports what the engine imports, under the limit less the headroom.
 _TRY = """
 import resource, sys
 limit, cpu_s = map(int, sys.argv[1:])
@@ -31,14 +33,13 @@ import photon_grpc.bridge.host, photon_grpc.compose.assemble
 
 
 def limit_bytes() -> int | None:
-    """Address space that this process and its children may have; None: as much as they want."""
+    """Return the limit on the address space of this process and its children; None if there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_limit() -> None:
-    """Raise StartupError where the engine's libraries, which need most, find no room. Takes seconds, where there is a
-    limit at all."""
+    """Raise StartupError if the engine's libraries, which need most, do not fit. Takes seconds if there is a limit."""
     limit = limit_bytes()
     if limit is None:
         return
@@ -46,17 +47,17 @@ def check_limit() -> None:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise StartupError(told("the engine")) from None
+        raise StartupError(advice("the engine")) from None
     except OSError as error:
         if is_met_by(error):
-            raise StartupError(told("the engine")) from None
+            raise StartupError(advice("the engine")) from None
         raise
     if done.returncode < 0 or (done.returncode and _is_sign(done.stderr.decode(errors="replace"))):
-        raise StartupError(told("the engine"))
+        raise StartupError(advice("the engine"))
 
 
 def is_met_by(error: BaseException | None) -> bool:
-    """Return whether there is a limit and the error, or what it arose from, says that no more was to be had."""
+    """Return whether there is a limit and the error, or one of its causes, reports a lack of memory."""
     while error is not None and limit_bytes() is not None:
         is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if isinstance(error, MemoryError) or is_refused or _is_sign(str(error)):
@@ -65,17 +66,17 @@ def is_met_by(error: BaseException | None) -> bool:
     return False
 
 
-def told(process: str) -> str:
-    """Return the line: whose, which limit, what to do. `process`: `the engine`."""
+def advice(process: str) -> str:
+    """Return the error message for a process, such as `the engine`, with the limit and what to do."""
     limit = (limit_bytes() or 0) / 2**20
     return (
-        f"{process} needs more address space than `ulimit -v` allows ({limit:,.0f} MiB): `ulimit -v unlimited` lifts "
-        "it. Libraries map far more than they use; limit the memory of the container or cgroup instead"
+        f"{process} needs more address space than `ulimit -v` allows ({limit:,.0f} MiB): remove the limit with `ulimit "
+        "-v unlimited`. Libraries map far more than they use; limit the memory of the container or cgroup instead"
     )
 
 
 def hint() -> str:
-    """Behind the end of a process that could say nothing; "" without a limit."""
+    """Return a note on the limit for a process that ended without a reason; "" without a limit."""
     limit = limit_bytes()
     return "" if limit is None else f"; `ulimit -v` allows {limit / 2**20:,.0f} MiB of address space: is it too little?"
 

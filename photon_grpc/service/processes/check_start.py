@@ -1,7 +1,7 @@
-"""Check what `serve` refuses at its start, by the checks of its own processes, without loading weights.
+"""The checks of `serve`'s processes at their start, without loading weights.
 
-`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints the reasons as
-a JSON list.
+`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints the reasons why
+`serve` would not start as a JSON list.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from photon_grpc.service.endpoints.listen import check_admin, check_distinct, pl
 
 
 def reasons(config: ServeConfig) -> list[str]:
-    """Return the reasons for which `serve` would not start, each once: engine and front end read the same files. A
-    check that breaks is one of them, and the others are made."""
+    """Return the reasons why `serve` would not start, each once; a check that fails unexpectedly is one, too."""
     found: dict[str, None] = {}
     for check in _checks(config):
         try:
@@ -43,13 +42,12 @@ def reasons(config: ServeConfig) -> list[str]:
             found[str(error)] = None
         except Exception as error:
             traceback.print_exc()
-            found[f"{type(error).__name__} where only a refusal was expected: {error}"] = None
+            found[f"a check failed unexpectedly with {type(error).__name__}: {error}"] = None
     return list(found)
 
 
 def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
-    """Yield the supervisor's, the front end's, the engine's. Of a model that is still to be downloaded nothing is
-    checked."""
+    """Yield the checks of supervisor, front end and engine, without those of a model that is not downloaded yet."""
     server = config.server
     yield partial(check_distinct, server)
     yield lambda: plan_listeners(server.listen, server.frontends).close()
@@ -65,7 +63,7 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
 
 
 def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
-    """Of a directory that holds no model this is the one reason."""
+    """Yield the checks of the model; only the first if the directory holds no model."""
     holds_model = partial(resolve.check_model, config.model.model, random_weights=config.model.load_format == "dummy")
     try:
         holds_model()
@@ -77,7 +75,7 @@ def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
 
 
 def check_metrics(address: str) -> None:
-    """Raise ConfigError where it could not be listened at."""
+    """Raise ConfigError if the address cannot be bound."""
 
     async def listen() -> None:
         endpoint = HttpEndpoint({})
@@ -89,8 +87,11 @@ def check_metrics(address: str) -> None:
 
 
 def check_model(config: ServeConfig) -> None:
-    """Raise ConfigError for sizes that the model does not allow, and ModelLoadError naming the tensor that is missing,
-    surplus, or of a wrong shape or dtype, from the headers alone."""
+    """Check sizes and tensors, the latter by the headers of their files only.
+
+    Raise ConfigError for sizes that the model does not allow, and ModelLoadError naming a tensor that is missing,
+    surplus, or of a wrong shape or dtype.
+    """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)

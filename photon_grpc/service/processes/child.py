@@ -1,7 +1,7 @@
-"""Child processes: how they are started, told things, missed at once, and never left behind.
+"""Child processes: their start, their control sockets, the detection of their end, and their end with the parent.
 
-Knows nothing of what a child does. Start children from the main thread: the system ends a child when the *thread* that
-made it ends.
+Nothing here depends on what a child does. Start children from the main thread: the system ends a child when the
+*thread* that started it ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 
 #: Signals that do not end a child.
-_LEFT_ALONE = (*END_SIGNALS, *IDLE_SIGNALS)
-#: Signals that a process brings upon itself.
+_IGNORED_SIGNALS = (*END_SIGNALS, *IDLE_SIGNALS)
+#: Signals that a process raises by its own fault.
 _FATAL_SIGNALS = {
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 }
 
-#: Time that a child gets to print where it is.
-_LAST_WORDS_S = 0.2
+#: Time for a hanging child to print the stacks of its threads.
+_PRINT_STACKS_S = 0.2
 
-#: A child that could not start says why over its control socket (CannotStart) and ends with this.
+#: Exit code of a child that could not start, after it sent the reason over its control socket (CannotStart).
 CANNOT_START = 2
 
 
@@ -47,21 +47,21 @@ class ChildCommand(NamedTuple):
 
     name: str
     module: str
-    #: None: this process's own.
+    #: None: that of this process.
     stderr: int | None = None
-    #: Further files that it is to have.
+    #: Further files that the child inherits.
     shared: tuple[int, ...] = ()
 
     def start(self, *files: int) -> subprocess.Popen[bytes]:
-        """Raise OSError."""
+        """Start a child that inherits these files. Raise OSError."""
         passed = (*files, *self.shared)
         command = [sys.executable, "-m", self.module, str(os.getpid()), *map(str, passed)]
-        with _blocked(*_LEFT_ALONE):
+        with _blocked(*_IGNORED_SIGNALS):
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self.stderr, pass_fds=passed)
 
 
 class Child:
-    """A running child, the control socket to it and its signs of life."""
+    """A running child, its control socket and its heartbeat."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], control: ControlChannel, watchdog: Watchdog
@@ -71,13 +71,13 @@ class Child:
         self._control = control
         self._watchdog = watchdog
         self._has_hung = False
-        #: False once it is waited for: it was told to end, and has its time for that.
+        #: False while `end_within` waits for its end, which has its own timeout.
         self._is_watched = True
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
     def start(cls, command: ChildCommand) -> Child:
-        """Raise OSError."""
+        """Start the command. Raise OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         watchdog = Watchdog()
@@ -95,18 +95,17 @@ class Child:
         return self.process.pid
 
     def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Send a message. One that is dead gets nothing, its end is noticed elsewhere; one that reads nothing for long
-        is killed."""
+        """Send a message; kill a child that reads nothing. The end of a dead one is noticed elsewhere."""
         try:
             self._control.send(message, passed)
         except BufferError as error:
-            log.error("the %s reads nothing (%s): it hangs and is ended", self.name, error)
+            log.error("the %s reads nothing (%s): it hangs and is killed", self.name, error)
             self.kill()
         except OSError:
             pass
 
     async def messages(self) -> AsyncIterator[ControlMessage]:
-        """Yield the child's messages, until it has ended."""
+        """Yield the child's messages until it has ended."""
         while True:
             try:
                 messages = self._control.receive()
@@ -119,37 +118,36 @@ class Child:
         await self.ended()
 
     async def ended(self) -> int:
-        """Waits; returns the exit code, negative for a signal."""
+        """Wait for the end; return the exit code, negative for a signal."""
         return await asyncio.shield(self._ended)
 
     def end_if_hung(self) -> None:
-        """Kill it where it is silent for longer than it allowed itself, after it had a moment to print where each of
-        its threads is.
+        """Kill it if it is silent for longer than it announced, after a moment to print the stacks of its threads.
 
-        To be called every heartbeat.TICK_S, on the event loop.
+        Call this every heartbeat.TICK_S, on the event loop.
         """
         if self._ended.done() or not self._is_watched:
             return
-        if told := self._watchdog.tick():
+        if silence := self._watchdog.tick():
             self._has_hung = not _is_stopped(self.pid)
             why = "hangs" if self._has_hung else "is stopped from outside"
-            log.error("the %s %s: it %s and is ended", self.name, told, why)
+            log.error("the %s %s: it %s and is killed", self.name, silence, why)
             self.process.send_signal(WHERE_SIGNAL)
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
+            asyncio.get_running_loop().call_later(_PRINT_STACKS_S, self.kill)
 
     @property
     def is_at_fault(self) -> bool:
-        """Of one that has ended: whether by what it did itself. A signal that others send says nothing of it."""
+        """Whether a child that has ended did so by its own fault, not by a signal that others sent."""
         code = self.process.returncode
         return self._has_hung or code > 0 or -code in _FATAL_SIGNALS
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """Kill it now."""
         if self.process.returncode is None:
             self.process.kill()
 
     async def end_within(self, timeout_s: float) -> int:
-        """Wait for its own end, then kill it; its silence is no hang meanwhile."""
+        """Wait for it to end, then kill it; its silence meanwhile does not count as a hang."""
         self._is_watched = False
         try:
             return await asyncio.wait_for(self.ended(), timeout_s)
@@ -163,52 +161,52 @@ class Child:
 
 
 class ChildContext(NamedTuple):
-    """A child's belongings from its supervisor."""
+    """What a child has from its supervisor."""
 
     control: ControlChannel
     begin: Begin
-    #: Messages that came with it.
-    said: list[ControlMessage]
+    #: Messages that came after `begin`.
+    messages: list[ControlMessage]
     heartbeat: SharedHeartbeat
     #: The further files of its command.
     shared: tuple[int, ...]
 
     def refuse(self, reason: str) -> int:
-        """Say why this process cannot start; return the exit code for that."""
+        """Report why this process cannot start; return the exit code for that."""
         self.control.send(CannotStart(reason))
         return CANNOT_START
 
 
 def enter_child(argv: list[str]) -> ChildContext:
-    """Return the first thing that a child's main does.
+    """Set up this process as a child and return its context; call it first in a child's main.
 
-    From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
-    requests finish before it ends its children. SIGUSR1 shows where its threads are.
+    From here on the child dies with its supervisor and ignores signals that request an end: the supervisor waits for
+    running requests before it ends its children. SIGUSR1 prints the stacks of its threads.
     """
     supervisor_pid, fd, heartbeat_fd, *shared = map(int, argv[1:])
     die_with(supervisor_pid)
     faulthandler.enable()
     faulthandler.register(WHERE_SIGNAL)
-    for signum in _LEFT_ALONE:
+    for signum in _IGNORED_SIGNALS:
         if signum != WHERE_SIGNAL:
             signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_ALONE)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     for each in (fd, heartbeat_fd, *shared):
         os.set_inheritable(each, False)
     control = ControlChannel(socket.socket(fileno=fd))
     try:
         while not (messages := control.receive()):
-            pass  # a part of the first one
-        begin, *said = messages
+            pass  # only a part of the first message has come
+        begin, *messages = messages
     except EOFError:
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
-    return ChildContext(control, begin, said, SharedHeartbeat(heartbeat_fd), tuple(shared))
+    return ChildContext(control, begin, messages, SharedHeartbeat(heartbeat_fd), tuple(shared))
 
 
 def die_with(parent_pid: int) -> None:
-    """This process ends when its parent does, also when that is killed (Linux); at once where it is gone already."""
+    """Have this process end when its parent ends or is killed (Linux); exit now if the parent is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -217,7 +215,7 @@ def die_with(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Yield a child inherits the mask, so that nothing interrupts it before it has said what it ignores."""
+    """Block the signals; a child inherits the mask, so that none interrupts it before it ignores them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -226,7 +224,7 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped it; False where the system does not say (not Linux)."""
+    """Return whether a signal or a debugger has stopped the process; False if it is unknown (not Linux)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # PID (NAME) STATE ...; a name may hold anything.
@@ -237,7 +235,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code, as soon as there is one."""
+    """Wait for the end of the process; return the exit code."""
     if not hasattr(os, "pidfd_open"):
         return await asyncio.to_thread(process.wait)
     pidfd = os.pidfd_open(process.pid)

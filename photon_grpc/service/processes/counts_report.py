@@ -1,4 +1,4 @@
-"""A front end tells the supervisor what it counts, so that nothing counted goes with it."""
+"""A front end's reports of its counts to the supervisor, which keeps them when the front end dies."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.observe.metrics import LOOP_LAG_S
 
-#: A front end that is killed takes with it what it has counted meanwhile.
+#: A front end that is killed loses the counts since its last report.
 INTERVAL_S = 0.5
-#: The event loop is asked so often how late it is: what holds it up for longer is always met.
+#: Interval at which the delay of the event loop is measured; every longer delay is noticed.
 _LAG_INTERVAL_S = 0.05
 
 
 class CountsReport:
-    """Belongs to the event loop of the front end."""
+    """The reports of one front end, on its event loop."""
 
     def __init__(self, control: ControlChannel, frontend: Frontend, counts: Counts) -> None:
         self._control = control
         self._frontend = frontend
         self._counts = counts
-        self._told: tuple[int, Load] | None = None
-        #: Of the engine that the front end is joined to.
+        self._sent: tuple[int, Load] | None = None
+        #: The life of the engine to which the front end is connected.
         self.life = 0
-        # Before an engine is forgotten: its last Load.
-        frontend.on_state(lambda state: self.tell() if state is State.RESTARTING else None)
+        # Reports the last Load of an engine that has ended.
+        frontend.on_state(lambda state: self.send() if state is State.RESTARTING else None)
 
     async def keep(self) -> None:
-        """For ever: `tell` now and then, and look how late the loop is."""
+        """Report every 0.5 s until cancelled, and measure the delay of the event loop."""
         while True:
             for _ in range(round(INTERVAL_S / _LAG_INTERVAL_S)):
                 due_s = time.monotonic() + _LAG_INTERVAL_S
                 await asyncio.sleep(_LAG_INTERVAL_S)
                 self._counts.observe(LOOP_LAG_S, max(0.0, time.monotonic() - due_s))
-            self.tell()
+            self.send()
 
-    def tell(self) -> None:
-        """All that is new."""
+    def send(self) -> None:
+        """Report all changes."""
         series, now = self._counts.changed(), (self.life, self._frontend.load)
-        if not series and now == self._told:
+        if not series and now == self._sent:
             return
         try:
             self._control.send(Counted(*now, series))
         except (OSError, BufferError):
-            # It is gone, or reads nothing: the next time, perhaps.
+            # The supervisor is gone or reads nothing; the next report repeats these changes.
             return
         self._counts.told()
-        self._told = now
+        self._sent = now
 
 
 class NoReport:
@@ -60,10 +60,10 @@ class NoReport:
     life = 0
 
     async def keep(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def tell(self) -> None:
-        """Nothing."""
+    def send(self) -> None:
+        """Do nothing."""
 
 
 def counts_report(control: ControlChannel, frontend: Frontend, counts: Counts | None) -> CountsReport | NoReport:

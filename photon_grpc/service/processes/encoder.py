@@ -1,8 +1,8 @@
-"""An encoder process, for inputs too large for a front end's threads: each job in a fork of its own. No torch, no gRPC.
+"""An encoder process for inputs too large for a front end's threads, with a fork for each job and no torch or gRPC.
 
-Started by a front end. A Link brings the socket of one job: it comes as one frame, its answer goes back as one, and
-closing the other end ends the job. A fork starts in milliseconds with the tokenizer loaded, may be killed at any
-moment, and gives back all of its memory.
+A front end starts it. A Link brings the socket of one job: the job comes as one frame, its answer goes back as one, and
+closing the other end cancels the job. A fork starts in milliseconds with the tokenizer loaded, may be killed at any
+time, and returns all of its memory.
 """
 
 from __future__ import annotations
@@ -29,75 +29,75 @@ from photon_grpc.service.processes.child import ChildContext, die_with, enter_ch
 
 #: Processor time of one job. Text takes 0.3 to 1.3 s per MiB.
 MAX_CPU_S = 10.0
-#: Of trying a grammar out, and the stack for it: less than the threads have that walk it afterwards.
+#: Processor time for trying a grammar, and the stack for it: smaller than that of the threads that use it afterwards.
 MAX_TRIAL_CPU_S = 0.08
-#: Of a large one: receiving and parsing it has taken its share of what a caller waits for a refusal.
+#: The same for a large grammar, whose transfer and parsing have already taken part of the time until a refusal.
 MAX_LARGE_TRIAL_CPU_S = 0.05
 _LARGE_TRIAL_BYTES = 2**17
 _TRIAL_STACK_BYTES = 2**20
-#: A job up to so long is small, and gets less memory. Text takes 100 to 300 times its bytes while it is encoded.
+#: Jobs up to this size have less memory. Text takes 100 to 300 times its bytes while it is encoded.
 SMALL_JOB_BYTES = 2**20
 MAX_SMALL_MEMORY_BYTES = 2**29
 MAX_MEMORY_BYTES = 2**31
 
-#: Behind everything that answers callers.
+#: Lower priority than all processes that answer callers.
 _NICE = 10
 _MAX_WATCH_INTERVAL_MS = 100
-#: After so long work in Python lets the one look that watches it.
+#: Interval after which Python code yields to the thread that watches it.
 _SWITCH_S = 0.0005
-#: First to go where memory is short.
+#: Killed first if memory is short.
 _OOM_SCORE = "1000"
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 0 when the front end is gone."""
+    """Run jobs until the front end is gone; return the exit code, 0."""
     context = enter_child(argv)
     os.nice(_NICE)
     # The library's threads would not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A fork is not waited for: the system forgets it when it ends.
+    # The system reaps ended forks, so that nothing waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     model = read_served_model(context.begin.config)
     byte_tokenizer()
     if model.tokenizer is not None:
-        # Kept by the forks: it takes long.
+        # Computed here once, since it takes long; the forks inherit it.
         _ = model.tokenizer.max_token_bytes
     gc.freeze()
     with contextlib.suppress(EOFError):
-        _fork_for_ever(context, model)
+        _fork_for_jobs(context, model)
     return 0
 
 
 def max_memory_bytes(num_bytes: int) -> int:
-    """Memory that a job of so many bytes may use beyond what it starts with."""
+    """Return the memory that a job of `num_bytes` may use in addition to that at its start."""
     return MAX_SMALL_MEMORY_BYTES if num_bytes <= SMALL_JOB_BYTES else MAX_MEMORY_BYTES
 
 
 def max_cpu_s(job: Job, num_bytes: int) -> float:
-    """Processor time that a job of so many bytes may take."""
+    """Return the processor time that a job of `num_bytes` may take."""
     if not isinstance(job, TryOut):
         return MAX_CPU_S
     return MAX_TRIAL_CPU_S if num_bytes <= _LARGE_TRIAL_BYTES else MAX_LARGE_TRIAL_CPU_S
 
 
-def _fork_for_ever(context: ChildContext, model: ServedModel) -> NoReturn:
-    said: list[ControlMessage] = context.said
+def _fork_for_jobs(context: ChildContext, model: ServedModel) -> NoReturn:
+    messages: list[ControlMessage] = context.messages
     parent = os.getpid()
     while True:
-        for _ in filter(lambda message: isinstance(message, Link), said):
+        for _ in filter(lambda message: isinstance(message, Link), messages):
             with context.control.take_socket() as sock:
                 if os.fork() == 0:
-                    # With it the sockets of the jobs behind this one, which are not this fork's to hold open.
+                    # Also closes the sockets of later jobs, which this fork must not hold open.
                     context.control.close()
-                    _live(parent, sock, max_frame_bytes(context.begin.config.server.max_message_size), model)
-        said = context.control.receive()
+                    _run_job(parent, sock, max_frame_bytes(context.begin.config.server.max_message_size), model)
+        messages = context.control.receive()
 
 
-def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) -> NoReturn:
-    """All of a fork's life: one job. Ends without an answer where memory is short or the job is cancelled."""
+def _run_job(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) -> NoReturn:
+    """Do one job in a fork and exit, without an answer if memory is short or the job is cancelled."""
     try:
         die_with(parent)
-        # A library that ends the process for want of memory says so on stderr.
+        # Discards the output of libraries that abort when memory is short.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         job, num_bytes = _receive(sock, max_bytes)
@@ -117,7 +117,7 @@ def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) 
 
 
 class _AnswerOnce:
-    """One answer, by whichever thread has one first; with it the process ends."""
+    """The only answer of a fork, by the first thread that has one; sending it ends the process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -130,7 +130,7 @@ class _AnswerOnce:
 
 
 def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
-    """Return the job and its bytes. Raise EOFError where none comes."""
+    """Return the job and its size in bytes. Raise EOFError if none comes."""
     reader = FrameReader(JOB, max_bytes=max_bytes)
     num_bytes = 0
     while received := sock.recv_into(reader.room()):
@@ -141,10 +141,10 @@ def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
 
 
 def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce, max_cpu_s: float) -> None:
-    """End the process when its time is over or the other end is closed."""
+    """End the process when its processor time is used up or the other end is closed."""
     hung_up = select.poll()
     hung_up.register(sock, select.POLLIN)
-    # The thread that works takes no more processor time than time goes by.
+    # One thread works, so the processor time grows no faster than the wall clock.
     while (left_s := max_cpu_s - time.process_time()) > 0:
         if hung_up.poll(max(1, min(_MAX_WATCH_INTERVAL_MS, left_s * 1000))):
             os._exit(1)

@@ -1,4 +1,4 @@
-"""A front end's end of its encoder process: what goes there, in which order, and how it ends with its call."""
+"""A front end's side of its encoder process: the choice of jobs for it, their order and their cancellation."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ log = logging.getLogger(__name__)
 
 _MODULE = "photon_grpc.service.processes.encoder"
 _MAX_JOBS = 256
-#: As they lie in the front end's memory.
+#: Bytes of waiting jobs in the front end's memory.
 _MAX_JOBS_BYTES = 2**27
-#: Ids of a long context take four bytes each; far above that.
+#: Far above the ids of a long context, which take four bytes each.
 _MAX_ANSWER_BYTES = 2**28
-#: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
+#: Far above the time that a job's processor time takes beside others: a process silent for longer is stopped or hangs.
 _MAX_SILENCE_S = 60.0
-#: A job of no work: a process that lives answers it.
+#: A job without work, which a live process answers.
 _NOTHING = DecodeIds(b"", False)
 
 
 class EncoderProcess:
-    """Small inputs in threads, the others in a process that can be killed."""
+    """An encoder that handles small inputs in threads, others in a process that can be killed."""
 
     def __init__(self, threads: ThreadEncoder, begin: Begin) -> None:
         self._threads = threads
@@ -68,7 +68,7 @@ class EncoderProcess:
             on_message=lambda message: None,
             on_end=lambda child: self._is_up.clear(),
         )
-        # Its end, even at the start, fails the jobs at hand and not the front end.
+        # Its end, even at the start, fails its current jobs and not the front end.
         self._process.has_worked = True
         self._turns = FairTurns(
             max(1, min((os.cpu_count() or 1) // 2, 4)),
@@ -80,7 +80,7 @@ class EncoderProcess:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EncoderProcess]:
-        """Keep the process alive meanwhile. In the main thread."""
+        """Keep the process alive within the block. Call it in the main thread."""
         keeper = asyncio.create_task(self._process.keep())
         try:
             yield self
@@ -124,15 +124,15 @@ class EncoderProcess:
         return answer.constraint
 
     async def _perform(self, job: Job, num_bytes: int, caller: str) -> Answer:
-        """Cancelling it ends the work. Raise PhotonError."""
+        """Have the process do the job; cancellation ends the work. Raise PhotonError."""
         async with self._turns.turn(caller, num_bytes):
             await self._is_up.wait()
             child = self.child
             if child is None:
-                raise RuntimeError("an encoder is up and is none")
+                raise RuntimeError("the encoder is marked as running, but there is no process")
             try:
                 async with asyncio.timeout(_MAX_SILENCE_S):
-                    answer, num_sent = await _asked(child, job)
+                    answer, num_sent = await _request(child, job)
                     if answer is None:
                         await _check_alive(child)
             except TimeoutError:
@@ -158,8 +158,8 @@ class EncoderProcess:
             self._is_up.set()
 
 
-async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
-    """Return the answer over a socket of its own, None where it closed without one; the bytes that were sent."""
+async def _request(child: Child, job: Job) -> tuple[Answer | None, int]:
+    """Send the job over a new socket; return the answer, None if the socket closed without one, and the bytes sent."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours:
@@ -179,9 +179,11 @@ async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
 
 
 async def _check_alive(child: Child) -> None:
-    """Raise EngineRestarting where not the job alone has ended: another one has no answer either. The process's own end
-    is seen later than that of its sockets."""
-    answer, _ = await _asked(child, _NOTHING)
+    """Raise EngineRestarting if the whole process has ended, so that another job has no answer either.
+
+    The end of the process is noticed later than that of its sockets.
+    """
+    answer, _ = await _request(child, _NOTHING)
     if answer is None:
         raise _restarting()
 

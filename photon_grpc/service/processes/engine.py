@@ -1,6 +1,6 @@
-"""The engine process: loads the model, then computes steps until the last front end is gone.
+"""The engine process, which loads the model and computes steps until the last front end is gone.
 
-Started by the supervisor with the flight record as its shared file (`child.py`).
+The supervisor starts it with the flight record as its shared file (`child.py`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from photon_grpc.service.processes.child import ChildContext, enter_child
 
 log = logging.getLogger(__name__)
 
-#: Loading reports at most this often, and whenever a stage begins or ends.
+#: Least interval of reports while loading, except when a stage begins or ends.
 _REPORT_INTERVAL_S = 0.1
-#: Time for the engine's loop to its first turn.
+#: Time until the first turn of the engine's loop.
 _FIRST_TURN_S = 60.0
 #: Time for the compilation of a kernel while serving.
 _COMPILATION_S = 600.0
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
+    """Run the engine; return 0 after a stop, CANNOT_START after a StartupError. Other exceptions are crashes."""
     context = enter_child(argv)
     try:
         _run(context)
@@ -45,10 +45,10 @@ def main(argv: list[str]) -> int:
         return 0
     except Exception as error:
         if address_space.is_met_by(error):
-            # As every StartupError; where it has worked before, a line and a new start.
-            os._exit(context.refuse(address_space.told("the engine")))
-        log.exception("the engine cannot go on")
-        # Where a device is lost, releasing what it holds may hang; front ends are to see their sockets end now.
+            # Handled as a StartupError; an engine that has worked before is restarted.
+            os._exit(context.refuse(address_space.advice("the engine")))
+        log.exception("the engine cannot continue")
+        # If a device is lost, releasing its memory may hang; front ends must see their sockets end now.
         os._exit(1)
     return 0
 
@@ -67,17 +67,17 @@ def _run(context: ChildContext) -> None:
     quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
     engine = assembled.engine(EnginePorts(host, host, heartbeat), quarantine)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
-    # Weights, modules and graphs stay: the collector need not look at them again.
+    # Weights, modules and graphs stay; exclude them from later collections.
     gc.collect()
     gc.freeze()
     heartbeat.beat(_FIRST_TURN_S)
     control.send(Ready(assembled.facts))
-    host.obey(context.said)
+    host.obey(context.messages)
     host.announce(assembled.facts)
     try:
         engine.run()
     finally:
-        # The interpreter ends by collecting; libraries report what it does not look at as leaked (nanobind, in Triton).
+        # The last collection must see all objects: nanobind, in Triton, reports others as leaked.
         gc.unfreeze()
 
 

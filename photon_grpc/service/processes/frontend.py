@@ -1,4 +1,4 @@
-"""A front-end process: gRPC outside, the bridge inside. torch never gets in here. Started by the supervisor."""
+"""A front-end process, started by the supervisor: gRPC to the outside, the bridge to the engine, and no torch."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from photon_grpc.service.processes.encoder_client import EncoderProcess
 
 log = logging.getLogger(__name__)
 
-#: Tokenizing and templates run here, beside the loop; more threads than cores gain nothing.
+#: Threads for tokenizing and templates; more than the number of cores gain nothing.
 _MAX_POOL_THREADS = 4
-#: Interval of the event loop's beats, and the silence that it may keep.
+#: Interval of the event loop's heartbeats, and the longest silence that is no hang.
 _BEAT_INTERVAL_S = 0.5
 _LONGEST_TURN_S = 5.0
 #: mallopt(3).
@@ -59,7 +59,7 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
+    """Serve; return 0 after a drain or if the supervisor is gone, CANNOT_START after a StartupError."""
     context = enter_child(argv)
     _map_large_blocks()
     config, name = context.begin.config.server, f"front end {context.begin.index}"
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         if not address_space.is_met_by(error):
             raise
-        return context.refuse(address_space.told(name))
+        return context.refuse(address_space.advice(name))
     return 0
 
 
@@ -108,7 +108,7 @@ async def _serve(context: ChildContext) -> None:
             certificates=allowed.certificates,
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
-        # gRPC leaves a traceback where a server that listens is let go of; one that has drained is not drained again.
+        # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
         stack.push_async_callback(server.drain_and_stop, 0.0)
         admin = AdminListener(
             frontend,
@@ -127,13 +127,12 @@ async def _serve(context: ChildContext) -> None:
         _report(control, Drained(num_left))
         await admin.stop(await commands.until_stop(num_left))
         reporting.cancel()
-        report.tell()
+        report.send()
         link.close()
 
 
 async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
-    """Return the address of AdminService; empty where it is not served. Raise ConfigError for one that was asked
-    for."""
+    """Serve AdminService; return its address, "" if it is off or its default socket fails. Raise ConfigError."""
     if not begin.admin:
         return ""
     try:
@@ -141,21 +140,20 @@ async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
     except ConfigError as error:
         if begin.config.server.admin_listen:
             raise
-        # No place for a socket that was not asked for.
+        # The user did not request this socket, so the service works without it.
         log.warning("no admin service: %s", error)
         return ""
 
 
 def _map_large_blocks() -> None:
-    """Large blocks go back to the system when they are freed. glibc else keeps them once it has seen a few: gigabytes,
-    after messages of 32 MiB."""
+    """Have glibc return large freed blocks to the system; it would keep gigabytes after messages of 32 MiB."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def _keep_beating(heartbeat: SharedHeartbeat) -> None:
-    """With every beat the event loop itself says that it still turns."""
+    """Beat now and every 0.5 s, from the event loop itself, so that the beats show that it runs."""
     heartbeat.beat(_LONGEST_TURN_S)
     asyncio.get_running_loop().call_later(_BEAT_INTERVAL_S, _keep_beating, heartbeat)
 
@@ -167,14 +165,13 @@ class SupervisorCommands:
         self._control = context.control
         self._link = link
         self._report = report
-        self._said = context.said
-        self._news = asyncio.Event()
-        #: One for all that wait for something of it: nothing is lost between them.
+        self._unread = context.messages
+        self._readable = asyncio.Event()
+        #: One iterator for all methods, so that no message is lost between them.
         self._messages = self._read()
 
     async def until_drain(self) -> float:
-        """Join the engines that the supervisor brings, until it says drain: seconds for running requests (0: it is
-        gone)."""
+        """Connect to engines until a drain; return the seconds for running requests, 0 if the supervisor is gone."""
         async for message in self._messages:
             if isinstance(message, Link):
                 await self._link.connect(self._control.take_socket())
@@ -184,25 +181,24 @@ class SupervisorCommands:
         return 0.0
 
     async def until_stop(self, num_left: int) -> int:
-        """Wait for the drain of all front ends; return the requests that they still had, `num_left` of our own if the
-        supervisor is gone."""
+        """Wait until all front ends have drained; return the requests cut off, `num_left` without a supervisor."""
         async for message in self._messages:
             if isinstance(message, Stop):
                 return message.num_left
         return num_left
 
     async def _read(self) -> AsyncIterator[ControlMessage]:
-        """Until the supervisor is gone."""
+        """Yield the supervisor's messages until it is gone."""
         loop = asyncio.get_running_loop()
         self._control.set_blocking(False)
-        loop.add_reader(self._control.fileno(), self._news.set)
+        loop.add_reader(self._control.fileno(), self._readable.set)
         try:
             while True:
-                while self._said:
-                    yield self._said.pop(0)
-                await self._news.wait()
-                self._news.clear()
-                self._said = self._control.receive()
+                while self._unread:
+                    yield self._unread.pop(0)
+                await self._readable.wait()
+                self._readable.clear()
+                self._unread = self._control.receive()
         except EOFError:
             return
         finally:
@@ -210,24 +206,24 @@ class SupervisorCommands:
 
 
 def _report(control: ControlChannel, message: ControlMessage) -> None:
-    """A supervisor that is gone, or reads nothing, is told nothing; the end of its socket says so elsewhere."""
+    """Send a message; ignore a supervisor that is gone or reads nothing, whose end is noticed elsewhere."""
     with contextlib.suppress(OSError, BufferError):
         control.send(message)
 
 
 def _own_id() -> str:
-    """Return a name for the replica, the same one in all of its front ends: the supervisor's process, on this host."""
+    """Return the replica's name, the same in all of its front ends: this host and the supervisor's process id."""
     host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
     return f"{host[:64]}-{os.getppid()}"
 
 
 def _own_seed(seed: int, index: int) -> int:
-    """Front ends that draw seeds for requests must not draw the same ones; 0 stays: from the system."""
+    """Return a different seed for each front end, so that requests differ; 0 stays, for a seed from the system."""
     return seed + index if seed else 0
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it is installed: 15 to 35 % less CPU per message."""
+    """Return uvloop's factory if it is installed: it takes 15 to 35 % less CPU per message."""
     try:
         import uvloop
     except ImportError:

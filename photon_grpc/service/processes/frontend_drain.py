@@ -1,4 +1,4 @@
-"""The drain of one front end, heard until it has ended: it counts on while it answers what is running."""
+"""The drain of one front end, whose messages are read until it has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from photon_grpc.service.processes.child import Child
 
 
 class FrontendDrain:
-    """Belongs to the supervisor's event loop."""
+    """One front end's drain, on the supervisor's event loop."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class FrontendDrain:
         on_message: Callable[[ControlMessage], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Tell it to drain. `on_message` gets all else that it says; `on_end` is called when it has ended."""
+        """Command the drain. `on_message` gets all other messages; `on_end` is called when the process has ended."""
         self.child = child
         self._on_message = on_message
         self._on_end = on_end
@@ -28,7 +28,7 @@ class FrontendDrain:
         child.tell(Drain(timeout_s))
 
     async def listen(self) -> None:
-        """Until it has ended."""
+        """Read its messages until it has ended."""
         async for message in self.child.messages():
             if isinstance(message, Drained):
                 self._settle(message.num_left)
@@ -38,8 +38,7 @@ class FrontendDrain:
         self._settle(0)
 
     async def num_left(self, timeout_s: float) -> int:
-        """Return requests that it still had at the end of its drain; 0 where it died instead, or was killed for taking
-        longer than `timeout_s`."""
+        """Return the number of requests that it cut off; 0 if it died, or was killed after `timeout_s`."""
         try:
             return await asyncio.wait_for(self._num_left, timeout_s)
         except TimeoutError:

@@ -1,5 +1,4 @@
-"""A place in the service that a child process fills: started again with growing pauses when it dies, unless it never
-worked."""
+"""A child process that is restarted with growing pauses when it dies, unless it never worked."""
 
 from __future__ import annotations
 
@@ -16,16 +15,16 @@ from photon_grpc.service.processes.child import Child, ChildCommand
 
 log = logging.getLogger("photon_grpc")
 
-#: Deaths by a signal that are forgiven to a child that never worked; any other end before that is final.
+#: After this many deaths by a signal a child that never worked is given up, after any other end at once.
 _EARLY_DEATHS = 3
 
 
 class ChildCrashed(Exception):
-    """A process ended before it ever worked; what it had to say is in the log."""
+    """A process ended before it ever worked; its last messages are in the log."""
 
 
 class RestartDelay:
-    """Wait before the next start: 0.1 s, doubled each time up to 10 s; from 0.1 s again after a minute of life."""
+    """The pause before the next start: 0.1 s, doubled each time up to 10 s; reset after a minute of life."""
 
     def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:
         self._first_s = first_s
@@ -34,7 +33,7 @@ class RestartDelay:
         self._next_s = first_s
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait now that a child has ended that lived so long."""
+        """Return the seconds to wait after the end of a child that lived `lived_s`."""
         if lived_s >= self._forget_after_s:
             self._next_s = self._first_s
         delay_s = self._next_s
@@ -43,7 +42,7 @@ class RestartDelay:
 
 
 class ManagedProcess:
-    """A place that a child fills; when it dies, the next one takes it."""
+    """One child at a time; when it dies, the next one is started."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class ManagedProcess:
         on_end: Callable[[Child], None],
     ) -> None:
         self.name = command.name
-        #: Said by the owner once a child has worked: from then on every end is followed by a new start.
+        #: Set by the owner once a child has worked; from then on the child is restarted after every end.
         self.has_worked = False
         self.child: Child | None = None
         self.num_starts = 0
@@ -65,7 +64,7 @@ class ManagedProcess:
         self._backoff = RestartDelay()
 
     async def keep(self) -> None:
-        """For ever. Raise StartupError or ChildCrashed when it makes no sense to go on."""
+        """Keep a child running until cancelled. Raise StartupError or ChildCrashed if a restart cannot help."""
         deaths = 0
         while True:
             started_s = time.monotonic()
@@ -74,7 +73,7 @@ class ManagedProcess:
             except OSError as error:
                 if not self.has_worked:
                     raise
-                # For want of memory, processes or descriptors: perhaps not for long.
+                # Memory, processes or descriptors are short, perhaps only for a while.
                 await self._pause(started_s, f"cannot be started ({error})")
                 continue
             self.num_starts += 1
@@ -89,13 +88,13 @@ class ManagedProcess:
                 self._judge(code, reason, deaths)
             await self._pause(started_s, reason or how_it_ended(code))
 
-    async def _pause(self, started_s: float, told: str) -> None:
+    async def _pause(self, started_s: float, problem: str) -> None:
         delay_s = self._backoff.after(time.monotonic() - started_s)
-        log.error("the %s %s; starting again in %.1f s", self.name, told, delay_s)
+        log.error("the %s %s; restarting in %.1f s", self.name, problem, delay_s)
         await asyncio.sleep(delay_s)
 
     async def _listen(self, child: Child) -> str:
-        """Until it has ended; returns why it could not start, if it said so."""
+        """Read its messages until it has ended; return why it could not start, if it reported that."""
         reason = ""
         async for message in child.messages():
             if isinstance(message, CannotStart):
@@ -112,5 +111,5 @@ class ManagedProcess:
 
 
 def how_it_ended(code: int) -> str:
-    """`was killed by SIGKILL`, `ended with exit code 1`."""
+    """Return `was killed by SIGKILL` or `ended with exit code 1`."""
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

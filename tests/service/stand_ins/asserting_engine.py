@@ -1,5 +1,7 @@
-"""The engine process, in which a kernel reads out of bounds before the step that takes in the ids of ASSERT_BY: its
-assert is heard when the step is read, and the device is lost to this process."""
+"""An engine process in which a kernel reads out of bounds before the step that takes the ids of ASSERT_BY.
+
+The assert shows when the step is read; this process then has lost the device.
+"""
 
 from __future__ import annotations
 
