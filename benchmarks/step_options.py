@@ -47,22 +47,22 @@ class Variant(NamedTuple):
     """Asked for by every row."""
 
     sampling: SamplingParams
-    scores: LogprobParams = NO_LOGPROBS
+    logprobs: LogprobParams = NO_LOGPROBS
     masks: type[NoMasks] = NoMasks
 
 
 VARIANTS = {
     "greedy": Variant(GREEDY),
-    "greedy, logprobs 0": Variant(GREEDY, LogprobParams(logprobs=0)),
-    "greedy, logprobs 5": Variant(GREEDY, LogprobParams(logprobs=5)),
-    "greedy, logprobs 20": Variant(GREEDY, LogprobParams(logprobs=20)),
+    "greedy, logprobs 0": Variant(GREEDY, LogprobParams(num_logprobs=0)),
+    "greedy, logprobs 5": Variant(GREEDY, LogprobParams(num_logprobs=5)),
+    "greedy, logprobs 20": Variant(GREEDY, LogprobParams(num_logprobs=20)),
     "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
     "greedy, masks that allow everything": Variant(GREEDY, masks=OpenMasks),
     "greedy, masks of a schema": Variant(GREEDY, masks=WrittenMasks),
     "greedy, masks of a schema without maxLength": Variant(GREEDY, masks=UnboundedMasks),
     "greedy, masks of a schema, what is drawn": Variant(GREEDY, masks=DrawnMasks),
     "temperature": Variant(DRAWN),
-    "temperature, logprobs 5": Variant(DRAWN, LogprobParams(logprobs=5)),
+    "temperature, logprobs 5": Variant(DRAWN, LogprobParams(num_logprobs=5)),
     "temperature, penalties and biases": Variant(structs.replace(DRAWN, **SHAPED)),
     "temperature, masks of a schema": Variant(DRAWN, masks=WrittenMasks),
     "temperature, masks of a schema, what is drawn": Variant(DRAWN, masks=DrawnMasks),
@@ -71,11 +71,11 @@ VARIANTS = {
     "temperature, top_k 50 and top_p of wide rows": Variant(structs.replace(WIDE, top_k=50)),
     "temperature, everything": Variant(
         structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED),
-        LogprobParams(logprobs=5),
+        LogprobParams(num_logprobs=5),
         masks=WrittenMasks,
     ),
     "top_p": Variant(TOP_P),
-    "top_p, logprobs 5": Variant(TOP_P, LogprobParams(logprobs=5)),
+    "top_p, logprobs 5": Variant(TOP_P, LogprobParams(num_logprobs=5)),
 }
 PROMPT_TOKENS = 128
 
@@ -83,9 +83,9 @@ PROMPT_TOKENS = 128
 def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant, masks: NoMasks) -> float:
     """Of decode steps behind prompts that `prefill` has computed."""
     runner, slots, ones = work.runner, tuple(range(1, num_rows + 1)), (1,) * num_rows
-    sampling, scores = variant.sampling, variant.scores
+    sampling, scores = variant.sampling, variant.logprobs
     admissions = [row(work, slot, num_steps, PROMPT_TOKENS - 1) for slot in slots]
-    asking = tuple(structs.replace(admission, sampling=sampling, scores=scores) for admission in admissions)
+    asking = tuple(structs.replace(admission, sampling=sampling, logprobs=scores) for admission in admissions)
     first = Batch(0, slots, ones, ones, left=slots, admissions=asking, masked=masks.masked)
     pending = runner.submit(first)
     masks.give(first, pending)
@@ -100,8 +100,8 @@ def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant, masks: 
         pending = following
     output = masks.read(pending)
     elapsed_s = time.perf_counter() - start_s
-    expected = dict.fromkeys(range(num_rows), scores.records * RECORD.size) if scores.records else {}
-    if output.faults or {row: len(records) for row, records in output.scores.items()} != expected:
+    expected = dict.fromkeys(range(num_rows), scores.num_records * RECORD.size) if scores.num_records else {}
+    if output.faults or {row: len(records) for row, records in output.logprobs.items()} != expected:
         raise SystemExit(f"{num_rows} rows: a step failed, or gave other scores than it was asked for")
     return elapsed_s / num_steps * 1e3
 

@@ -31,8 +31,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     #: Ids that cannot be drawn while fewer than `min_tokens` are generated.
     min_tokens: int = 0
     banned_until_min: tuple[int, ...] = ()
-    #: Its `prompt_logprobs` only says how to score a row of `Batch.scored`.
-    scores: LogprobParams = NO_LOGPROBS
+    #: Its `prompt_logprobs` only says how to score a row of `Batch.prompt_logprob_rows`.
+    logprobs: LogprobParams = NO_LOGPROBS
 
 
 class Growth(msgspec.Struct, frozen=True, array_like=True):
@@ -70,7 +70,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     masked: tuple[int, ...] = ()
     #: (row, first) of rows that score prompt tokens, ascending: of a row that computes the positions [a, a + n) those
     #: at first ... min(a + n, num_prompt - 1), where first > a. The logits of position p score the id at p + 1.
-    scored: tuple[tuple[int, int], ...] = ()
+    prompt_logprob_rows: tuple[tuple[int, int], ...] = ()
 
 
 #: What NAN_LOGITS and NOTHING_TO_SAMPLE are as faults. One in place of a row's first id is the row's fault; behind kept
@@ -95,7 +95,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     duration_s: float = 0.0
     #: Ids of each yielding row, in Batch order, at most its `yields`; () is one each.
     lengths: tuple[int, ...] = ()
-    #: Row -> the RECORDs of its kept ids, `LogprobParams.records` each, of rows without a fault that ask for them.
-    scores: dict[int, bytes] = {}
-    #: Row -> the RECORDs of the prompt positions it scored, of rows of `Batch.scored` without a fault.
-    prompt_scores: dict[int, bytes] = {}
+    #: Row -> the RECORDs of its kept ids, `LogprobParams.num_records` each, of rows without a fault that ask for them.
+    logprobs: dict[int, bytes] = {}
+    #: Row -> the RECORDs of the prompt positions it scored, of rows of `Batch.prompt_logprob_rows` without a fault.
+    prompt_logprobs: dict[int, bytes] = {}

@@ -112,10 +112,10 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     preempted: tuple[int, ...] = ()
     #: The newest `Add.handle` of this front end that `load` counts; 0: none came in this step.
     newest_added: int = 0
-    #: Handle -> the packed scores of its ids, in their order (core.scores); of handles whose requests ask for them.
-    scores: dict[int, bytes] = {}
-    #: Handle -> the packed scores of further prompt positions: all have come before the request's first id.
-    prompt_scores: dict[int, bytes] = {}
+    #: Handle -> the RECORDs of its ids, in their order (core.logprobs), where the request asks for them.
+    logprobs: dict[int, bytes] = {}
+    #: Handle -> the RECORDs of further prompt positions; all of them arrive before the request's first id.
+    prompt_logprobs: dict[int, bytes] = {}
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):

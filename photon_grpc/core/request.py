@@ -119,7 +119,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     is_seed_random: bool = False
     #: Output ids that were produced elsewhere: they count as the output's own and are not sent. Of one output only.
     continued_ids: tuple[int, ...] = ()
-    scores: LogprobParams = NO_LOGPROBS
+    logprobs: LogprobParams = NO_LOGPROBS
     #: What every output must look like.
     constraint: Constraint | None = None
     #: Of the owner, as they are when it comes.

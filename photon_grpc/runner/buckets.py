@@ -34,7 +34,7 @@ class Buckets:
     def shape(self, batch: Batch) -> StepShape | None:
         """Return the smallest that holds the batch; None where none does, or prompts are scored: by hidden states that
         a graph does not keep."""
-        if batch.scored:
+        if batch.prompt_logprob_rows:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
         if num_rows <= self.rows[-1] and is_decode(batch):

@@ -51,7 +51,7 @@ def output_records(records: torch.Tensor | None, batch: Batch, scored: dict[int,
     if records is None:
         return NO_RECORDS
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
-    wanted = [(row, scored[slot].records) for row, (slot, yields) in columns if yields and slot in scored]
+    wanted = [(row, scored[slot].num_records) for row, (slot, yields) in columns if yields and slot in scored]
     return LogprobRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
 
 
@@ -70,17 +70,17 @@ class PromptLogprobRecorder:
         self._score = kernels.scores
 
     def __call__(self, batch: Batch, hidden: torch.Tensor) -> LogprobRecords:
-        """Of the rows of `batch.scored`.
+        """Of the rows of `batch.prompt_logprob_rows`.
 
         `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row behind row.
         """
-        if not batch.scored:
+        if not batch.prompt_logprob_rows:
             return NO_RECORDS
-        parts = [self._positions(batch, row, first) for row, first in batch.scored]
-        sizes = [self._prompt(batch, row)[0].prompt_records for row, _ in batch.scored]
+        parts = [self._positions(batch, row, first) for row, first in batch.prompt_logprob_rows]
+        sizes = [self._prompt(batch, row)[0].num_prompt_records for row, _ in batch.prompt_logprob_rows]
         counts = [part.shape[1] for part in parts]
         starts = np.cumsum([0, *counts[:-1]]).tolist()
-        rows = [row for row, _ in batch.scored]
+        rows = [row for row, _ in batch.prompt_logprob_rows]
         spans = tuple(map(Span, rows, starts, counts, sizes))
         return LogprobRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
 

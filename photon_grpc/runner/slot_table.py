@@ -190,7 +190,7 @@ class SlotTable:
             if slot in self.banned:
                 words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
                 self.banned_ids[slot] = array_to_device(words, self.device)
-            if given := admission.scores.token_ids:
+            if given := admission.logprobs.token_ids:
                 self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
             if slot in self.shaped:
                 self._shape(admission)
@@ -224,13 +224,13 @@ class SlotTable:
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
-        if admission.scores.records:
-            self.scored[slot] = admission.scores
-        if admission.scores.prompt_records:
-            self.scored_prompts[slot] = admission.scores, admission.num_prompt
+        if admission.logprobs.num_records:
+            self.scored[slot] = admission.logprobs
+        if admission.logprobs.num_prompt_records:
+            self.scored_prompts[slot] = admission.logprobs, admission.num_prompt
 
     def _numbers(self, admission: Admission) -> _Numbers:
-        sampling, scores = admission.sampling, admission.scores
+        sampling, scores = admission.sampling, admission.logprobs
         return _Numbers(
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
@@ -244,8 +244,8 @@ class SlotTable:
             output_index=admission.output_index,
             num_prompt=admission.num_prompt,
             min_length=self.banned.get(admission.slot, 0),
-            num_best=max(scores.logprobs, 0) if scores.records else -1,
-            num_prompt_best=scores.prompt_logprobs,
+            num_best=max(scores.num_logprobs, 0) if scores.num_records else -1,
+            num_prompt_best=scores.num_prompt_logprobs,
             num_given=len(scores.token_ids),
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),

@@ -32,7 +32,7 @@ def warm_up(runner: ModelRunner) -> float:
     shaped = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
     both = structs.replace(shaped, sampling=_FILTERED)
-    scored = [structs.replace(admission, scores=LogprobParams(logprobs=0)) for admission in (shaped, plain)]
+    scored = [structs.replace(admission, logprobs=LogprobParams(num_logprobs=0)) for admission in (shaped, plain)]
     *_, seconds = [
         compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
         for admission in (*scored, both, shaped, filtered, plain)
@@ -67,7 +67,7 @@ def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
     runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), max_num_seqs=num_rows)
     slots = tuple(range(1, num_rows + 1))
     rows = [_row(plan, slot, length, sampling=_FILTERED) for slot in slots]
-    admissions = tuple(structs.replace(row, scores=LogprobParams(logprobs=0)) for row in rows)
+    admissions = tuple(structs.replace(row, logprobs=LogprobParams(num_logprobs=0)) for row in rows)
     compute(runner, Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions))
 
 

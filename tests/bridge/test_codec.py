@@ -39,7 +39,7 @@ UPS = [
         Load(running=2, step_s=0.01),
     ),
     StepFrame(10, (), (), (), (), Load(), preempted=(3, 3), newest_added=8),
-    StepFrame(11, (3, 4), (5, 6), (), (), Load(), scores={4: bytes(24)}, prompt_scores={3: bytes(36)}),
+    StepFrame(11, (3, 4), (5, 6), (), (), Load(), logprobs={4: bytes(24)}, prompt_logprobs={3: bytes(36)}),
     Load(running=1, cancelled=2),
     Reply(1, 3, ("a",)),
 ]

@@ -82,7 +82,7 @@ class _Slot:
         self.num_prompt = 0
         self.seed = 0
         self.index = 0
-        self.scores = NO_LOGPROBS
+        self.logprobs = NO_LOGPROBS
 
 
 @dataclass
@@ -251,7 +251,9 @@ class FakeRunner:
             self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._attend(slot, count, drafts[row])
-        prompt_scores = {row: self._score_prompt(batch.slots[row], firsts[row], first) for row, first in batch.scored}
+        prompt_scores = {
+            row: self._score_prompt(batch.slots[row], firsts[row], first) for row, first in batch.prompt_logprob_rows
+        }
         return _Open(batch, drafts, partial(self._tail, batch, drafts, prompt_scores))
 
     def _failed(self, batch: Batch) -> StepOutput:
@@ -282,15 +284,15 @@ class FakeRunner:
             tuple(token for ids in kept.values() for token in ids),
             faults,
             lengths=lengths,
-            scores={row: records for row, records in scores.items() if records},
-            prompt_scores={row: records for row, records in prompt_scores.items() if row not in faults},
+            logprobs={row: records for row, records in scores.items() if records},
+            prompt_logprobs={row: records for row, records in prompt_scores.items() if row not in faults},
         )
 
     def _score(self, number: int, kept: list[int]) -> bytes:
         slot = self.slots[number]
-        if not slot.scores.records:
+        if not slot.logprobs.num_records:
             return b""
-        best, given = max(slot.scores.logprobs, 0), slot.scores.token_ids
+        best, given = max(slot.logprobs.num_logprobs, 0), slot.logprobs.token_ids
         read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(len(slot.ids) - len(kept), len(slot.ids))]
         return b"".join(scored.position(before, token, best, given) for before, token in zip(read, kept, strict=True))
 
@@ -302,7 +304,7 @@ class FakeRunner:
         read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(first, last + 1)]
         tokens = slot.ids[first : last + 1]
         return b"".join(
-            scored.position(before, token, slot.scores.prompt_logprobs)
+            scored.position(before, token, slot.logprobs.num_prompt_logprobs)
             for before, token in zip(read, tokens, strict=True)
         )
 
@@ -319,7 +321,7 @@ class FakeRunner:
         slot.ids, slot.computed = list(admission.ids), admission.num_computed
         slot.blocks = list(map(list, admission.blocks))
         slot.num_prompt, slot.seed, slot.index = admission.num_prompt, admission.sampling.seed, admission.output_index
-        slot.scores = admission.scores
+        slot.logprobs = admission.logprobs
 
     def _grow(self, growth: Growth) -> None:
         self.slots[growth.slot].blocks[growth.group][growth.offset :] = growth.blocks

@@ -32,12 +32,12 @@ def position(before: Sequence[int], token: int, num_best: int, given: tuple[int,
 def of_prompt(prompt: Sequence[int], params: LogprobParams, first: int = 1, last: int | None = None) -> bytes:
     """The records of the prompt positions first ... last."""
     end = len(prompt) if last is None else last + 1
-    return b"".join(position(prompt[:at], prompt[at], params.prompt_logprobs) for at in range(first, end))
+    return b"".join(position(prompt[:at], prompt[at], params.num_prompt_logprobs) for at in range(first, end))
 
 
 def of_output(prompt: Sequence[int], ids: Sequence[int], params: LogprobParams) -> bytes:
     """The records of `ids`, drawn behind `prompt`; none where they are not asked for."""
-    if not params.records:
+    if not params.num_records:
         return b""
-    best = max(params.logprobs, 0)
+    best = max(params.num_logprobs, 0)
     return b"".join(position([*prompt, *ids[:at]], ids[at], best, params.token_ids) for at in range(len(ids)))

@@ -64,7 +64,7 @@ def add(served: Served, row: int) -> int:
         min_tokens=0 if is_plain else 4,
         stop=() if is_plain else (206, 95, 15),
         constraint=None if is_plain else CONSTRAINTS[row % 3],
-        scores=NO_LOGPROBS if row % 16 == 15 else LogprobParams(logprobs=NUM_BEST),
+        logprobs=NO_LOGPROBS if row % 16 == 15 else LogprobParams(num_logprobs=NUM_BEST),
     )
 
 
@@ -99,7 +99,7 @@ def outputs_of(device: str, num_rows: int) -> list[Output]:
 
 def positions_of(output: Output) -> list[list[Record]]:
     """The records of each token: its own, those of the best."""
-    records, size = list(RECORD.iter_unpack(output.scores)), 1 + NUM_BEST
+    records, size = list(RECORD.iter_unpack(output.logprobs)), 1 + NUM_BEST
     return [records[at : at + size] for at in range(0, len(records), size)]
 
 
@@ -128,7 +128,7 @@ def test_scores_are_the_log_softmax_in_float64(num_rows: int) -> None:
     """Of raw logits, before everything that a row asks for."""
     for row, output in enumerate(outputs_of("cuda", num_rows)):
         if row % 16 == 15:
-            assert not output.scores
+            assert not output.logprobs
             continue
         ids = torch.tensor([prompt_of(row) + output.ids])
         expected = reference()(ids).logits[0, PROMPT_TOKENS - 1 : -1].log_softmax(-1)

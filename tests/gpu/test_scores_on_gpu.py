@@ -65,10 +65,10 @@ def runner_on(device: str, eager: bool) -> ModelRunner:
 
 def steps() -> list[Batch]:
     """Every level of drawing beside rows that are not scored; then a prompt in two chunks beside them."""
-    entered = admission(7, LONG, GREEDY, LogprobParams(logprobs=1, prompt_logprobs=3))
+    entered = admission(7, LONG, GREEDY, LogprobParams(num_logprobs=1, num_prompt_logprobs=3))
     others, ones = tuple(range(1, len(ROWS) + 1)), (1,) * len(ROWS)
-    first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), scored=((6, 1),))
-    return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), scored=((6, 41),))]
+    first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), prompt_logprob_rows=((6, 1),))
+    return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), prompt_logprob_rows=((6, 41),))]
 
 
 def launched(runner: ModelRunner) -> list[Pending]:
@@ -78,7 +78,7 @@ def launched(runner: ModelRunner) -> list[Pending]:
 def assert_same(outputs: list[StepOutput], expected: list[StepOutput]) -> None:
     assert [output.ids for output in outputs] == [output.ids for output in expected]
     for mine, theirs in zip(outputs, expected, strict=True):
-        for found, wanted in ((mine.scores, theirs.scores), (mine.prompt_scores, theirs.prompt_scores)):
+        for found, wanted in ((mine.logprobs, theirs.logprobs), (mine.prompt_logprobs, theirs.prompt_logprobs)):
             assert found.keys() == wanted.keys()
             for row in found:
                 pairs = list(zip(RECORD.iter_unpack(found[row]), RECORD.iter_unpack(wanted[row]), strict=True))
@@ -89,7 +89,7 @@ def assert_same(outputs: list[StepOutput], expected: list[StepOutput]) -> None:
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
 def test_records_are_those_of_a_cpu(eager: bool) -> None:
     expected = [each.result() for each in launched(runner_on("cpu", True))]
-    assert any(output.scores for output in expected) and any(output.prompt_scores for output in expected)
+    assert any(output.logprobs for output in expected) and any(output.prompt_logprobs for output in expected)
     runner = runner_on("cuda", eager)
     # Once before: kernels are loaded when they are first met.
     assert_same([each.result() for each in launched(runner)], expected)

@@ -21,8 +21,8 @@ class Output:
     ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
     failed: Failed | None = None
-    scores: bytes = b""
-    prompt_scores: bytes = b""
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class Served:
@@ -102,10 +102,10 @@ class Served:
     def _read_frame(self, frame: StepFrame) -> None:
         for handle, token in zip(frame.handles, frame.ids, strict=True):
             self.outputs[handle].ids.append(token)
-        for handle, records in frame.scores.items():
-            self.outputs[handle].scores += records
-        for handle, records in frame.prompt_scores.items():
-            self.outputs[handle].prompt_scores += records
+        for handle, records in frame.logprobs.items():
+            self.outputs[handle].logprobs += records
+        for handle, records in frame.prompt_logprobs.items():
+            self.outputs[handle].prompt_logprobs += records
         for finished in frame.finished:
             self.outputs[finished.handle].finished = finished
         for failed in frame.failed:

@@ -73,7 +73,7 @@ class BatchBuilder:
             copies=tuple(self.copies),
             drafts=self.drafts if self.drafts and max(yields) > 1 else 0,
             masked=tuple(masked),
-            scored=scoring.scored(self.rows) if scoring.unscored else (),
+            prompt_logprob_rows=scoring.scored(self.rows) if scoring.unscored else (),
         )
 
     def published_by(self, seq: Sequence) -> list[int]:

@@ -22,7 +22,7 @@ class PendingPromptLogprobs:
 
     def begin(self, seq: Sequence) -> None:
         """Take the first output of a request; nothing precedes the first id, so it has no scores."""
-        if seq.request.scores.prompt_records and seq.num_prompt > 1:
+        if seq.request.logprobs.num_prompt_records and seq.num_prompt > 1:
             self.unscored[seq] = 1
 
     def forget(self, seq: Sequence) -> None:
@@ -33,7 +33,7 @@ class PendingPromptLogprobs:
         return self.unscored.get(seq, _UNLIMITED) - 1
 
     def scored(self, rows: list[Sequence]) -> tuple[tuple[int, int], ...]:
-        """`Batch.scored` of these rows, whose flights are those of the batch; to be called once for a batch."""
+        """Return `Batch.prompt_logprob_rows` for the rows of a launched batch; call once per batch."""
         scored = []
         for row, seq in enumerate(rows):
             first = self.unscored.get(seq)

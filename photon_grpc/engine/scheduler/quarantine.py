@@ -255,5 +255,5 @@ def fingerprint(request: Request) -> bytes:
     if request.is_seed_random:
         sampling = replace(sampling, seed=0)
     meaning = constraint and (constraint.digest or constraint)
-    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, meaning)
+    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.logprobs, meaning)
     return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=_FINGERPRINT_BYTES).digest()

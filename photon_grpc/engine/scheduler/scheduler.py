@@ -227,7 +227,7 @@ class Scheduler:
         yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
         if faults:
             faults = self.quarantine.attributed(faults, plan.rows)
-        num_known = {row: len(plan.rows[row].ids) for row in output.scores}
+        num_known = {row: len(plan.rows[row].ids) for row in output.logprobs}
         ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
         ended = False
         for row, seq in enumerate(plan.rows):
@@ -261,8 +261,8 @@ class Scheduler:
                     self.live.landed(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
-        if num_known or output.prompt_scores:
-            _report_scores(output, plan, num_known, report)
+        if num_known or output.prompt_logprobs:
+            _report_logprobs(output, plan, num_known, report)
         self.live.settled_step = output.step
         if self.live.siblings.num_seqs:
             self.live.wake_siblings()
@@ -337,18 +337,20 @@ class Scheduler:
                 self.live.fail(other, self.quarantine.lost(other, fault), report)
 
 
-def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder) -> None:
+def _report_logprobs(
+    output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder
+) -> None:
     """Tells the scores of the ids that were appended, not of those dropped behind an end, and of prompts whose sequence
     is alive.
 
     Args:
         num_known: row -> the ids it had before the step was settled.
     """
-    for row, records in output.scores.items():
+    for row, records in output.logprobs.items():
         seq = plan.rows[row]
-        num_bytes = (len(seq.ids) - num_known[row]) * seq.request.scores.records * RECORD.size
-        report.scores(seq, records[:num_bytes])
-    for row, records in output.prompt_scores.items():
+        num_bytes = (len(seq.ids) - num_known[row]) * seq.request.logprobs.num_records * RECORD.size
+        report.logprobs(seq, records[:num_bytes])
+    for row, records in output.prompt_logprobs.items():
         seq = plan.rows[row]
         if seq.status is not Status.FINISHED or seq.num_generated:
-            report.prompt_scores(seq, records)
+            report.prompt_logprobs(seq, records)

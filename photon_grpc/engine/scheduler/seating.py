@@ -113,7 +113,7 @@ class Seating:
                 output_index=seq.index,
                 min_tokens=stop.min_tokens,
                 banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
-                scores=seq.request.scores,
+                logprobs=seq.request.logprobs,
             )
         )
         plan.copies.extend(copies)

@@ -19,8 +19,8 @@ class _Columns:
         "started",
         "preempted",
         "newest_added",
-        "scores",
-        "prompt_scores",
+        "logprobs",
+        "prompt_logprobs",
     )
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class _Columns:
         self.started: list[Started] = []
         self.preempted: list[int] = []
         self.newest_added = 0
-        self.scores: dict[int, bytes] = {}
-        self.prompt_scores: dict[int, bytes] = {}
+        self.logprobs: dict[int, bytes] = {}
+        self.prompt_logprobs: dict[int, bytes] = {}
 
 
 class StepFrameBuilder:
@@ -66,14 +66,14 @@ class StepFrameBuilder:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
             self._count_prompt(seq)
 
-    def scores(self, seq: Sequence, records: bytes) -> None:
+    def logprobs(self, seq: Sequence, records: bytes) -> None:
         """Of the ids that the last settled step brought."""
         if records:
-            scores = self.columns[seq.frontend].scores
+            scores = self.columns[seq.frontend].logprobs
             scores[seq.handle] = scores.get(seq.handle, b"") + records
 
-    def prompt_scores(self, seq: Sequence, records: bytes) -> None:
-        scores = self.columns[seq.frontend].prompt_scores
+    def prompt_logprobs(self, seq: Sequence, records: bytes) -> None:
+        scores = self.columns[seq.frontend].prompt_logprobs
         scores[seq.handle] = scores.get(seq.handle, b"") + records
 
     def finished(self, seq: Sequence) -> None:
@@ -127,8 +127,8 @@ class StepFrameBuilder:
                     tuple(c.started),
                     tuple(c.preempted),
                     c.newest_added,
-                    c.scores,
-                    c.prompt_scores,
+                    c.logprobs,
+                    c.prompt_logprobs,
                 ),
             )
             for frontend, c in self.columns.items()
