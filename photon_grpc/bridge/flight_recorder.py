@@ -71,7 +71,7 @@ class SharedFlightRecorder:
     def received(self) -> None:
         self._page[_RECEIVING] = _NO_FINGERPRINT
 
-    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+    def admitted(self, slot: int, since_step: int, fingerprint: bytes) -> None:
         if slot < _MAX_ROWS:
             _SEAT.pack_into(self._page, _SEATS_AT + slot * _SEAT.size, fingerprint, since_step)
 

@@ -1,7 +1,7 @@
 """The options of a request, each declared once: type, bounds, what unset means, and how a command line spells it.
 
-The codec, the checks, the structs of a request, the keywords of clients and of `LLM`, and the flags of the terminal are
-made from these declarations; tests hold the protos equal to them. Standard library only: the client installs without
+The codec, the checks, the structs of a request, the keywords of clients and of `LLM`, and the command-line flags are
+made from these declarations; a test compares the protos with them. Standard library only: the client installs without
 msgspec.
 """
 
@@ -15,7 +15,7 @@ from photon_grpc.core.field import ANSWERS, CONVERSATIONS, ONE_REQUEST, Field, I
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Options of the draw of a token."""
+    """Options of sampling."""
 
     temperature: Annotated[float, Field(help="0 is greedy.", bounds=Interval(0.0), neutral=1.0)]
     top_p: Annotated[
@@ -117,7 +117,7 @@ class StopOptions(TypedDict, total=False):
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Options of the form of an output; a request has one of them."""
+    """Options of the form of an output; a request has at most one of them."""
 
     #: May be a Pydantic model class or a dataclass.
     json_schema: Annotated[
@@ -140,7 +140,7 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class OutputOptions(TypedDict, total=False):
-    """Options of the answer's parts."""
+    """Options of what an answer contains."""
 
     text: Annotated[bool, Field(is_for_llm=False)]
     token_ids: Annotated[
@@ -183,7 +183,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """Options of the time of a request; timeout is the deadline of the call, too."""
+    """Options of priority and time limits; timeout is also the deadline of the call."""
 
     priority: Annotated[int, Field(help="Higher runs first.", bounds=Interval(-(2**31), 2**31 - 1), default=0)]
     max_queue_duration: Annotated[
@@ -300,23 +300,23 @@ def _declared(group: str, options: Any) -> dict[str, Field]:
     }
 
 
-#: By their names, which no two groups share.
+#: All options by name; names are unique across groups.
 FIELDS: Mapping[str, Field] = {
     name: field for group, options in _GROUPS.items() for name, field in _declared(group, options).items()
 }
 
 
 def fields_of(group: str) -> tuple[Field, ...]:
-    """Return the options in one message of GenerateRequest."""
+    """Return the options in one message of GenerateRequest, by its field name."""
     return tuple(field for field in FIELDS.values() if field.group == group)
 
 
-#: What each sampling parameter has where neither caller nor model sets it; all but the seed, which is drawn.
+#: The neutral value of each sampling parameter that has one.
 NEUTRAL: dict[str, Any] = {field.name: field.neutral for field in FIELDS.values() if field.neutral is not None}
 
 
 def ask_columns(group: str) -> list[tuple[str, Any, Any]]:
-    """List name, type and default of the fields of an Ask: unset is None where it differs from every value."""
+    """List name, type and default of the options in an Ask; the default is None if unset differs from every value."""
     return [
         (field.attribute, field.stored_kind | None if field.default is None else field.stored_kind, field.default)
         for field in fields_of(group)

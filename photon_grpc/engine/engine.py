@@ -228,7 +228,9 @@ class Engine:
             return
         left_s = request.deadline_s - time.monotonic()
         if self.scheduler.deadlines.least_s(request) > left_s:
-            check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.seating.num_known(seq)))
+            check_deadline(
+                left_s, self.scheduler.deadlines.least_s(request, self.scheduler.slot_assigner.num_known(seq))
+            )
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else came for it finds nothing, so that it ends once."""

@@ -58,7 +58,7 @@ class NoStepTrace:
 _Row = tuple[int, int, int, int, bool]
 
 
-class _Seated(NamedTuple):
+class _Admitted(NamedTuple):
     """A sequence that begins, or that goes on after it was preempted."""
 
     frontend: int
@@ -75,7 +75,7 @@ class _Step(NamedTuple):
     step: int
     start_s: float
     rows: list[_Row]
-    seated: list[_Seated]
+    admitted: list[_Admitted]
 
 
 class JsonlStepTrace:
@@ -110,8 +110,8 @@ class JsonlStepTrace:
             for flight in seq.flights:
                 first += flight.computes
             traced.append((seq.frontend, seq.handle, first, count, first >= seq.num_given and count == yields))
-        seated = [_seated(seq) for seq in rows if seq.seated_step == batch.step] if batch.admissions else []
-        self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, seated))
+        admitted = [_admitted(seq) for seq in rows if seq.admitted_step == batch.step] if batch.admissions else []
+        self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, admitted))
 
     def settled(self, output: StepOutput) -> None:
         self._settled.append((self._launched.popleft(), output.duration_s, len(output.ids)))
@@ -145,11 +145,11 @@ class JsonlStepTrace:
         self._file.close()
 
 
-def _seated(seq: Sequence) -> _Seated:
+def _admitted(seq: Sequence) -> _Admitted:
     arrival_s = seq.request.arrival_s
     queue_s = max(0.0, (seq.first_scheduled_s or arrival_s) - arrival_s)
     request_id = seq.request.request_id
-    return _Seated(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
+    return _Admitted(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
 
 
 def _line(
@@ -173,7 +173,7 @@ def _line(
         "output_ids": num_ids,
         "prefill": prefill,
         "decode": decode,
-        "seated": [_name_seated(each) for each in step.seated],
+        "seated": [_name_admitted(each) for each in step.admitted],
         **_rest(ended, preempted, blocks, num_queued),
     }
 
@@ -208,7 +208,7 @@ def _row(row: _Row) -> tuple[str, int, int]:
     return f"{frontend}.{handle}", first, num_tokens
 
 
-def _name_seated(each: _Seated) -> dict[str, Any]:
+def _name_admitted(each: _Admitted) -> dict[str, Any]:
     return {
         "sequence": f"{each.frontend}.{each.handle}",
         "request_id": each.request_id,

@@ -86,8 +86,8 @@ class _Slot:
 
 
 @dataclass
-class _Seat:
-    """What the scheduler may believe of a seat."""
+class _SlotView:
+    """A slot as the scheduler sees it."""
 
     #: Per KVGroup.
     blocks: list[list[int]]
@@ -164,7 +164,7 @@ class FakeRunner:
         self.pages = Pages(plan, num_blocks)
         self.slots: defaultdict[int, _Slot] = defaultdict(_Slot)
         #: What the scheduler believes of every slot, whether it was applied or not.
-        self.seats: dict[int, _Seat] = {}
+        self.views: dict[int, _SlotView] = {}
         self.batches: deque[Batch] = deque(maxlen=2000)
         #: Unread step -> its slots, and the blocks it reads or writes.
         self.unread: dict[int, tuple[set[int], set[int]]] = {}
@@ -185,21 +185,21 @@ class FakeRunner:
     def submit(self, batch: Batch) -> Pending:
         self.batches.append(batch)
         self._check(batch)
-        seats = [self.seats[number] for number in batch.slots]
-        self.unread[batch.step] = (set(batch.slots), self._launched(batch, seats))
+        views = [self.views[number] for number in batch.slots]
+        self.unread[batch.step] = (set(batch.slots), self._launched(batch, views))
         sound = self._poisoned.sound(batch)
         pending = self._compute(sound)
         whole = pending if sound is batch else SoundRows(pending, batch, sound)
-        return _Unread(whole, partial(self._read, batch, seats))
+        return _Unread(whole, partial(self._read, batch, views))
 
-    def _read(self, batch: Batch, seats: list[_Seat], output: StepOutput) -> None:
+    def _read(self, batch: Batch, views: list[_SlotView], output: StepOutput) -> None:
         del self.unread[batch.step]
         lengths = iter(output.lengths or repeat(1))
-        for seat, yields in zip(seats, batch.yields, strict=True):
+        for view, yields in zip(views, batch.yields, strict=True):
             if yields:
                 length = next(lengths)
                 assert length <= yields
-                seat.least += length - 1
+                view.least += length - 1
 
     def close(self) -> None:
         pass
@@ -207,18 +207,18 @@ class FakeRunner:
     def _check(self, batch: Batch) -> None:
         """Return whether the scheduler may give what it gives."""
         for slot in batch.left:
-            del self.seats[slot]
+            del self.views[slot]
         for admission in batch.admissions:
-            assert admission.slot not in self.seats, "a slot was given twice"
+            assert admission.slot not in self.views, "a slot was given twice"
             assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
                 "a slot in flight was given away"
             )
             num_computed = admission.num_computed
             for group in admission.blocks:
                 self._check_unused(group[self.kv.columns(num_computed) :])
-            self.seats[admission.slot] = _Seat(list(map(list, admission.blocks)), num_computed)
+            self.views[admission.slot] = _SlotView(list(map(list, admission.blocks)), num_computed)
         for growth in batch.grown:
-            blocks = self.seats[growth.slot].blocks[growth.group]
+            blocks = self.views[growth.slot].blocks[growth.group]
             assert len(blocks) == growth.offset
             self._check_unused(growth.blocks)
             blocks.extend(growth.blocks)
@@ -228,15 +228,15 @@ class FakeRunner:
         for _, touched in self.unread.values():
             assert touched.isdisjoint(blocks), "a block that a step in flight touches was given to another sequence"
 
-    def _launched(self, batch: Batch, seats: list[_Seat]) -> set[int]:
+    def _launched(self, batch: Batch, views: list[_SlotView]) -> set[int]:
         """The blocks that the rows read or write, whatever becomes of drafts: of each group's table, from where the
         window of the first token computed begins."""
         touched: set[int] = set()
-        for seat, count, yields in zip(seats, batch.counts, batch.yields, strict=True):
+        for view, count, yields in zip(views, batch.counts, batch.yields, strict=True):
             assert yields <= 1 + batch.drafts
-            for group, blocks in zip(self.kv.groups, seat.blocks, strict=True):
-                touched.update(blocks[self.kv.behind(group.window, seat.least) :])
-            seat.least += count - max(yields - 1, 0)
+            for group, blocks in zip(self.kv.groups, view.blocks, strict=True):
+                touched.update(blocks[self.kv.behind(group.window, view.least) :])
+            view.least += count - max(yields - 1, 0)
         return touched - {0}
 
     def _compute(self, batch: Batch) -> Pending:
@@ -338,7 +338,7 @@ class FakeRunner:
         slot = self.slots[number]
         ids = [*slot.ids, *drafts]
         columns = self.pages.columns(slot.computed, slot.computed + count - 1)
-        for group, own in zip(slot.blocks, self.seats[number].blocks, strict=True):
+        for group, own in zip(slot.blocks, self.views[number].blocks, strict=True):
             assert 0 not in group[columns] and set(group[columns]) <= set(own), (
                 "a row writes into a block that is not its own"
             )
@@ -413,13 +413,13 @@ class FakeBridge:
 
 
 class FakeRecorder:
-    """Plain books of what is in flight: who had which seat when a step was launched that was not read."""
+    """Plain books of what is in flight: which request had which slot in every launched, unread step."""
 
     def __init__(self) -> None:
         self.known = b""
         self._taken_in = b""
         #: Slot -> fingerprint, step before the first token.
-        self._seats: dict[int, tuple[bytes, int]] = {}
+        self._slots: dict[int, tuple[bytes, int]] = {}
         self._steps: dict[int, list[tuple[bytes, int]]] = {}
 
     def receiving(self, fingerprint: bytes) -> None:
@@ -428,11 +428,11 @@ class FakeRecorder:
     def received(self) -> None:
         self._taken_in = b""
 
-    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
-        self._seats[slot] = fingerprint, since_step
+    def admitted(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+        self._slots[slot] = fingerprint, since_step
 
     def launching(self, step: int, slots: tuple[int, ...]) -> None:
-        self._steps[step] = [self._seats[slot] for slot in slots]
+        self._steps[step] = [self._slots[slot] for slot in slots]
 
     def settled(self, step: int) -> None:
         self._steps = {other: rows for other, rows in self._steps.items() if other > step}

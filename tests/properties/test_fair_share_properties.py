@@ -129,8 +129,8 @@ def test_one_owner_is_served_in_the_order_of_the_policy_alone(setting: Setting, 
 
 @given(st.integers(1, 6), st.integers(20, 60), st.integers(0, 30))
 @settings(max_examples=examples(20))
-def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_seats: int, flood: int, steps: int) -> None:
-    h = Harness(Setting(max_num_seqs=num_seats, fair=True))
+def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_slots: int, flood: int, steps: int) -> None:
+    h = Harness(Setting(max_num_seqs=num_slots, fair=True))
     books = Books(h)
     for _ in range(flood):
         books.add("flood", 1, 8, 8)
@@ -140,7 +140,7 @@ def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_seats: int, flood
     late = books.add("other", 1, 8, 8)
     while not books.order["other"]:
         books.step()
-    assert len(books.order["flood"]) - seated <= num_seats
+    assert len(books.order["flood"]) - seated <= num_slots
     h.run()
     assert h.outcomes[late].finished is not None
 

@@ -102,7 +102,7 @@ class BlockPool:
         waking = sum(
             1 for group in hit for block in group if block and not self._references[block] and block not in self._limbo
         )
-        if not self._seat(seq, root, hit, waking, num_running):
+        if not self._allocate_table(seq, root, hit, waking, num_running):
             return False
         if path:
             self._continue_chain(seq.table, path[-1])
@@ -125,7 +125,7 @@ class BlockPool:
             for blocks, window in zip(sources, self._windows, strict=True)
         ):
             return () if self.admit(seq, leader.table.root, num_running) else None
-        if not self._seat(seq, leader.table.root, [blocks[:whole] for blocks in sources], 0, num_running):
+        if not self._allocate_table(seq, leader.table.root, [blocks[:whole] for blocks in sources], 0, num_running):
             return None
         node = leader.table.tail
         while node is not None and (node.depth > whole or not node.is_known):
@@ -266,7 +266,9 @@ class BlockPool:
         behind = self.plan.behind(self._windows[group], num_tokens)
         return [0] * behind + blocks[behind:] if behind else blocks
 
-    def _seat(self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int) -> bool:
+    def _allocate_table(
+        self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int
+    ) -> bool:
         """Return a table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no
         room."""
         num_tokens, num_shared = self.allocation.tokens_at_admission(seq), len(shared[0])

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import llguidance
 
-from photon_grpc.core.constraint import MAX_LEXER_STATES, Constraint, told
+from photon_grpc.core.constraint import MAX_LEXER_STATES, Constraint, readable_error
 from photon_grpc.engine.constraints.worker import Job
 
 #: States of a lexer that is shared at first.
@@ -262,7 +262,7 @@ def compile_lexer(grammar: CompiledGrammar, tokenizer: llguidance.LLTokenizer, m
         matcher.deep_copy().compute_bitmask()
     except BaseException as error:  # a panic of the library is no Exception
         return f"cannot be compiled ({type(error).__name__})"
-    return told(matcher.get_error()) if matcher.is_error() else Lexer(matcher, grammar, max_states)
+    return readable_error(matcher.get_error()) if matcher.is_error() else Lexer(matcher, grammar, max_states)
 
 
 def lexer_bytes(constraint: Constraint, max_states: int) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 
 import llguidance
 
-from photon_grpc.core.constraint import told
+from photon_grpc.core.constraint import readable_error
 from photon_grpc.engine.constraints.ends import Ends
 from photon_grpc.engine.constraints.grammar import MatcherLost
 from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer
@@ -112,7 +112,7 @@ class GuidanceMatcher:
             self._fail(self.state.get_error())
 
     def _fail(self, error: str) -> NoReturn:
-        words, field = told(error), self.grammar.constraint.field
+        words, field = readable_error(error), self.grammar.constraint.field
         if any(sign in words for sign in _LEXER_FAILED):
             self.grammar.retire(self.lexer)
             if not self.lexer.fails_as_alone(words):

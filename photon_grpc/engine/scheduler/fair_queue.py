@@ -103,7 +103,7 @@ class FairQueue:
         self.remove(seq)
         owner.charged[seq] = seq.num_computed if is_new else len(seq.ids)
         self._num_charged += 1
-        return (start, seq.rank[1]) if is_new else seq.seat_rank
+        return (start, seq.rank[1]) if is_new else seq.running_rank
 
     def remove(self, seq: Sequence) -> None:
         owner = self._owners[seq.request.owner]

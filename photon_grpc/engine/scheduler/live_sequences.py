@@ -24,7 +24,7 @@ class LiveSequences:
     """Changes the states of sequences; the Scheduler decides when.
 
     Args:
-        num_seats: sequences that may run at a time; seat i is slot i of the runner, from 1.
+        num_slots: sequences that may run at a time; seat i is slot i of the runner, from 1.
         pool: gets back the blocks of those that leave their seat.
         constraints: which ids may follow in an output.
         waiting: holds those that wait for a seat.
@@ -32,7 +32,7 @@ class LiveSequences:
     """
 
     def __init__(
-        self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
+        self, num_slots: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
     ) -> None:
         self.constraints = constraints
         self.trial = trial
@@ -49,7 +49,7 @@ class LiveSequences:
         #: Of the sequence that came last.
         self.newest: Rank = (0.0, 0)
         self._pool = pool
-        self._slots = list(range(num_seats, 0, -1))
+        self._slots = list(range(num_slots, 0, -1))
         self._slot_limbo = Limbo(pool.fences)
         #: Step in flight -> its ticket.
         self._tickets: dict[int, int] = {}
@@ -126,21 +126,21 @@ class LiveSequences:
         """Return a copy of the running, best rank first; where the budget did not reach all of them, from the first it
         left out. During a trial, those whose turn it is."""
         resume_at, self.resume_at = self.resume_at, None
-        at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_seat_rank)
+        at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_running_rank)
         running = self.running[at:] + self.running[:at] if at else self.running[:]
         return self.trial.in_turn(running)
 
-    def has_seat(self) -> bool:
+    def has_free_slot(self) -> bool:
         return bool(self._slots)
 
-    def seat(self, seq: Sequence) -> None:
+    def assign_slot(self, seq: Sequence) -> None:
         """Give the first of those that wait a seat."""
-        seq.seat_rank = self.waiting.take(seq)
+        seq.running_rank = self.waiting.take(seq)
         seq.slot = self._slots.pop()
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=_seat_rank)
+        insort(self.running, seq, key=_running_rank)
 
-    def vacate(self, seq: Sequence) -> None:
+    def release_slot(self, seq: Sequence) -> None:
         """Take seat and blocks; both may be given again once no step in flight touches them."""
         fence = self.fence(seq)
         self._pool.release(seq.table, fence, of_session=bool(seq.request.session_id))
@@ -246,9 +246,9 @@ class LiveSequences:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
-        had_seat = seq.status is Status.RUNNING
+        had_slot = seq.status is Status.RUNNING
         self._end(seq, reason)
-        if had_seat:
+        if had_slot:
             self.sweep()
 
     def _end_of_given(self, seq: Sequence) -> FinishReason | None:
@@ -266,7 +266,7 @@ class LiveSequences:
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is Status.RUNNING:
-            self.vacate(seq)
+            self.release_slot(seq)
         elif seq.status is Status.PARKED:
             self.siblings.leave(seq)
             self._awaiting.leave(seq)
@@ -287,7 +287,7 @@ class LiveSequences:
     def has_prompt(self, leader: Sequence) -> bool:
         """Return whether its prompt may be copied from. What it was admitted with may be written by that very step, and
         copies come first."""
-        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self.settled_step
+        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.admitted_step <= self.settled_step
         return leader.status is Status.RUNNING and is_written
 
     def wake_siblings(self) -> None:
@@ -310,5 +310,5 @@ def end_reason(seq: Sequence) -> FinishReason:
     return FinishReason.STOP_TOKEN if token in seq.stop_ids else stop.limit_reason
 
 
-def _seat_rank(seq: Sequence) -> Rank:
-    return seq.seat_rank
+def _running_rank(seq: Sequence) -> Rank:
+    return seq.running_rank

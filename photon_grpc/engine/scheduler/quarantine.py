@@ -132,8 +132,8 @@ class Quarantine:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def seated(self, seq: Sequence, step: int) -> None:
-        self._recorder.seated(seq.slot, step - seq.num_output, seq.fingerprint)
+    def admitted(self, seq: Sequence, step: int) -> None:
+        self._recorder.admitted(seq.slot, step - seq.num_output, seq.fingerprint)
 
     def launching(self, batch: Batch) -> None:
         self._recorder.launching(batch.step, batch.slots)
@@ -232,7 +232,7 @@ class NoQuarantine:
     def forget(self, fingerprints: Iterable[str]) -> tuple[str, ...]:
         return ()
 
-    def seated(self, seq: Sequence, step: int) -> None:
+    def admitted(self, seq: Sequence, step: int) -> None:
         pass
 
     def launching(self, batch: Batch) -> None:

@@ -27,7 +27,7 @@ from photon_grpc.engine.scheduler.isolation import Isolation
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
-from photon_grpc.engine.scheduler.seating import Seating
+from photon_grpc.engine.scheduler.slot_assigner import SlotAssigner
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
@@ -72,7 +72,7 @@ class Scheduler:
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
         trial = Isolation(self.quarantine)
         self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
-        self.seating = Seating(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
+        self.slot_assigner = SlotAssigner(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
         self.num_preemptions = 0
         self._step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
@@ -105,14 +105,14 @@ class Scheduler:
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self.seating.admit(plan, now_s, report)
+            self.slot_assigner.admit(plan, now_s, report)
         return plan
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         is_open = bool(plan.drafts or self.live.constraints.matchers)
         for seq in self.live.in_turn():
             if plan.budget <= 0:
-                self.live.resume_at = seq.seat_rank
+                self.live.resume_at = seq.running_rank
                 return
             if seq.status is not Status.RUNNING:
                 continue
@@ -183,14 +183,14 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Take seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
-        self._unseat(seq)
+        self._release_slot(seq)
         if not seq.flights:
             self.live.wait(seq)
 
-    def _unseat(self, seq: Sequence) -> None:
+    def _release_slot(self, seq: Sequence) -> None:
         if seq.flights:
             self._read_blocks[seq] = frozenset(chain.from_iterable(seq.table.groups))
-        self.live.vacate(seq)
+        self.live.release_slot(seq)
         self.live.running.remove(seq)
         seq.status = Status.PARKED
         seq.num_computed = 0
@@ -217,7 +217,7 @@ class Scheduler:
     def _lose_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
         """Take the seat until its matcher is made again."""
         if seq.status is Status.RUNNING:
-            self._unseat(seq)
+            self._release_slot(seq)
             report.preempted(seq)
         self.live.lost_matcher(seq, report)
 

@@ -105,9 +105,9 @@ class StepFrameBuilder:
     def _count_prompt(self, seq: Sequence) -> None:
         """Count the tokens of its prompt once for all outputs of the request."""
         leader = seq.leader or seq
-        if leader.is_prompt_told:
+        if leader.is_prompt_counted:
             return
-        leader.is_prompt_told = True
+        leader.is_prompt_counted = True
         self.prompt_tokens += seq.num_given
         self.cached_tokens += seq.num_cached
         if seq.request.session_id:

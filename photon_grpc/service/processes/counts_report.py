@@ -50,7 +50,7 @@ class CountsReport:
         except (OSError, BufferError):
             # It is gone, or reads nothing: the next time, perhaps.
             return
-        self._counts.told()
+        self._counts.acknowledge()
         self._told = now
 
 

@@ -18,7 +18,7 @@ from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
 
-class Seating:
+class SlotAssigner:
     """Seats what fits into the budget that a step has left, and fails those whose turn comes too late.
 
     Args:
@@ -48,7 +48,7 @@ class Seating:
 
     def admit(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
         """Seat those that wait, the first of them first, until one finds no place in the step."""
-        while plan.budget > 0 and self._live.has_seat() and len(self._live.waiting):
+        while plan.budget > 0 and self._live.has_free_slot() and len(self._live.waiting):
             seq = self._live.waiting.first()
             if not self._policy.admits(seq.rank, self._live.newest, len(self._live.running)):
                 return
@@ -61,7 +61,7 @@ class Seating:
             copies = self._take_blocks(seq)
             if copies is None:
                 return
-            self._seat(plan, seq, copies, now_s)
+            self._admit(plan, seq, copies, now_s)
 
     def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
         """Return whether it could not be in time any more, and has been failed for that."""
@@ -93,10 +93,10 @@ class Seating:
         """Tokens of `seq` that need not be computed, were it admitted now."""
         return self._pool.num_known(seq, _root(seq.request))
 
-    def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
-        self._live.seat(seq)
-        seq.seated_step = plan.step
-        self._quarantine.seated(seq, plan.step)
+    def _admit(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+        self._live.assign_slot(seq)
+        seq.admitted_step = plan.step
+        self._quarantine.admitted(seq, plan.step)
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
             # What a resumption finds again is not what the caller is told.
