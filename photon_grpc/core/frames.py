@@ -1,8 +1,8 @@
-"""Frames over the bridge. Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change,
-Reply.
+"""Frames over the bridge.
 
-A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n
-consecutive handles, `Add.handle` being the first.
+Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change, Reply. A handle stands for one
+output of a front end's request and is never reused. A request with n outputs takes n consecutive handles, of which
+`Add.handle` is the first.
 """
 
 from __future__ import annotations

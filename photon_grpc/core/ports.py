@@ -33,9 +33,9 @@ class Pending(Protocol):
 
         Args:
             masks: the ids that may be sampled: `batch.drafts + 1` bitmasks for each masked row in Batch order. Mask j
-                is for the id after j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits; bit i of
-                word w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves them unchanged
-                until the step is read.
+                is for the id after j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits; bit i
+                of word w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves them
+                unchanged until the step is read.
         """
 
     def result(self) -> StepOutput:

@@ -88,8 +88,8 @@ def test_an_unfinished_frame_is_known():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (struct.pack("<I", 2**31), "2147483648 bytes is announced"),
-        (b"\x05\x00\x00\x00hello", "5 bytes are no frame"),
+        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes exceeds the limit of"),
+        (b"\x05\x00\x00\x00hello", "5 bytes are not a frame"),
         (b"\x00\x00\x00\x00", "0 bytes are no frame"),
         (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
         (encode([1, "not a handle", None]), "no frame"),

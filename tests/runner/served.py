@@ -46,7 +46,7 @@ class Served:
         self.post = FakeBridge()
         self.engine = self.assembled.engine(EnginePorts(self.post, self.post, NoHeartbeat()))
         # Nothing here sleeps, so the Load is told after every step that changed it.
-        self.engine._bulletin._interval_s = 0.0
+        self.engine._broadcaster._interval_s = 0.0
         self.outputs: dict[int, Output] = {}
         self._handles = 0
         self._read = 0

@@ -1,4 +1,4 @@
-"""Gathers the news of a step in columns per front end."""
+"""Collects what a step reports, in columns per front end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepFrameBuilder:
 
     def __init__(self) -> None:
         self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
-        #: Sequences whose entries in maps are to go.
+        #: Sequences whose map entries must be removed.
         self.ended: list[Sequence] = []
         self._num_ended = 0
         self.overrun_tokens = 0
@@ -67,14 +67,14 @@ class StepFrameBuilder:
             self._count_prompt(seq)
 
     def logprobs(self, seq: Sequence, records: bytes) -> None:
-        """Of the ids that the last settled step brought."""
+        """Add the RECORDs of the ids from the last settled step."""
         if records:
-            scores = self.columns[seq.frontend].logprobs
-            scores[seq.handle] = scores.get(seq.handle, b"") + records
+            column = self.columns[seq.frontend].logprobs
+            column[seq.handle] = column.get(seq.handle, b"") + records
 
     def prompt_logprobs(self, seq: Sequence, records: bytes) -> None:
-        scores = self.columns[seq.frontend].prompt_logprobs
-        scores[seq.handle] = scores.get(seq.handle, b"") + records
+        column = self.columns[seq.frontend].prompt_logprobs
+        column[seq.handle] = column.get(seq.handle, b"") + records
 
     def finished(self, seq: Sequence) -> None:
         if not seq.num_generated:
@@ -88,7 +88,7 @@ class StepFrameBuilder:
         self.ended.append(seq)
 
     def newly_ended(self) -> list[Sequence]:
-        """Those that have ended since the last call."""
+        """Return the sequences that have ended since the last call."""
         begin, self._num_ended = self._num_ended, len(self.ended)
         return self.ended[begin:]
 
@@ -99,11 +99,11 @@ class StepFrameBuilder:
         self.columns[seq.frontend].preempted.append(seq.handle)
 
     def added(self, frontend: int, handle: int) -> None:
-        """An Add was read: its front end is told so in this step."""
+        """Report the newest Add that was read from this front end."""
         self.columns[frontend].newest_added = handle
 
     def _count_prompt(self, seq: Sequence) -> None:
-        """Count the tokens of its prompt once for all outputs of the request."""
+        """Count the prompt tokens once for all outputs of the request."""
         leader = seq.leader or seq
         if leader.is_prompt_counted:
             return
