@@ -22,7 +22,7 @@ def record():
 
 
 def engine(record: FlightRecord) -> SharedFlightRecorder:
-    """The next engine's."""
+    """Return the recorder of the next engine."""
     return SharedFlightRecorder(os.dup(record.fd))
 
 

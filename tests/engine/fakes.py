@@ -32,7 +32,7 @@ MASK_BYTES = 4 * -(-VOCAB // 32)
 
 
 def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
-    """The id that follows `ids`."""
+    """Return the id that follows `ids`."""
     state = seed * 31 + index * 17 + 7
     for token in ids:
         state = (state * 1103515245 + token + 12345) % (1 << 31)
@@ -53,7 +53,7 @@ def complete(
     stop: frozenset[int] = frozenset(),
     table: Table | None = None,
 ) -> list[int]:
-    """The whole output; shorter than its end where the table leaves nothing to draw."""
+    """Return the whole output; a shorter one if the table leaves nothing to sample."""
     ids: list[int] = []
     for _ in range(num_tokens):
         token = _follow([*prompt, *ids], len(prompt), seed, index, table)
@@ -205,7 +205,7 @@ class FakeRunner:
         pass
 
     def _check(self, batch: Batch) -> None:
-        """Return whether the scheduler may give what it gives."""
+        """Assert that the scheduler may assign these slots and blocks."""
         for slot in batch.left:
             del self.views[slot]
         for admission in batch.admissions:
@@ -229,8 +229,10 @@ class FakeRunner:
             assert touched.isdisjoint(blocks), "a block that a step in flight touches was given to another sequence"
 
     def _launched(self, batch: Batch, views: list[_SlotView]) -> set[int]:
-        """The blocks that the rows read or write, whatever becomes of drafts: of each group's table, from where the
-        window of the first token computed begins."""
+        """Return the blocks that the rows may read or write, whatever becomes of drafts.
+
+        These are the blocks of each group's table from the start of the window of the first computed token.
+        """
         touched: set[int] = set()
         for view, count, yields in zip(views, batch.counts, batch.yields, strict=True):
             assert yields <= 1 + batch.drafts
@@ -352,7 +354,7 @@ class FakeRunner:
             self.pages.attend(slot.blocks, [*slot.ids, *drafts], position)
 
     def _keep(self, number: int, drafts: list[int], masks: list[bytes] | None) -> list[int]:
-        """The ids that a row yields: drawn behind its last id, and behind every draft that equals the id kept there."""
+        """Return the ids that a row yields: after its last id, and after every draft that equals the id kept there."""
         slot, known, kept = self.slots[number], len(self.slots[number].ids), []
         assert slot.computed == known + len(drafts), "a row yields before all it knows is computed"
         ids = [*slot.ids, *drafts]

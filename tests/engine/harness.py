@@ -175,7 +175,7 @@ class Harness:
         self._collect()
 
     def run(self, max_steps: int = 20_000) -> None:
-        """Steps until nothing is left to do."""
+        """Step until nothing is left to do."""
         for _ in range(max_steps):
             try:
                 self.step()

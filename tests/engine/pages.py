@@ -44,8 +44,10 @@ class Pages:
                 self.write(tables, position, WRONG)
 
     def read(self, tables: Tables, ids: Sequence[int]) -> list[int]:
-        """What the row whose newest token is the last of `ids` sees of them: NAN and WRONG as written; the id itself
-        where no group looks."""
+        """Return what the row whose newest token is the last of `ids` sees of them.
+
+        NAN and WRONG are returned as written, and the id itself where no group looks.
+        """
         seen: list[set[int]] = [set() for _ in ids]
         for table, group in zip(tables, self._plan.groups, strict=True):
             window = self._window(table, group.window, len(ids) - 1)

@@ -30,7 +30,7 @@ class Table:
         return state
 
     def allowed(self, ids: Sequence[int]) -> set[int]:
-        """What may follow these ids; nothing where they are not allowed themselves."""
+        """Return the ids that may follow these; none if these are not allowed themselves."""
         try:
             state = self._state(ids)
         except KeyError:

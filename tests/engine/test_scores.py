@@ -21,7 +21,7 @@ BOTH = LogprobParams(num_logprobs=2, num_prompt_logprobs=3, token_ids=(90, 4))
 
 
 def check(h: Harness, handle: int, prompt: list[int], params: LogprobParams, *, is_first: bool = True) -> None:
-    """The records of every id that came, and those of the whole prompt for the first output alone."""
+    """Check the records of all ids of an output, and those of the prompt, which only the first output has."""
     outcome = h.outcomes[handle]
     assert outcome.logprobs == scored.of_output(prompt, outcome.ids, params)
     expected = scored.of_prompt(prompt, params) if is_first and params.num_prompt_records else b""

@@ -104,7 +104,7 @@ class Life:
 
 
 def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
-    """Steps until all have ended; each request comes so many steps behind the one before."""
+    """Step until all have ended; each request arrives `pauses` steps after the one before."""
     lives: dict[Sequence, Life] = {}
     step, due, add = 0, 0, h.scheduler.live.add
 

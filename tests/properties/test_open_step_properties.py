@@ -71,7 +71,7 @@ class Ask:
     remade_after: int = 0
 
     def whole(self, number: int, index: int = 0) -> list[int]:
-        """An output when the request is alone."""
+        """Return an output as it is when the request is alone."""
         return complete(self.prompt, self.max_tokens, number, index, self.stop, self.table)
 
     def continued_ids(self, number: int) -> tuple[int, ...]:
