@@ -1,4 +1,4 @@
-"""The device's state of every sequence that has a seat: one row per slot, changed by a Batch.
+"""The device's state of every sequence that has a slot: one row per slot, changed by a Batch.
 
 Slot 0 is reserved for padding. A decode row needs nothing from the host but its slot: its last token and position are
 here.

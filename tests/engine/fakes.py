@@ -149,12 +149,11 @@ class _Unread:
 
 
 class FakeRunner:
-    """Computes at submission, or draws when the masks come, in order; `depth` only lets the engine launch before it
-    reads.
+    """Computes at submission, or samples when the masks come, in order.
 
-    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step
-    that is to fail applies part of its changes, and rows that are computed then read and write through whatever the
-    table says of their slots.
+    `depth` only allows the engine to launch before it reads. Slots and blocks that an unread step uses may not be given
+    to another sequence, though here it would do no harm. A step that is to fail applies part of its changes; later rows
+    read and write through whatever the table then has for their slots.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, depth: int = 0) -> None:

@@ -16,8 +16,7 @@ Tables = Sequence[Sequence[int]]
 
 
 class Pages:
-    """A token is written in every group; a group with a window lets a row read its last positions only, through its own
-    table."""
+    """Pages in which a token is written in every group, and windows limit what a row reads through its table."""
 
     def __init__(self, plan: KVPlan, num_blocks: int) -> None:
         self._plan = plan

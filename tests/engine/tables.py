@@ -1,5 +1,4 @@
-"""ConstrainedOutputs that are a table: an automaton over what is left of an id divided by four, and the matchers and
-grammars made of it."""
+"""Constraints as a table: an automaton over the remainder of an id divided by four, with matchers and grammars."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Drafts, masks, scores, events, faults and departures mixed at random: every output is a beginning of the one that its
-request has alone, and the whole of it unless something ended it."""
+"""Drafts, masks, log-probabilities, events, faults and departures mixed at random.
+
+Every output is a prefix of the one that its request has alone, and all of it unless something ended it.
+"""
 
 from __future__ import annotations
 

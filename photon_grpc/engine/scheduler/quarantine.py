@@ -82,7 +82,8 @@ class Quarantine:
         if record is not None and record.is_quarantined:
             left_s = record.expires_s - time.monotonic()
             raise RequestQuarantined(
-                f"the engine died of this request twice, the second time of it alone; it is refused for {left_s:.0f} s"
+                "the engine crashed twice while computing this request, the second time alone; "
+                f"it is refused for {left_s:.0f} s"
             )
         if record is not None and (record.request_id, record.owner) != (request.request_id, request.owner):
             self._records[own] = replace(record, request_id=request.request_id, owner=request.owner)
@@ -182,7 +183,7 @@ class Quarantine:
         first, *others = in_flight
         if not others and self._record(first) is not None:
             self._accuse(first, Record(now_s + _QUARANTINED_S, is_quarantined=True))
-            _LOG.error("the engine died of one request for the second time: %s is quarantined", first.hex())
+            _LOG.error("the engine crashed a second time while computing one request: %s is quarantined", first.hex())
             return
         self._suspect(in_flight)
         _LOG.warning("requests in the steps that the engine died in: %d; each computes alone once", len(in_flight))
