@@ -21,7 +21,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: Annotated[
         float,
         Field(
-            help="Draw from the likeliest tokens with this share of probability.",
+            help="Sample from the likeliest tokens with this share of probability.",
             bounds=Interval(0, 1, is_open=True),
             neutral=1.0,
             effect="filter",
@@ -30,7 +30,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: Annotated[
         int,
         Field(
-            help="Draw from this many of the likeliest tokens; -1: from all.",
+            help="Sample from this many of the likeliest tokens; -1: all.",
             bounds=Interval(1, 2**31 - 1, off=-1),
             neutral=-1,
             effect="filter",
@@ -39,7 +39,7 @@ class SamplingOptions(TypedDict, total=False):
     min_p: Annotated[
         float,
         Field(
-            help="Draw from tokens at least this likely relative to the likeliest.",
+            help="Sample from tokens at least this likely relative to the likeliest.",
             bounds=Interval(0, 1),
             neutral=0.0,
             effect="filter",
@@ -64,7 +64,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: Annotated[
         int,
         Field(
-            help="Draw with the noise of this seed; unset: of one that the server draws.",
+            help="Seed of the sampling noise; unset: the server chooses one.",
             bounds=Interval(0, 2**64 - 1),
         ),
     ]
@@ -80,7 +80,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     allowed_token_ids: Annotated[
         Sequence[int],
-        Field(help="Draw from these tokens alone", flag="--allowed-token-id", max_items="vocab_size"),
+        Field(help="Sample only these tokens", flag="--allowed-token-id", max_items="vocab_size"),
     ]
     num_outputs: Annotated[
         int,
@@ -105,10 +105,10 @@ class StopOptions(TypedDict, total=False):
     ]
     stop_token_ids: Annotated[
         Sequence[int],
-        Field(help="End when this token is drawn", flag="--stop-token-id", max_items="vocab_size", default=()),
+        Field(help="End when this token is sampled", flag="--stop-token-id", max_items="vocab_size", default=()),
     ]
     ignore_eos: Annotated[
-        bool, Field(help="The model's end of text is a token like others: go on behind it.", default=False)
+        bool, Field(help="Treat the end of text as any other token and continue after it.", default=False)
     ]
     include_stop_in_text: Annotated[bool, Field(help="Show what the output ended at, too.", default=False)]
     max_duration: Annotated[
@@ -254,7 +254,7 @@ class RequestOptions(TypedDict, total=False):
     continue_from: Annotated[
         Sequence[int],
         Field(
-            help="Go on behind these tokens of an output, which are not shown again.",
+            help="Continue after these tokens of an output, which are not shown again.",
             metavar="ID,…",
             verbs=ONE_REQUEST,
         ),

@@ -40,7 +40,7 @@ _INSTEAD = {
     "extra_headers": "metadata of the client goes with every call",
     "model": "the model is that of LLM(model)",
     "echo": "the prompt is not repeated in the output; prompt_logprobs= scores its tokens",
-    "best_of": "num_outputs= draws several outputs; rank them by their logprobs",
+    "best_of": "num_outputs= samples several outputs; rank them by their logprobs",
     "do_sample": "temperature=0 always takes the most probable token, a higher one samples",
     "user": "the caller is known by its API key; session_id= names a conversation",
     "suffix": "there is no filling in between; write the text after the gap into the prompt",

@@ -303,7 +303,7 @@ def nothing_to_sample(request: Request) -> InvalidConstraint:
         )
         if is_set
     ]
-    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be drawn", field=next(iter(fields), ""))
+    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be sampled", field=next(iter(fields), ""))
 
 
 def _field(request: Request) -> str:
