@@ -90,9 +90,9 @@ def test_an_unfinished_frame_is_known():
     [
         (struct.pack("<I", 2**31), "a frame of 2147483648 bytes exceeds the limit of"),
         (b"\x05\x00\x00\x00hello", "5 bytes are not a frame"),
-        (b"\x00\x00\x00\x00", "0 bytes are no frame"),
-        (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
-        (encode([1, "not a handle", None]), "no frame"),
+        (b"\x00\x00\x00\x00", "0 bytes are not a frame"),
+        (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "not a frame"),
+        (encode([1, "not a handle", None]), "not a frame"),
     ],
 )
 def test_bytes_that_are_no_frame_are_an_error_that_says_so(data, text):

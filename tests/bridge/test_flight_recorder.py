@@ -103,5 +103,5 @@ def test_a_killed_process_leaves_its_trace(record) -> None:
 
 
 def test_more_than_there_is_room_for_is_refused(record) -> None:
-    with pytest.raises(ValueError, match="there is room for 1048576"):
+    with pytest.raises(ValueError, match="exceed the limit of 1048576"):
         engine(record).remember(bytes(2**20 + 1))
