@@ -158,7 +158,7 @@ def steps(num_streams: int, logprobs: int, vocab_size: int) -> list[bytes]:
                 (),
                 (),
                 Load(running=num_streams),
-                scores={handle: records() for handle in handles} if logprobs >= 0 else {},
+                logprobs={handle: records() for handle in handles} if logprobs >= 0 else {},
             )
         )
         for step in range(_NUM_STEPS)

@@ -47,7 +47,7 @@ class Variant(NamedTuple):
     """Asked for by every row."""
 
     sampling: SamplingParams
-    scores: LogprobParams = NO_LOGPROBS
+    logprobs: LogprobParams = NO_LOGPROBS
     masks: type[NoMasks] = NoMasks
 
 
@@ -75,7 +75,7 @@ VARIANTS = {
         masks=WrittenMasks,
     ),
     "top_p": Variant(TOP_P),
-    "top_p, logprobs 5": Variant(TOP_P, LogprobParams(logprobs=5)),
+    "top_p, logprobs 5": Variant(TOP_P, LogprobParams(num_logprobs=5)),
 }
 PROMPT_TOKENS = 128
 
@@ -83,9 +83,9 @@ PROMPT_TOKENS = 128
 def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant, masks: NoMasks) -> float:
     """Of decode steps behind prompts that `prefill` has computed."""
     runner, slots, ones = work.runner, tuple(range(1, num_rows + 1)), (1,) * num_rows
-    sampling, scores = variant.sampling, variant.scores
+    sampling, scores = variant.sampling, variant.logprobs
     admissions = [row(work, slot, num_steps, PROMPT_TOKENS - 1) for slot in slots]
-    asking = tuple(structs.replace(admission, sampling=sampling, scores=scores) for admission in admissions)
+    asking = tuple(structs.replace(admission, sampling=sampling, logprobs=scores) for admission in admissions)
     first = Batch(0, slots, ones, ones, left=slots, admissions=asking, masked=masks.masked)
     pending = runner.submit(first)
     masks.give(first, pending)
@@ -100,8 +100,8 @@ def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant, masks: 
         pending = following
     output = masks.read(pending)
     elapsed_s = time.perf_counter() - start_s
-    expected = dict.fromkeys(range(num_rows), scores.records * RECORD.size) if scores.records else {}
-    if output.faults or {row: len(records) for row, records in output.scores.items()} != expected:
+    expected = dict.fromkeys(range(num_rows), scores.num_records * RECORD.size) if scores.num_records else {}
+    if output.faults or {row: len(records) for row, records in output.logprobs.items()} != expected:
         raise SystemExit(f"{num_rows} rows: a step failed, or gave other scores than it was asked for")
     return elapsed_s / num_steps * 1e3
 

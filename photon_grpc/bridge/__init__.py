@@ -1,1 +1,1 @@
-"""Carries frames between our own processes: knows sockets and bytes, and nothing of text, tensors or gRPC."""
+"""Carries frames between our own processes. It handles sockets and bytes, not text, tensors or gRPC."""

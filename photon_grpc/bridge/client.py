@@ -1,7 +1,7 @@
 """A front end's end of the bridge: an EngineLink on its event loop.
 
-Outlives engines: each engine is an epoch with a socket of its own, handed over by the supervisor. Knows no requests;
-what was in flight when an engine went is for the listener to fail.
+It outlives engines. Each engine is an epoch with its own socket, which the supervisor hands over. It does not know
+requests: the listener fails those that were in flight when an engine is lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class BridgeClient:
-    """core.ports.EngineLink over a socket; all calls belong to one event loop."""
+    """An implementation of core.ports.EngineLink over a socket. All calls run on one event loop."""
 
     def __init__(self, *, max_frame_bytes: int, max_backlog_bytes: int = 64 * 1024 * 1024) -> None:
-        """An Add is refused while more than `max_backlog_bytes` wait: with the frame that exceeds them, that is all
-        that ever waits."""
+        """Refuse an Add while more than `max_backlog_bytes` are unread.
+
+        The backlog is therefore bounded by this plus one frame.
+        """
         self._max_frame_bytes = max_frame_bytes
         self._max_backlog_bytes = max_backlog_bytes
         self._facts: Facts | None = None
@@ -35,25 +37,25 @@ class BridgeClient:
 
     @property
     def facts(self) -> Facts | None:
-        """None while no engine is ready."""
+        """The facts of the engine; None while none is ready."""
         return self._facts
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
-        """As core.ports.EngineLink. Facts are in `facts` when `on_frame` gets them."""
+        """Set the callbacks, as in core.ports.EngineLink. `facts` is set before `on_frame` gets the Facts."""
         self._on_frame = on_frame
         self._on_lost = on_lost
 
     def send(self, frame: Down) -> None:
-        """Raise EngineRestarting or ModelLoading when there is no engine, QueueFull for an Add while too much waits to
-        be read.
+        """Send a frame, in the order of calls.
 
-        An Abort goes whatever waits: it is small, and there are no more of them than of Adds.
+        Raise EngineRestarting or ModelLoading when there is no engine, and QueueFull for an Add while too much is
+        unread. An Abort is always sent: it is small, and there are at most as many as Adds.
         """
         if self._epoch is None or self._facts is None:
             raise self._absence()
         if isinstance(frame, Add) and (num_bytes := self._epoch.num_unread_bytes) > self._max_backlog_bytes:
             raise QueueFull(
-                f"{num_bytes} bytes wait for the engine to read them; the limit is {self._max_backlog_bytes}",
+                f"{num_bytes} bytes that the engine has not read exceed the limit of {self._max_backlog_bytes}",
                 needed=num_bytes,
                 limit=self._max_backlog_bytes,
                 retry_after_s=RETRY_AFTER_S,
@@ -61,7 +63,7 @@ class BridgeClient:
         self._epoch.write(encode(frame))
 
     async def connect(self, sock: socket.socket) -> None:
-        """The supervisor's newest engine takes the place of the one before."""
+        """Replace the engine by the newest one of the supervisor."""
         loop = asyncio.get_running_loop()
         epoch = _Epoch(loop, FrameReader(UP, max_bytes=self._max_frame_bytes), self._received, self._lost)
         self.close()
@@ -69,7 +71,7 @@ class BridgeClient:
         await loop.create_unix_connection(lambda: epoch, sock=sock)
 
     def close(self) -> None:
-        """Leave the engine, if there is one; it sees the end of the stream."""
+        """Disconnect from the engine, if there is one; it sees the end of the stream."""
         epoch = self._epoch
         if epoch is not None:
             epoch.close()
@@ -137,7 +139,7 @@ class _Epoch(asyncio.BufferedProtocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast: uvloop's transports are no asyncio.Transport, they only look the same.
+        # uvloop's transports have the methods of asyncio.Transport but are not subclasses.
         self._transport = cast(asyncio.Transport, transport)
         if self._is_closed:
             self._transport.close()
@@ -149,7 +151,7 @@ class _Epoch(asyncio.BufferedProtocol):
         try:
             frames = self._reader.advance(num_bytes)
         except FrameError as error:
-            log.error("the engine sent garbage: %s", error)
+            log.error("the engine sent invalid data: %s", error)
             if self._transport is not None:
                 self._transport.abort()
             self._lost(self)

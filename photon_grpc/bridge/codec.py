@@ -1,8 +1,7 @@
 """Frames on a stream socket: a length of four bytes (little-endian), then msgpack.
 
-Knows nothing of who sends or what it means. Both ends are our own processes, so bytes that are no frame are a defect or
-a foreign
-writer: `FrameError`, and the connection is over.
+Both ends are our own processes. Bytes that are not a frame are a defect or come from a foreign writer: they raise
+`FrameError`, and the connection ends.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ T = TypeVar("T")
 
 _HEADER = struct.Struct("<I")
 _ENCODER = msgspec.msgpack.Encoder()
-#: Where reading begins, and what is kept between bursts.
+#: Initial size of the buffer, and its size between bursts.
 _BUFFER_BYTES = 64 * 1024
-#: No frame of a step is longer: a quarter of a million scored positions of a kibibyte each.
+#: Longest frame of a step: a quarter of a million positions with log-probabilities of 1 KiB each.
 MAX_STEP_BYTES = 256 * 1024 * 1024
-#: A buffer grown beyond this for one long prompt is given back when it is empty.
+#: A buffer that has grown beyond this for one long prompt is freed when it is empty.
 _KEPT_BYTES = 1024 * 1024
 
 DOWN: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
@@ -30,17 +29,19 @@ UP: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 class FrameError(Exception):
-    """A connection carried bytes that are no frame."""
+    """A connection carried bytes that are not a frame."""
 
 
 def max_frame_bytes(max_message_bytes: int) -> int:
-    """Return the longest frame that a message of `max_message_bytes` can become: a token id takes at least one byte
-    there and at most five here."""
+    """Return the longest frame that a message of `max_message_bytes` can become.
+
+    A token id takes at least one byte in a message and at most five in a frame.
+    """
     return 5 * max_message_bytes + 64 * 1024
 
 
 def encode(frame: Any) -> bytes:
-    """One frame, length first."""
+    """Return the bytes of one frame, length first."""
     body = _ENCODER.encode(frame)
     return _HEADER.pack(len(body)) + body
 
@@ -48,8 +49,8 @@ def encode(frame: Any) -> bytes:
 class FrameReader(Generic[T]):
     """Turns a stream of bytes, in pieces of any size, into frames.
 
-    The reader of a socket receives into `room()` and tells `advance` how many bytes came; nothing is copied but the
-    tail of an unfinished frame.
+    The caller receives into `room()` and passes the number of bytes to `advance`. Only the tail of an unfinished frame
+    is copied.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T], *, max_bytes: int) -> None:
@@ -80,7 +81,7 @@ class FrameReader(Generic[T]):
         return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
-        """As `room` and `advance`, for bytes that lie elsewhere already. Raise FrameError."""
+        """Return the frames that bytes in another buffer complete, as with `room` and `advance`. Raise FrameError."""
         frames: list[T] = []
         rest = memoryview(data)
         while len(rest):
@@ -93,23 +94,23 @@ class FrameReader(Generic[T]):
 
     @property
     def is_partial(self) -> bool:
-        """Return whether a frame has begun and not ended: at the end of the stream, something is lost."""
+        """Whether a frame has begun and not ended; at the end of the stream that means data was lost."""
         return self._end > 0
 
     def _frame_bytes(self, start: int) -> int:
         length: int = _HEADER.unpack_from(self._buffer, start)[0]
         if length > self._max_bytes:
-            raise FrameError(f"a frame of {length} bytes is announced, the longest possible is {self._max_bytes}")
+            raise FrameError(f"a frame of {length} bytes exceeds the limit of {self._max_bytes}")
         return _HEADER.size + length
 
     def _decode(self, body: memoryview) -> T:
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise FrameError(f"{len(body)} bytes are no frame: {error}") from error
+            raise FrameError(f"{len(body)} bytes are not a frame: {error}") from error
 
     def _keep(self, start: int, needed: int) -> None:
-        """Move the unfinished frame to the front of a buffer that will hold the whole of it (`needed` bytes)."""
+        """Move the unfinished frame to the front of a buffer that has room for all of it (`needed` bytes)."""
         rest = self._view[start : self._end]
         capacity = len(self._buffer)
         if needed > capacity:

@@ -1,6 +1,6 @@
 """Messages between the supervisor and its children, over one socket pair per child.
 
-Framed as between front end and engine; a `Link` brings a socket with it (SCM_RIGHTS).
+The framing is that between front end and engine. A `Link` carries a socket (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from photon_grpc.core.counts import Series
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 
-#: Configuration and addresses.
+#: Room for the configuration and addresses.
 _MAX_BYTES = 128 * 1024
 _MAX_SOCKETS = 16
-#: Messages that wait for one who does not read, beyond what the socket holds. Each may hold a socket.
+#: Messages that may be unsent beyond what the socket holds. Each may hold a socket.
 _MAX_UNSENT = 64
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """To a child, first of all: what to be."""
+    """To a child, first of all: its role and configuration."""
 
     config: ServeConfig
     #: The front end's number.
@@ -39,15 +39,17 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """To a child: the socket that comes along leads to a new engine, or to a new front end, which engines number from 0
-    in this order."""
+    """To a child: a socket to a new engine or front end comes along.
+
+    Engines number front ends from 0 in this order.
+    """
 
     #: The number of the engine's life.
     life: int = 0
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """To a front end: refuse new requests, give running ones so long, then say Drained."""
+    """To a front end: refuse new requests, wait up to `timeout_s` for running ones, then send Drained."""
 
     timeout_s: float
 
@@ -55,12 +57,12 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag=32):
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """To a child: end now."""
 
-    #: To front ends: requests of all of them that still ran at the end of the drain.
+    #: For front ends: requests of all front ends that still ran at the end of the drain.
     num_left: int = 0
 
 
 class LoadingProgress(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """From the engine: how far loading is."""
+    """From the engine: the progress of loading."""
 
     stage: str
     done: int
@@ -68,7 +70,7 @@ class LoadingProgress(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """From the engine: it can compute."""
+    """From the engine: it is ready to compute."""
 
     facts: Facts
 
@@ -92,19 +94,19 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=43):
 class DrainWanted(msgspec.Struct, frozen=True, array_like=True, tag=45):
     """From a front end: an operator wants the service to drain and end."""
 
-    #: None: --drain-timeout.
+    #: None for --drain-timeout.
     timeout_s: float | None = None
 
 
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=46):
-    """From a front end: nothing runs any more."""
+    """From a front end: its drain has ended."""
 
     #: Requests that still ran when their time was over.
     num_left: int
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True, tag=47):
-    """From a front end: what it has counted since it was last told, and the engine's newest Load in its `life`."""
+    """From a front end: the series that changed since the last Counted, and the engine's newest Load and its `life`."""
 
     life: int
     load: Load
@@ -112,13 +114,13 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag=47):
 
 
 class RequestsLost(msgspec.Struct, frozen=True, array_like=True, tag=48):
-    """From the engine: a front end has died, and with it the requests that the engine ran for it."""
+    """From the engine: a front end has died, and the requests that the engine ran for it are lost."""
 
     num_requests: int
 
 
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
-    """From a child: a StartupError, for people; it ends with exit code 2."""
+    """From a child: the text of a StartupError; the child exits with code 2."""
 
     message: str
 
@@ -142,14 +144,14 @@ _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(Cont
 
 
 class _Unsent:
-    """The unsent rest of a message, and the socket that leaves with its first byte."""
+    """The unsent rest of a message, and the socket that is sent with its first byte."""
 
     def __init__(self, data: bytes, passed: socket.socket | None) -> None:
         self._rest = memoryview(data)
         self._passed = passed.dup() if passed is not None else None
 
     def send(self, sock: socket.socket) -> None:
-        """All of it, or as much as there is room for: then raises BlockingIOError. Raise OSError."""
+        """Send all of it. Raise BlockingIOError after as much as there is room for, OSError when that fails."""
         while self._rest:
             fds = [self._passed.fileno()] if self._passed is not None else []
             self._rest = self._rest[socket.send_fds(sock, [self._rest], fds) :]
@@ -162,8 +164,10 @@ class _Unsent:
 
 
 class ControlChannel:
-    """One end of a control socket. Where that does not block, what it does not take at once is sent by the running
-    event loop."""
+    """One end of a control socket.
+
+    If the socket does not block, the running event loop sends what it does not take at once.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -173,29 +177,28 @@ class ControlChannel:
         self._sockets: deque[int] = deque()
 
     def fileno(self) -> int:
-        """-1 when closed."""
+        """Return the file descriptor; -1 when closed."""
         return self._socket.fileno()
 
     def set_blocking(self, blocking: bool) -> None:
-        """Return whether `receive` waits."""
+        """Set whether `receive` waits."""
         self._socket.setblocking(blocking)
 
     def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Send one message, and a duplicate of `passed`, after those that wait.
+        """Send one message, and a duplicate of `passed`, after the unsent ones.
 
-        Raise BufferError where too many wait, OSError when the other end is gone.
+        Raise BufferError if too many are unsent, OSError when the other end is gone.
         """
         if len(self._unsent) >= _MAX_UNSENT:
-            raise BufferError(f"{len(self._unsent)} messages are not read")
+            raise BufferError(f"{len(self._unsent)} messages are unread; the limit is {_MAX_UNSENT}")
         self._unsent.append(_Unsent(encode(message), passed))
         if self._writing is None:
             self._flush()
 
     def receive(self) -> list[ControlMessage]:
-        """Receive messages: wait where the socket blocks, else possibly none. Raise EOFError when the other end is
-        gone.
+        """Return the messages that came, and wait for one if the socket blocks. Raise EOFError at its end.
 
-        The socket of each Link in the list waits in `take_socket`, in order.
+        `take_socket` returns the sockets of the Links in the list, in order.
         """
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, _MAX_BYTES, _MAX_SOCKETS, socket.MSG_CMSG_CLOEXEC)
@@ -234,7 +237,7 @@ class ControlChannel:
         self._stop_writing()
 
     def _flush_later(self) -> None:
-        # One that is gone is missed where its messages are read.
+        # The end of the other side is noticed where its messages are read.
         with contextlib.suppress(OSError):
             self._flush()
 

@@ -1,7 +1,7 @@
-"""Signs of life of a child process, in a page of memory that it shares with its supervisor.
+"""Heartbeats of a child process, in a page of memory that it shares with its supervisor.
 
-The child's own loop writes them, each with the silence that it allows itself: a thread beside it would go on while the
-loop hangs. Nothing is sent, so a beat costs less than a microsecond and never waits.
+The child's loop writes them, since a separate thread would go on while the loop hangs. Each beat says how long the next
+one may take. Nothing is sent, so a beat costs less than a microsecond and never waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 
-#: Count of beats, seconds allowed until the next, tokens computed meanwhile. Native layout: a number is stored at once.
+#: Count of beats, seconds allowed until the next, tokens computed meanwhile. In native layout, writes are atomic.
 _BEAT = struct.Struct("@QdQ")
 
 #: Interval of `Watchdog.tick`.
@@ -19,7 +19,7 @@ TICK_S = 0.25
 
 
 class SharedHeartbeat:
-    """The child's end, over the file descriptor it was given."""
+    """The child's end, over the file descriptor that it got."""
 
     def __init__(self, fd: int) -> None:
         page = memoryview(mmap.mmap(fd, _BEAT.size))
@@ -28,23 +28,23 @@ class SharedHeartbeat:
         self._count = 0
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
-        """As core.ports.Heartbeat. With the first one, the supervisor begins to watch."""
+        """Write a beat, as in core.ports.Heartbeat. The supervisor watches from the first one on."""
         self._count += 1
         self._real[1] = allowance_s
         self._whole[2] = num_tokens
-        # Last: with a new count the rest is read, whenever this thread is interrupted.
+        # Written last: the supervisor reads the other numbers when the count has changed.
         self._whole[0] = self._count
 
 
 class NoHeartbeat:
-    """For a loop without a supervisor."""
+    """The heartbeat of a loop without a supervisor."""
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         pass
 
 
 class Watchdog:
-    """The supervisor's end, over a page of its own."""
+    """The supervisor's end, which owns the page."""
 
     def __init__(self) -> None:
         self.fd = shared_file("heartbeat")
@@ -54,10 +54,10 @@ class Watchdog:
         self._silent_ticks = 0
 
     def tick(self) -> str:
-        """Call every TICK_S. Return a complaint about a child silent for longer than it allowed itself, else "".
+        """Return a complaint if the child was silent for longer than it announced, else "". Call every TICK_S.
 
-        Silence is counted in ticks, not by a clock: a pause of the whole container pauses the supervisor as well.
-        A child that stays silent is complained of again after as much silence.
+        Silence is counted in ticks rather than by a clock, since a pause of the whole container pauses the supervisor
+        too. After a complaint the count starts again.
         """
         count, allowance_s, num_tokens = _BEAT.unpack_from(self._page)
         if count != self._count:
@@ -72,7 +72,7 @@ class Watchdog:
         return f"has made no progress for {silent_s:.1f} s {what}, {allowance_s:.1f} s were allowed"
 
     def close(self) -> None:
-        """Idempotent."""
+        """Free the page; idempotent."""
         if self.fd >= 0:
             self._page.close()
             os.close(self.fd)
@@ -80,7 +80,7 @@ class Watchdog:
 
 
 def shared_file(name: str) -> int:
-    """Return a file without a place in any directory: memory that processes share by its descriptor."""
+    """Return an unnamed file: memory that processes share through its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     fd, path = tempfile.mkstemp()

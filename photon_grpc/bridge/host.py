@@ -1,8 +1,7 @@
-"""The engine's end of the bridge: one socket per front end, polled by the engine's own loop, which other threads of the
-process may wake.
+"""The engine's end of the bridge: one socket per front end, polled by the engine's loop, which other threads may wake.
 
-Knows which outputs of a front end are alive, and nothing else about them. A front end that goes away, sends garbage or
-stops reading is dropped, and the engine is told to abort what it had.
+It knows which outputs of a front end are alive, and nothing else about them. A front end that disconnects, sends
+invalid data or stops reading is dropped, and the engine gets an Abort for its outputs.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ log = logging.getLogger(__name__)
 _READ = selectors.EVENT_READ
 _READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 
-#: The longest wait: an engine at rest has to show that it is alive.
+#: The longest wait, since an idle engine has to send heartbeats.
 _REST_S = 1.0
 
 
 class Connection:
-    """One front end: bytes to and fro, what waits to be written, and the handles that are alive."""
+    """The connection to one front end, with its backlog and the handles that are alive."""
 
     def __init__(self, frontend: int, sock: socket.socket, *, max_frame_bytes: int) -> None:
         sock.setblocking(False)
         self.frontend = frontend
         self.socket = sock
-        #: Handle -> the first of its request.
+        #: Handle -> the first handle of its request.
         self.alive: dict[int, int] = {}
         self.backlog: deque[memoryview] = deque()
         self.backlog_bytes = 0
@@ -47,7 +46,7 @@ class Connection:
         self._reader = FrameReader(DOWN, max_bytes=max_frame_bytes)
 
     def receive(self) -> list[Down]:
-        """Return the frames that came. Raise EOFError, OSError or FrameError: it is over."""
+        """Return the frames that came. Raise EOFError, OSError or FrameError when the connection is over."""
         try:
             count = self.socket.recv_into(self._reader.room())
         except BlockingIOError:
@@ -65,7 +64,7 @@ class Connection:
         return frames
 
     def queue(self, data: bytes) -> None:
-        """Write what the socket takes; the rest waits."""
+        """Write what the socket takes; the rest goes into the backlog."""
         rest = memoryview(data)
         if not self.backlog:
             rest = rest[self._write(rest) :]
@@ -75,7 +74,7 @@ class Connection:
             self.backlog_bytes += len(rest)
 
     def flush(self) -> None:
-        """Write of the backlog what the socket takes."""
+        """Write as much of the backlog as the socket takes."""
         while self.backlog:
             count = self._write(self.backlog[0])
             if count:
@@ -92,15 +91,15 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError:
-            # It is gone. What it said before, that everything is aborted maybe, is still to be read, and then the end.
+            # It is gone. What it sent before, possibly an Abort for everything, is read first, then the end.
             return len(data)
 
 
 class BridgeHost:
     """Inbox and Outbox of an engine process.
 
-    A front end's number is that of its connection, so one that was restarted is a new one and may count its handles
-    from the start.
+    A front end is numbered by its connection. After a restart it has a new number and may number its handles from the
+    start.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class BridgeHost:
             self._selector.register(control.fileno(), _READ, control)
 
     def connect(self, sock: socket.socket) -> int:
-        """Take over the socket to a new front end; return its number."""
+        """Add the socket to a new front end; return its number."""
         connection = Connection(self._next_frontend, sock, max_frame_bytes=self._max_frame_bytes)
         self._next_frontend += 1
         self._connections[connection.frontend] = connection
@@ -139,17 +138,17 @@ class BridgeHost:
         return connection.frontend
 
     def announce(self, facts: Facts) -> None:
-        """The engine is ready: every front end is told, those to come as well."""
+        """Send the Facts of the ready engine to every front end, and to each that connects later."""
         self._facts = facts
         for frontend in tuple(self._connections):
             self.send(frontend, facts)
 
     def wake(self, event: Event) -> None:
-        """As core.ports.Inbox."""
+        """Deliver an event, as in core.ports.Inbox."""
         self._wakeup.ring(event)
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """As core.ports.Inbox. Raise EOFError when the supervisor says stop, or when the last front end is gone."""
+        """Return what came, as in core.ports.Inbox. Raise EOFError on Stop, or when nobody is connected any more."""
         if self._aborts or self._is_deserted:
             timeout_s = 0.0
         events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))
@@ -171,13 +170,13 @@ class BridgeHost:
         return frames
 
     def broadcast(self, load: Load) -> None:
-        """As core.ports.Outbox."""
+        """Send a Load to every front end, as in core.ports.Outbox."""
         self._load = load
         for frontend in tuple(self._connections):
             self.send(frontend, load)
 
     def send(self, frontend: int, frame: Up) -> None:
-        """As core.ports.Outbox. A front end that is gone gets nothing."""
+        """Send a frame, as in core.ports.Outbox; drop it if the front end is gone."""
         connection = self._connections.get(frontend)
         if connection is None:
             return
@@ -198,12 +197,12 @@ class BridgeHost:
         self._selector.close()
 
     def obey(self, messages: Sequence[ControlMessage]) -> None:
-        """Do what the supervisor said. Raise EOFError when that is to stop."""
+        """Process messages of the supervisor. Raise EOFError on Stop."""
         for message in messages:
             if isinstance(message, Link) and self._control is not None:
                 self.connect(self._control.take_socket())
             elif isinstance(message, Stop):
-                raise EOFError("the supervisor says stop")
+                raise EOFError("the supervisor sent Stop")
 
     @property
     def _is_deserted(self) -> bool:
@@ -228,8 +227,8 @@ class BridgeHost:
             if mask & _READ:
                 frames += [(connection.frontend, frame) for frame in connection.receive()]
         except (EOFError, ConnectionResetError):
-            # One that is dropped while it lives tells itself how its requests ended.
-            self._tell_lost(len(set(connection.alive.values())))
+            # A front end that is alive when it is dropped reports itself how its requests ended.
+            self._report_lost(len(set(connection.alive.values())))
             self._drop(connection, "is gone")
         except (OSError, FrameError) as error:
             self._drop(connection, f"is broken ({error})")
@@ -242,15 +241,15 @@ class BridgeHost:
             self._selector.modify(connection.socket, _READ_WRITE, connection)
 
     def _drop(self, connection: Connection, why: str) -> None:
-        """The front end is dead to us; what it had is aborted with the next drain."""
+        """Disconnect a front end; the next `drain` aborts its outputs."""
         if connection.alive:
             log.warning("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
             self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
         self._disconnect(connection)
 
-    def _tell_lost(self, num_requests: int) -> None:
+    def _report_lost(self, num_requests: int) -> None:
         if self._control is not None and num_requests:
-            # A supervisor that is gone counts nothing.
+            # A supervisor that is gone does not count.
             with contextlib.suppress(OSError, BufferError):
                 self._control.send(RequestsLost(num_requests))
 

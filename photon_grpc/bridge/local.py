@@ -1,5 +1,7 @@
-"""The bridge within one program: the engine in a thread, the front end on an event loop in another. Frames are handed
-over, not encoded."""
+"""The bridge within one program, between an engine in a thread and a front end on an event loop in another.
+
+Frames are passed on without encoding.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from photon_grpc.errors import EngineFailure
 
 
 class LocalClient:
-    """core.ports.EngineLink; all calls belong to the event loop `loop`."""
+    """An implementation of core.ports.EngineLink. All calls run on the event loop `loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, facts: Facts) -> None:
         self._loop = loop
@@ -25,24 +27,24 @@ class LocalClient:
 
     @property
     def facts(self) -> Facts | None:
-        """None when the engine has ended."""
+        """The facts of the engine; None when it has ended."""
         return self._facts
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
 
     def send(self, frame: Down) -> None:
-        """Raise EngineFailure when the engine has ended: there is no supervisor here that brings another."""
+        """Send a frame. Raise EngineFailure when the engine has ended, since no supervisor starts another one."""
         if self._facts is None:
             raise EngineFailure("the engine has ended")
         self._down.put(frame)
 
     def received(self, frame: Up) -> None:
-        """The engine's frames; the first is its Facts."""
+        """Pass on a frame of the engine; the first is its Facts."""
         self._on_frame(frame)
 
     def lost(self) -> None:
-        """The engine has ended."""
+        """Note that the engine has ended."""
         if self._facts is not None:
             self._facts = None
             self._on_lost()
@@ -53,7 +55,10 @@ class LocalClient:
 
 
 class LocalHost:
-    """core.ports.Inbox and Outbox; `drain` and `send` belong to the engine's thread. The only front end is number 0."""
+    """An implementation of core.ports.Inbox and Outbox for the only front end, number 0.
+
+    `drain` and `send` are called in the engine's thread.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, down: queue.SimpleQueue[Down | Event | None], client: LocalClient
@@ -63,11 +68,11 @@ class LocalHost:
         self._client = client
 
     def wake(self, event: Event) -> None:
-        """As core.ports.Inbox."""
+        """Deliver an event, as in core.ports.Inbox."""
         self._down.put(event)
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """As core.ports.Inbox. Raise EOFError after `close`."""
+        """Return what came, as in core.ports.Inbox. Raise EOFError after `close`."""
         frames: list[tuple[int, Down | Event]] = []
         try:
             frame = self._down.get(timeout=timeout_s) if timeout_s else self._down.get(block=timeout_s is None)
@@ -89,5 +94,5 @@ class LocalHost:
         self._loop.call_soon_threadsafe(self._client.lost)
 
     def close(self) -> None:
-        """The engine ends at its next `drain`; from any thread."""
+        """Have the engine end at its next `drain`. Thread-safe."""
         self._down.put(None)

@@ -1,4 +1,4 @@
-"""Events of other threads, for a loop that waits on file descriptors."""
+"""Delivers events of other threads to a loop that waits on file descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from photon_grpc.core.ports import Event
 
 
 class Wakeup:
-    """`ring` from any thread makes `fileno` readable; `take` belongs to the loop's thread."""
+    """A queue of events whose `fileno` is readable when it is not empty.
+
+    `ring` may be called from any thread, `take` only from the loop's.
+    """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -21,16 +24,16 @@ class Wakeup:
         return self._reader.fileno()
 
     def ring(self, event: Event) -> None:
-        """Never waits, never raises."""
+        """Add an event and wake the loop. Never waits, never raises."""
         self._events.append(event)
         try:
             self._writer.send(b"\0")
         except OSError:
-            # Full: it is readable already. Closed: the loop is gone.
+            # If it is full, it is readable already; if it is closed, the loop is gone.
             return
 
     def take(self) -> list[Event]:
-        """Return the events so far. An event whose byte comes later is there with it at the latest."""
+        """Return the events so far. Each event is added before its byte is written, so none is missed."""
         try:
             self._reader.recv(4096)
         except BlockingIOError:

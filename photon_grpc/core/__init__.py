@@ -1,1 +1,1 @@
-"""The nouns: plain data that every floor may hold. No torch, no grpc, no I/O, no decisions."""
+"""The nouns: plain data that every package may use. No torch, no grpc, no I/O, no decisions."""

@@ -1,7 +1,6 @@
-"""Checks that a request fits the model, the KV cache and the queue. One check and one message each, for front ends and
-engine.
+"""Checks that a request fits the model, the KV cache and the queue, shared by front ends and the engine.
 
-Pure: numbers in, an error of `photon_grpc.errors` raised or nothing.
+Each is a pure function of numbers that raises an error of `photon_grpc.errors` or returns nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def check_given(request_id: str, lists: Iterable[IdList], vocab_size: int) -> No
 
 
 def check_request_id(request_id: str, field: str = "request_id") -> None:
-    """Raise InvalidRequest naming `field`."""
+    """Raise InvalidRequest naming `field` for an id that is too long or not printable ASCII."""
     if len(request_id) > MAX_REQUEST_ID_CHARS:
         message = f"{field}: has {len(request_id)} characters; {MAX_REQUEST_ID_CHARS} are allowed"
         raise InvalidRequest(message, field=field, needed=len(request_id), limit=MAX_REQUEST_ID_CHARS)
@@ -52,7 +51,7 @@ def check_request_id(request_id: str, field: str = "request_id") -> None:
 
 
 def check_not_empty(request: Request) -> None:
-    """Raise InvalidRequest where there is nothing to compute: no prompt, no output, no token."""
+    """Raise InvalidRequest for a request without a prompt, an output or a token to compute."""
     for field, count in (
         ("token_ids", len(request.prompt_ids)),
         ("sampling.num_outputs", request.num_outputs),
@@ -64,14 +63,14 @@ def check_not_empty(request: Request) -> None:
 
 
 def check_prompt(num_prompt: int, max_model_len: int, field: str) -> None:
-    """Raise PromptTooLong where the context has no room for one token after the prompt; `field` holds the prompt."""
+    """Raise PromptTooLong if the context has no room for one token after the prompt, which `field` holds."""
     if num_prompt >= max_model_len:
         message = f"the prompt has {num_prompt} tokens; the context holds {max_model_len} with the output: shorten it"
         raise PromptTooLong(message, field=field, needed=num_prompt + 1, limit=max_model_len)
 
 
 def check_output(num_prompt: int, max_tokens: int, facts: Facts) -> None:
-    """Raise PromptTooLong where prompt and output exceed the context, KVCapacity where they exceed the KV cache."""
+    """Raise PromptTooLong if prompt and output exceed the context, KVCapacity if they exceed the KV cache."""
     needed = num_prompt + max_tokens
     if needed > facts.max_model_len:
         message = (
@@ -83,7 +82,7 @@ def check_output(num_prompt: int, max_tokens: int, facts: Facts) -> None:
 
 
 def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None:
-    """Raise KVCapacity where all KV blocks together cannot hold the request."""
+    """Raise KVCapacity if all KV blocks together cannot hold the request."""
     num_tokens = _num_stored(num_prompt, max_tokens)
     needed = facts.kv.blocks(num_tokens)
     if needed > facts.num_blocks:
@@ -95,14 +94,12 @@ def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None
 
 
 def max_output_tokens(num_prompt: int, facts: Facts) -> int:
-    """Tokens that context and KV cache hold after the prompt: the largest `max_tokens` that `check_output` lets
-    through."""
+    """Return the largest `max_tokens` that `check_output` accepts after a prompt of this length."""
     return min(facts.max_model_len, facts.kv.tokens(facts.num_blocks) + 1) - num_prompt
 
 
 def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:
-    """Raise QueueFull where one more request, of `num_prompt` tokens, exceeds what may wait. An empty queue takes
-    any."""
+    """Raise QueueFull if one more request, of `num_prompt` tokens, exceeds the queue. An empty queue takes any."""
     if load.queued >= facts.max_queue_size:
         raise _queue_full("requests", load.queued, 1, facts.max_queue_size, load)
     if load.queued and load.queued_prompt_tokens + num_prompt > facts.max_queued_tokens:
@@ -110,7 +107,7 @@ def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:
 
 
 def missing_room(num_prompt: int, load: Load, facts: Facts) -> tuple[int, int]:
-    """Return requests and tokens that would have to leave the queue for one more request of `num_prompt` tokens."""
+    """Return how many requests and tokens must leave the queue to admit a request of `num_prompt` tokens."""
     num_tokens = load.queued_prompt_tokens + num_prompt - facts.max_queued_tokens if load.queued else 0
     return max(load.queued + 1 - facts.max_queue_size, 0), max(num_tokens, 0)
 
@@ -136,7 +133,7 @@ def _in_groups(facts: Facts) -> str:
 
 
 def _num_stored(num_prompt: int, max_tokens: int) -> int:
-    """Tokens whose keys and values are written: the last one is drawn and never stored."""
+    """Return the tokens whose keys and values are stored: all but the last, which is never computed."""
     return num_prompt + max_tokens - 1
 
 

@@ -1,7 +1,7 @@
 """A caller's request, unchecked: unset options are None.
 
-Made for every call, hence msgspec.Structs: a frozen dataclass takes ten times as long to make. Options have the fields
-that `core.fields` declares, durations with their unit.
+These are msgspec.Structs since they are made for every call, and a frozen dataclass takes ten times as long to make.
+Options have the fields that `core.fields` declares; the names of durations end with their unit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from photon_grpc.core.call_form import CallForm
 from photon_grpc.core.fields import ask_columns
 from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError
 
-#: Clients give up by their own clock, a little before the server's: `grpc-timeout` is rounded up by as much as 1 %.
+#: Clients give up by their own clock, a little before the server does: `grpc-timeout` is rounded up by up to 1 %.
 _EARLY_S, _EARLY_SHARE = 0.02, 0.01
-#: Of a constraint.
+#: Kind of a constraint.
 Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "protobuf", "tool_calls"]
 
 
 class TextInput(msgspec.Struct, frozen=True):
     text: str
-    #: Spellings of special tokens become those tokens.
+    #: Whether spellings of special tokens in the text become those tokens.
     parse_special_tokens: bool = False
-    #: BOS and what else the tokenizer adds around text.
+    #: Whether to add BOS and whatever else the tokenizer puts around text.
     add_special_tokens: bool = True
 
 
@@ -43,9 +43,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """The output must call tools."""
+    """The requirement that the output calls tools."""
 
-    #: Of the one that it calls; None: any.
+    #: The name of the tool to call; None allows any.
     name: str | None = None
 
 
@@ -54,7 +54,7 @@ class ChatInput(msgspec.Struct, frozen=True):
     template_args_json: str = ""
     tools_json: str = ""
     add_generation_prompt: bool = True
-    #: None: the model decides.
+    #: None lets the model decide.
     tool_choice: ToolChoice | None = None
 
 
@@ -63,7 +63,7 @@ def _columns(group: str) -> Any:
 
 
 class SamplingAsk(_columns("sampling")):  # type: ignore[misc]
-    """`logit_bias` holds (id, bias), each id once; of `allowed_token_ids` None is all."""
+    """Sampling options. `logit_bias` holds (id, bias) pairs, each id once; None for `allowed_token_ids` allows all."""
 
 
 class StopAsk(_columns("stop")):  # type: ignore[misc]
@@ -71,7 +71,7 @@ class StopAsk(_columns("stop")):  # type: ignore[misc]
 
 
 class OutputAsk(_columns("output")):  # type: ignore[misc]
-    """`text` is None where the model decides: it is sent if there is a tokenizer."""
+    """Options of the output. `text` None means that text is sent if the model has a tokenizer."""
 
     @property
     def is_scored(self) -> bool:
@@ -82,15 +82,15 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     """The form of every output."""
 
     kind: Kind
-    #: Of json_schema, regex and grammar; of protobuf the grammar of its JSON, in Lark; of tool_calls the tools.
+    #: The schema, regular expression or grammar; for protobuf a Lark grammar of its JSON; for tool_calls the tools.
     text: str = ""
-    #: Of tool_calls the name of the one that is called; none: any.
+    #: The choices; for tool_calls the name of the tool to call, or empty for any.
     choices: tuple[str, ...] = ()
-    #: Of tool_calls.
+    #: For tool_calls only.
     form: CallForm | None = None
 
 
-#: Of typed output whose grammar is written once the request has its place (`Frontend.stream`).
+#: The constraint of typed output until its grammar is written, once the request has its place (`Frontend.stream`).
 UNWRITTEN = ConstraintAsk("protobuf")
 
 
@@ -99,17 +99,19 @@ class CacheAsk(_columns("cache")):  # type: ignore[misc]
 
 
 class SchedulingAsk(_columns("scheduling")):  # type: ignore[misc]
-    """`timeout_s` counts from arrival; the call's own deadline is in Origin."""
+    """Scheduling options. `timeout_s` counts from arrival; the call's own deadline is in Origin."""
 
 
 class StreamAsk(_columns("stream")):  # type: ignore[misc]
-    #: The reader passes nothing on before the end: of a lost engine's output nothing has been sent.
+    #: The reader passes nothing on before the end, so nothing was sent if the engine is lost.
     is_whole: bool = False
 
 
 class Origin(msgspec.Struct):
-    """Where a request comes from: known when it comes, but for its model, and its deadline where a field says an
-    earlier one. Times are CLOCK_MONOTONIC seconds."""
+    """Where a request comes from. Times are CLOCK_MONOTONIC seconds.
+
+    All is known on arrival except the model, and the deadline if a field sets an earlier one.
+    """
 
     arrival_s: float
     request_id: str = ""
@@ -117,18 +119,20 @@ class Origin(msgspec.Struct):
     owner: str = ""
     #: "Generate", "StreamGenerate", "MultiplexGenerate"; empty in a program without a server.
     method: str = ""
-    #: As it is served; empty for a name that is not.
+    #: The served name of the model; empty for an unknown one.
     model: str = ""
-    #: The earlier of the call's own and the field's.
+    #: The earlier of the call's deadline and that of the field.
     deadline_s: float | None = None
-    #: The W3C header as it came, not validated.
+    #: The W3C traceparent header as received, not validated.
     traceparent: str = ""
-    #: Whose share it counts against while it is prepared: the API key, else the host that it came from.
+    #: Whose share of preparation it uses: the API key, else the host that it came from.
     caller: str = ""
 
     def reason(self, error: BaseException | None) -> str:
-        """Return the reason of a request that ended by `error`; "" for None. A cancelled call has lost its caller, or
-        run out of time."""
+        """Return the reason of a request that ended with `error`; "" for None.
+
+        A cancelled call has lost its caller or reached its deadline.
+        """
         if isinstance(error, PhotonError):
             return error.reason
         if isinstance(error, asyncio.CancelledError):
@@ -158,9 +162,9 @@ class Ask(msgspec.Struct, frozen=True):
     #: Output ids that were produced elsewhere.
     continue_from: tuple[int, ...] = ()
     constraint: ConstraintAsk | None = None
-    #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
+    #: This is a retried call (grpc-previous-rpc-attempts), which replaces its earlier attempt.
     replaces: bool = False
 
 
-#: Its groups are the very objects that an Ask has which leaves them out.
+#: Its groups are the same objects that an Ask gets for groups it leaves out.
 NOTHING_SET = Ask(None, Origin(0.0))

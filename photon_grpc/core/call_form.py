@@ -1,4 +1,4 @@
-"""Forms in which models write tool calls."""
+"""The ways in which models write tool calls."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The places of call objects in a text."""
+    """How a text marks the JSON objects that are calls."""
 
     open: str
-    #: Empty: nothing closes a call.
+    #: Empty if nothing closes a call.
     close: str = ""
-    #: Also without `open`: first of all, and behind another call, perhaps after a semicolon.
+    #: Calls may also stand without `open`: at the start, or after another call with an optional semicolon.
     is_bare: bool = False
-    #: The key under which models write them; any of _ARGUMENTS is read.
+    #: The key under which the model writes the arguments; any of _ARGUMENTS is read.
     arguments: str = "arguments"
 
 
-#: Hermes, Qwen: text around any number of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+#: Hermes and Qwen write any number of these within text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 TAGGED = CallSyntax("<tool_call>", "</tool_call>")
-#: Llama 3: nothing but `{"name": …, "parameters": {…}}`, perhaps behind a special token.
+#: Llama 3 writes only `{"name": …, "parameters": {…}}`, possibly after a special token.
 BARE = CallSyntax("<|python_tag|>", is_bare=True, arguments="parameters")
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form of an output that is calls and nothing else."""
+    """The form of an output that consists of calls only."""
 
     syntax: CallSyntax
-    #: What comes before them: none, some or none, or the rest of one that the prompt has opened.
+    #: The reasoning before the calls: none, optional, or the rest of reasoning that the prompt opened.
     reasoning: Literal["none", "optional", "open"] = "none"

@@ -1,4 +1,4 @@
-"""The form of an output, as plain data, and the work that it may cause."""
+"""The constraint on the form of an output, as plain data, and the limits on the work that it may cause."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import msgspec
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar that a front end has written and tried out."""
+    """A grammar that a front end has written and tested."""
 
     kind: Literal["json_schema", "regex", "lark", "protobuf", "tool_calls"]
-    #: As llguidance reads it: a JSON object with one grammar in its list.
+    #: In the format of llguidance: a JSON object with one grammar in its list.
     grammar: str
-    #: Of what it means: equal for grammars that differ in annotations and the order of keys only.
+    #: Digest of the meaning: equal for grammars that differ only in annotations and the order of keys.
     digest: bytes = b""
-    #: No output of the model that it is meant for has fewer.
+    #: Lower bound on the tokens of an output of the model.
     least_tokens: int = 0
 
     @property
     def field(self) -> str:
-        """The request's field that asks for it."""
+        """The request field that sets it."""
         return "chat.tool_choice" if self.kind == "tool_calls" else "structured_output"
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """Arguments of llguidance's LLParserLimits. Front ends try a grammar out under the same limits under which the
-        engine compiles and walks it."""
+        """Arguments of llguidance's LLParserLimits, the same when front ends test a grammar and the engine uses it."""
         return _LARK_LIMITS if self.kind == "lark" else _LIMITS
 
 
-def told(words: str) -> str:
-    """llguidance's words for a caller: without marks, and without the stack of a panic."""
-    return words.replace("<non-verbose/>", "").partition("<backtrace>")[0].strip()
+def readable_error(message: str) -> str:
+    """Return an error message of llguidance without its marks and without the stack of a panic."""
+    return message.replace("<non-verbose/>", "").partition("<backtrace>")[0].strip()
 
 
-#: States that a lexer may learn for one output.
+#: Most states that a lexer may learn for one output.
 MAX_LEXER_STATES = 20_000
-#: An optional property of a schema is four items of a row, and a lexer that meets a `uri` for the first time takes
-#: 30,000 of its fuel, 2 ms.
+#: An optional property of a schema takes four items of a row. The first `uri` that a lexer meets takes 30,000 units of
+#: its fuel, 2 ms.
 _LIMITS: Mapping[str, Any] = MappingProxyType(
     {
         "max_items_in_row": 1_000,
@@ -52,5 +51,5 @@ _LIMITS: Mapping[str, Any] = MappingProxyType(
         "verbose_errors": False,
     }
 )
-#: Of a caller's own rules the parser may keep every reading: `start: start start | "a"` takes 1 ms a step at most.
+#: In a caller's own rules the parser may keep every reading: `start: start start | "a"` takes up to 1 ms a step.
 _LARK_LIMITS: Mapping[str, Any] = MappingProxyType({**_LIMITS, "max_items_in_row": 250, "step_max_items": 1_000})

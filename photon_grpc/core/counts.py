@@ -1,4 +1,4 @@
-"""Counters and histograms as plain data: counted in each front end, summed where they are told to the outside."""
+"""Counters and histograms as plain data, counted in each front end and summed where they are exported."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A counter, or with `bounds` a histogram."""
+    """A counter, or a histogram if it has `bounds`."""
 
     name: str
     help: str
-    #: Names of its labels. Values are of a closed set, never a caller's text.
+    #: Names of its labels. Their values come from a closed set, never from a caller's text.
     labels: Labels = ()
     #: Upper bounds of the buckets, ascending, inclusive.
     bounds: tuple[float, ...] = ()
-    #: Values of its label that are shown before anything is counted: a rate misses the first of a series that appears.
+    #: Label values exported before anything is counted, since a rate misses the first count of a new series.
     known: tuple[str, ...] = ()
 
     def zero(self) -> list[float]:
-        """Return a counter's value; a histogram's observations by bucket (the last: above all bounds), then their
-        sum."""
+        """Return the initial values.
+
+        A counter has one value. A histogram has its observations by bucket, the last one above all bounds, then their
+        sum.
+        """
         return [0.0] * (len(self.bounds) + 2 if self.bounds else 1)
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers of one metric under one set of label values since its process began: none of them ever falls."""
+    """The numbers of one metric for one set of label values since its process began. They never decrease."""
 
     name: str
     labels: Labels
@@ -42,7 +45,7 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counts:
-    """Those of one process. Something is counted when a call or a request begins or ends, nothing for a token."""
+    """The counts of one process, changed when a call or a request begins or ends, never per token."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, Labels], list[float]] = {}
@@ -57,10 +60,10 @@ class Counts:
         values[-1] += value
 
     def changed(self) -> tuple[Series, ...]:
-        """Return the series that something was added to, and that were not `told` since."""
+        """Return the series that have changed since the last `acknowledge`."""
         return tuple([Series(name, labels, tuple(self._values[name, labels])) for name, labels in self._changed])
 
-    def told(self) -> None:
+    def acknowledge(self) -> None:
         """Note that what `changed` returned has arrived."""
         self._changed.clear()
 
@@ -74,25 +77,25 @@ class Counts:
 
 
 class Sums:
-    """Over processes that come and go. What one has counted stays when it is gone, so that no sum ever falls."""
+    """Sums over processes that come and go. The counts of a process remain after its end, so sums never decrease."""
 
     def __init__(self) -> None:
         self._gone: dict[tuple[str, Labels], tuple[float, ...]] = {}
         self._alive: dict[int, dict[tuple[str, Labels], tuple[float, ...]]] = {}
 
-    def told(self, process: int, news: Iterable[Series]) -> None:
-        """The newest series of the process that has this place."""
+    def update(self, process: int, changed: Iterable[Series]) -> None:
+        """Store the newest series of the process with this number."""
         known = self._alive.setdefault(process, {})
-        for series in news:
+        for series in changed:
             known[series.name, series.labels] = series.values
 
     def gone(self, process: int) -> None:
-        """The process has ended; the next one in its place begins at zero."""
+        """Keep the counts of a process that has ended; the next one with its number begins at zero."""
         for key, values in self._alive.pop(process, {}).items():
             self._gone[key] = _added(self._gone.get(key), values)
 
     def of(self, metric: Metric) -> dict[Labels, tuple[float, ...]]:
-        """Label values -> numbers, sorted."""
+        """Map the label values of a metric to its numbers, sorted."""
         first = [(value,) for value in metric.known] if metric.labels else [()]
         found: dict[Labels, tuple[float, ...]] = dict.fromkeys(first, tuple(metric.zero()))
         for each in (self._gone, *self._alive.values()):
@@ -103,8 +106,7 @@ class Sums:
 
 
 class EngineSums:
-    """The counters of the engine over all its lives, which are numbered; front ends tell of them late and in any
-    order."""
+    """The counters of the engine over all its lives, which are numbered; front ends report them late, in any order."""
 
     #: Fields of Load that count since the engine's start.
     COUNTERS = (
@@ -113,22 +115,22 @@ class EngineSums:
     )
 
     def __init__(self) -> None:
-        #: Of this life and the one before, of which there may still be news.
+        #: The newest Load of this life, and of the one before, for which reports may still arrive.
         self._newest: dict[int, Load] = {}
         self._past = [0] * len(self.COUNTERS)
 
-    def told(self, life: int, load: Load) -> None:
-        """One of its moments; of two the later one has counted more."""
+    def update(self, life: int, load: Load) -> None:
+        """Store a Load of this life if it is the newest; the later of two has counted more."""
         if sum(self._counters(load)) >= sum(self._counters(self._newest.get(life, Load()))):
             self._newest[life] = load
 
     def begin(self, life: int) -> None:
-        """This one is next."""
+        """Start this life; lives older than the one before become part of the past."""
         for old in [each for each in self._newest if each < life - 1]:
             self._past = list(map(add, self._past, self._counters(self._newest.pop(old))))
 
     def load(self, life: int) -> Load:
-        """Return the newest of this life, with the counters of all."""
+        """Return the newest Load of this life, with the counters of all lives."""
         sums = self._past
         for load in self._newest.values():
             sums = list(map(add, sums, self._counters(load)))

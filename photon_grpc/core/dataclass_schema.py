@@ -20,22 +20,22 @@ _JSON_SCALARS = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type in JSON."""
+    """A type as a JSON Schema, with its reader."""
 
     schema: Mapping[str, Any]
-    #: A JSON value as an object of the type. Raises ValueError, TypeError.
+    #: Makes an object of the type from a JSON value. Raises ValueError or TypeError.
     read: Read
 
 
 def dataclass_shape(cls: type) -> Shape:
-    """Raise TypeError, naming field and type, for what has no schema."""
+    """Return the shape of a dataclass. Raise TypeError, naming field and type, for a type without a schema."""
     shapes = _Shapes()
     root = shapes.of(cls, cls.__name__)
     return Shape({**root.schema, "$defs": shapes.definitions}, root.read)
 
 
 class _Shapes:
-    """The shapes of one schema; classes are defined once, so that they may hold themselves."""
+    """The shapes of one schema. Each class is defined once, so that it may contain itself."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class _Shapes:
             return _one_of({(type(each.value), each.value): each for each in kind}, where)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return self._dataclass(kind)
-        raise TypeError(f"{where} is {_told(kind)}, which has no JSON Schema here; {_KNOWN}")
+        raise TypeError(f"{where} is {_name_of(kind)}, which has no JSON Schema here; {_KNOWN}")
 
     def _union(self, kinds: tuple[Any, ...], where: str) -> Shape:
         shapes = [self.of(kind, where) for kind in kinds]
@@ -148,7 +148,7 @@ _KNOWN = (
 
 
 def _one_of(members: Mapping[tuple[type, Any], Any], where: str) -> Shape:
-    """Exactly these JSON values, each standing for its member. True and 1 differ."""
+    """Return the shape of a fixed set of JSON values, each standing for its member. True and 1 differ."""
     if not members:
         raise TypeError(f"{where} is an Enum without members")
     for kind, value in members:
@@ -202,11 +202,11 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _check_arguments(cls: type, names: typing.AbstractSet[str]) -> None:
-    """Raise TypeError where objects cannot be made of the fields alone (InitVar)."""
+    """Raise TypeError if the fields alone cannot make an object (InitVar)."""
     for each in inspect.signature(cls).parameters.values():
         if each.name not in names and each.default is each.empty and each.kind is not each.VAR_KEYWORD:
             raise TypeError(f"{cls.__name__}.{each.name} is an argument and no field; give it a default")
 
 
-def _told(kind: Any) -> str:
+def _name_of(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

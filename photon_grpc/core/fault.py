@@ -1,4 +1,4 @@
-"""A PhotonError as plain data: what a row of a step, a request over the bridge and a job of the encoder fail with."""
+"""A PhotonError as plain data, for rows of a step, requests over the bridge and jobs of the encoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
     def error(self) -> PhotonError:
-        """Return the inverse of `of`; InternalFailure where no class has the reason."""
+        """Return the error that `of` was called with; InternalFailure if no class has the reason."""
         error = from_reason(
             self.reason,
             self.message,

@@ -1,4 +1,4 @@
-"""The declaration of one option of a request: its bounds with their error texts, its defaults, its flag.
+"""The declaration of one option of a request: its bounds and their error texts, its defaults, its flag.
 
 Standard library only: the client installs without msgspec.
 """
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from photon_grpc.errors import InvalidRequest
 
-#: Which verbs of the terminal have a flag: all that generate, or some of them.
+#: The subcommands that have a flag for the option.
 ALL_VERBS, CONVERSATIONS, ANSWERS, ONE_REQUEST = "generate chat batch", "generate chat", "generate batch", "generate"
 
 
@@ -24,13 +24,13 @@ class Interval:
     least: float
     #: A str is the name of a limit of the model (frontend.model.RequestLimits).
     most: float | str = math.inf
-    #: `least` itself is not allowed.
+    #: True: `least` itself is not allowed.
     is_open: bool = False
-    #: Allowed as well: the value that turns the option off.
+    #: The value outside the range that turns the option off.
     off: int | None = None
 
     def holds(self, value: float, most: float) -> bool:
-        """Return whether a value is in the range; `most` is the number that `self.most` stands for."""
+        """Return whether a value is in the range, where `most` is the number that `self.most` stands for."""
         if value == self.off:
             return True
         is_enough = self.least < value if self.is_open else self.least <= value
@@ -54,30 +54,30 @@ class Interval:
 class Field:
     """One option of a request."""
 
-    #: For a flag of the terminal; empty: there is none.
+    #: Help of the command-line flag; empty if there is no flag.
     help: str = ""
-    #: Of the number, or of each number in a map.
+    #: Bounds of the number, or of each number in a map.
     bounds: Interval | None = None
     max_chars: int = 0
-    #: The limit of a list's entries, as an attribute of frontend.model.ModelFacts.
+    #: The attribute of frontend.model.ModelFacts that limits the entries of a list.
     max_items: str = ""
-    #: What a request has where neither caller nor model sets the option. None: decided elsewhere.
+    #: The value of a request if neither caller nor model sets the option. None: decided elsewhere.
     neutral: Any = None
     #: The value of an unset option in an Ask.
     default: Any = None
-    #: Whether the option says something to `LLM`, which has no wire and serves one model.
+    #: Whether the option has a meaning for `LLM`, which has no wire and serves one model.
     is_for_llm: bool = True
-    #: What a sampling parameter does to logits, unless it is neutral: "filter", "penalty".
+    #: What a non-neutral sampling parameter does to logits: "filter" or "penalty".
     effect: str = ""
-    #: Of the number; a Duration in the protos.
+    #: Unit of the number, which is a Duration in the protos.
     unit: str = ""
-    #: Where it is not the option's name.
+    #: The flag if it differs from the option's name.
     flag: str = ""
     metavar: str = ""
     verbs: str = ALL_VERBS
     # Filled in from the declaration.
     name: str = ""
-    #: The message of GenerateRequest that holds it; empty: GenerateRequest itself.
+    #: The field of GenerateRequest whose message holds it; empty for GenerateRequest itself.
     group: str = ""
     kind: Any = None
 
@@ -88,7 +88,7 @@ class Field:
 
     @property
     def attribute(self) -> str:
-        """The name in an Ask, which has units."""
+        """The name in an Ask, with the unit."""
         return f"{self.name}_{self.unit}" if self.unit else self.name
 
     @property
@@ -100,16 +100,16 @@ class Field:
 
     @property
     def empty(self) -> Any:
-        """The value in a Request if there is neither a given nor a neutral one."""
+        """The value in a Request if it is unset and has no neutral value."""
         return () if get_origin(self.kind) else self.kind()
 
     @property
     def is_checked(self) -> bool:
-        """Whether `check` looks at it; the numbers of a map are for `check_each`."""
+        """Whether `check` applies. `check_each` checks the numbers of a map."""
         return (self.bounds is not None and not self.max_items) or self.max_chars > 0
 
     def sure_range(self, limits: object) -> tuple[Any, Any]:
-        """Return numbers between which every value passes `check`, or two texts if that needs a closer look."""
+        """Return bounds between which every value passes `check`, or two empty texts if `check` must be called."""
         if self.bounds is None:
             return "", ""
         least = math.nextafter(self.bounds.least, math.inf) if self.bounds.is_open else self.bounds.least
@@ -117,9 +117,10 @@ class Field:
         return least, min(most, sys.float_info.max)
 
     def check(self, value: Any, limits: object = None) -> None:
-        """Check a number or a text. `limits` has those that bounds name; None: they are not checked.
+        """Check a number or a text. Raise InvalidRequest.
 
-        Raise InvalidRequest.
+        Args:
+            limits: has the limits that bounds name; None skips them.
         """
         if self.bounds is not None:
             self._check_number(value, limits)

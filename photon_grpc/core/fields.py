@@ -1,7 +1,7 @@
 """The options of a request, each declared once: type, bounds, what unset means, and how a command line spells it.
 
-The codec, the checks, the structs of a request, the keywords of clients and of `LLM`, and the flags of the terminal are
-made from these declarations; tests hold the protos equal to them. Standard library only: the client installs without
+The codec, the checks, the structs of a request, the keywords of clients and of `LLM`, and the command-line flags are
+made from these declarations; a test compares the protos with them. Standard library only: the client installs without
 msgspec.
 """
 
@@ -15,13 +15,13 @@ from photon_grpc.core.field import ANSWERS, CONVERSATIONS, ONE_REQUEST, Field, I
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Options of the draw of a token."""
+    """Options of sampling."""
 
     temperature: Annotated[float, Field(help="0 is greedy.", bounds=Interval(0.0), neutral=1.0)]
     top_p: Annotated[
         float,
         Field(
-            help="Draw from the likeliest tokens with this share of probability.",
+            help="Sample from the likeliest tokens with this share of probability.",
             bounds=Interval(0, 1, is_open=True),
             neutral=1.0,
             effect="filter",
@@ -30,7 +30,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: Annotated[
         int,
         Field(
-            help="Draw from this many of the likeliest tokens; -1: from all.",
+            help="Sample from this many of the likeliest tokens; -1: all.",
             bounds=Interval(1, 2**31 - 1, off=-1),
             neutral=-1,
             effect="filter",
@@ -39,7 +39,7 @@ class SamplingOptions(TypedDict, total=False):
     min_p: Annotated[
         float,
         Field(
-            help="Draw from tokens at least this likely relative to the likeliest.",
+            help="Sample from tokens at least this likely relative to the likeliest.",
             bounds=Interval(0, 1),
             neutral=0.0,
             effect="filter",
@@ -64,7 +64,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: Annotated[
         int,
         Field(
-            help="Draw with the noise of this seed; unset: of one that the server draws.",
+            help="Seed of the sampling noise; unset: the server chooses one.",
             bounds=Interval(0, 2**64 - 1),
         ),
     ]
@@ -80,7 +80,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     allowed_token_ids: Annotated[
         Sequence[int],
-        Field(help="Draw from these tokens alone", flag="--allowed-token-id", max_items="vocab_size"),
+        Field(help="Sample only these tokens", flag="--allowed-token-id", max_items="vocab_size"),
     ]
     num_outputs: Annotated[
         int,
@@ -105,10 +105,10 @@ class StopOptions(TypedDict, total=False):
     ]
     stop_token_ids: Annotated[
         Sequence[int],
-        Field(help="End when this token is drawn", flag="--stop-token-id", max_items="vocab_size", default=()),
+        Field(help="End when this token is sampled", flag="--stop-token-id", max_items="vocab_size", default=()),
     ]
     ignore_eos: Annotated[
-        bool, Field(help="The model's end of text is a token like others: go on behind it.", default=False)
+        bool, Field(help="Treat the end of text as any other token and continue after it.", default=False)
     ]
     include_stop_in_text: Annotated[bool, Field(help="Show what the output ended at, too.", default=False)]
     max_duration: Annotated[
@@ -117,7 +117,7 @@ class StopOptions(TypedDict, total=False):
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Options of the form of an output; a request has one of them."""
+    """Options of the form of an output; a request has at most one of them."""
 
     #: May be a Pydantic model class or a dataclass.
     json_schema: Annotated[
@@ -140,7 +140,7 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class OutputOptions(TypedDict, total=False):
-    """Options of the answer's parts."""
+    """Options of what an answer contains."""
 
     text: Annotated[bool, Field(is_for_llm=False)]
     token_ids: Annotated[
@@ -183,7 +183,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """Options of the time of a request; timeout is the deadline of the call, too."""
+    """Options of priority and time limits; timeout is also the deadline of the call."""
 
     priority: Annotated[int, Field(help="Higher runs first.", bounds=Interval(-(2**31), 2**31 - 1), default=0)]
     max_queue_duration: Annotated[
@@ -254,7 +254,7 @@ class RequestOptions(TypedDict, total=False):
     continue_from: Annotated[
         Sequence[int],
         Field(
-            help="Go on behind these tokens of an output, which are not shown again.",
+            help="Continue after these tokens of an output, which are not shown again.",
             metavar="ID,…",
             verbs=ONE_REQUEST,
         ),
@@ -300,23 +300,23 @@ def _declared(group: str, options: Any) -> dict[str, Field]:
     }
 
 
-#: By their names, which no two groups share.
+#: All options by name; names are unique across groups.
 FIELDS: Mapping[str, Field] = {
     name: field for group, options in _GROUPS.items() for name, field in _declared(group, options).items()
 }
 
 
 def fields_of(group: str) -> tuple[Field, ...]:
-    """Return the options in one message of GenerateRequest."""
+    """Return the options in one message of GenerateRequest, by its field name."""
     return tuple(field for field in FIELDS.values() if field.group == group)
 
 
-#: What each sampling parameter has where neither caller nor model sets it; all but the seed, which is drawn.
+#: The neutral value of each sampling parameter that has one.
 NEUTRAL: dict[str, Any] = {field.name: field.neutral for field in FIELDS.values() if field.neutral is not None}
 
 
 def ask_columns(group: str) -> list[tuple[str, Any, Any]]:
-    """List name, type and default of the fields of an Ask: unset is None where it differs from every value."""
+    """List name, type and default of the options in an Ask; the default is None if unset differs from every value."""
     return [
         (field.attribute, field.stored_kind | None if field.default is None else field.stored_kind, field.default)
         for field in fields_of(group)

@@ -1,8 +1,8 @@
-"""Frames over the bridge. Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change,
-Reply.
+"""Frames over the bridge.
 
-A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n
-consecutive handles, `Add.handle` being the first.
+Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change, Reply. A handle stands for one
+output of a front end's request and is never reused. A request with n outputs takes n consecutive handles, of which
+`Add.handle` is the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError
 
-#: An operator's orders.
+#: The commands of an operator.
 Verb = Literal["reset_prefix_cache", "abort_requests", "list_quarantine", "clear_quarantine"]
 
 
@@ -27,29 +27,29 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """These outputs are over; unknown handles are ignored. Nothing comes back for them."""
+    """Ends outputs. Unknown handles are ignored, and nothing is sent back."""
 
     handles: tuple[int, ...]
-    #: A stop string ended them, they are finished; otherwise they are cancelled.
+    #: True: they ended at a stop string and count as finished. False: they were cancelled.
     by_stop_string: bool = False
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """An operator's order, answered by a Reply with the same id."""
+    """A command of an operator, answered by a Reply with the same id."""
 
     id: int
     verb: Verb
-    #: Ids of abort_requests, fingerprints of clear_quarantine; none: all.
+    #: Request ids for abort_requests, fingerprints for clear_quarantine. Empty means all.
     names: tuple[str, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The engine's limits and device, told once before anything else: a front end refuses by them without asking."""
+    """The engine's limits and device, sent once and first, so that a front end can refuse requests on its own."""
 
     max_model_len: int
     vocab_size: int
     kv: KVPlan
-    #: Blocks that requests may use (the reserved one not counted).
+    #: Blocks that requests may use, without the reserved one.
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -61,13 +61,12 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     revision: str = ""
     kernels: str = ""
     quantization: str = ""
-    #: Outputs can be constrained.
+    #: Whether outputs can be constrained.
     has_grammars: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """One output's first step was read. Sent with its first token: an output that a stop string ends gets no
-    Finished."""
+    """The start of one output, sent with its first token, since an output that a stop string ends gets no Finished."""
 
     handle: int
     num_cached_prompt: int
@@ -76,7 +75,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """One output ended, after the tokens of the same frame."""
+    """The end of one output, after the tokens of the same frame."""
 
     handle: int
     reason: FinishReason
@@ -87,7 +86,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
-    """One output was refused or failed."""
+    """The refusal or failure of one output."""
 
     handle: int
     fault: Fault
@@ -98,45 +97,45 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Everything one engine step has for one front end. Tokens are read before what finished."""
+    """Everything that one engine step has for one front end. Tokens are read before `finished`."""
 
     step: int
     handles: tuple[int, ...]
-    #: `ids[i]` is the next id of `handles[i]`; a handle may stand several times (speculation).
+    #: `ids[i]` is the next id of `handles[i]`. With speculation a handle may occur several times.
     ids: tuple[int, ...]
     finished: tuple[Finished, ...]
     failed: tuple[Failed, ...]
     load: Load
     started: tuple[Started, ...] = ()
-    #: These lost their blocks to others and will be computed again: told as it happens, a handle once per loss.
+    #: Outputs that were preempted and will be recomputed, each handle once per preemption.
     preempted: tuple[int, ...] = ()
-    #: The newest `Add.handle` of this front end that `load` counts; 0: none came in this step.
+    #: The newest `Add.handle` of this front end that `load` counts; 0 if none came in this step.
     newest_added: int = 0
-    #: Handle -> the packed scores of its ids, in their order (core.scores); of handles whose requests ask for them.
-    scores: dict[int, bytes] = {}
-    #: Handle -> the packed scores of further prompt positions: all have come before the request's first id.
-    prompt_scores: dict[int, bytes] = {}
+    #: Handle -> the RECORDs of its ids, in their order (core.logprobs), where the request asks for them.
+    logprobs: dict[int, bytes] = {}
+    #: Handle -> the RECORDs of further prompt positions; all of them arrive before the request's first id.
+    prompt_logprobs: dict[int, bytes] = {}
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):
-    """A request that an engine died of, or may have died of."""
+    """A request that crashed an engine, or may have."""
 
     #: In hex.
     fingerprint: str
-    #: It is refused; else it computes alone once.
+    #: True: it is refused. False: it computes alone once.
     is_quarantined: bool
     num_crashes: int
     #: Unix seconds.
     crashed_at_s: float
-    #: Until it is forgotten.
+    #: Seconds until it is forgotten.
     left_s: float
-    #: Of its newest attempt while it was a suspect.
+    #: Id of its newest attempt since it became a suspect.
     request_id: str = ""
     owner: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The answer to a Control: `value` is freed blocks, `names` are requests aborted or fingerprints cleared."""
+    """The answer to a Control: `value` counts freed blocks, `names` lists aborted requests or cleared fingerprints."""
 
     id: int
     value: int = 0

@@ -1,5 +1,4 @@
-"""A generation's plain data that is the same inside and outside: the client has it from the wire, the front end puts it
-there.
+"""Plain data of a generation that client and front end share.
 
 Standard library only: the client installs without msgspec.
 """
@@ -10,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Text; or the messages of a chat, `{"role": "user", "content": "..."}`; or token ids.
+#: Text, or the messages of a chat, `{"role": "user", "content": "..."}`, or token ids.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that could have stood there."""
+    """An alternative token at a position."""
 
     token_id: int
     #: Natural logarithm of its probability: the log-softmax of raw logits.
     logprob: float
-    #: Its place among all tokens; 1 is the most likely.
+    #: Its rank among all tokens; 1 is the most likely.
     rank: int
-    #: Its bytes, perhaps part of a character; empty without a tokenizer.
+    #: Its bytes, possibly part of a character; empty without a tokenizer.
     token_bytes: bytes = b""
 
 
@@ -36,7 +35,7 @@ class TokenScore:
     logprob: float | None
     rank: int
     token_bytes: bytes = b""
-    #: The N best, best first, then the ids that the caller gave.
+    #: The N most likely tokens, most likely first, then the ids that the caller named.
     candidates: tuple[Candidate, ...] = ()
 
 
@@ -53,11 +52,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Known when a request is admitted; told with the first token."""
+    """What is known when a request is admitted, sent with the first token."""
 
     request_id: str
     model: str
-    #: Also when the server drew it.
+    #: Also set if the server chose it.
     seed: int
     #: Wall-clock seconds since the epoch.
     create_time_s: float
@@ -76,7 +75,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """On the server's clock, from arrival."""
+    """Durations from arrival, by the server's clock."""
 
     queue_s: float = 0.0
     first_token_s: float = 0.0

@@ -1,11 +1,11 @@
-"""Messages for options that do not exist: callers know some by the names of other APIs."""
+"""Messages for unknown options, some of which callers know by the names of other APIs."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-#: OpenAI's name, vLLM's or transformers' -> ours.
+#: Name in the API of OpenAI, vLLM or transformers -> our name.
 _OURS = {
     "stop": "stop_strings",
     "n": "num_outputs",
@@ -27,10 +27,10 @@ _OURS = {
     "guided_grammar": "grammar",
 }
 
-#: Of a name that is taken for a misspelt one: length_penalty is not presence_penalty (0.67).
+#: Least similarity of a misspelt name. length_penalty and presence_penalty have 0.67.
 _LEAST_RATIO = 0.7
 
-#: Those that are no option here.
+#: Options of other APIs without a counterpart here -> what to use instead.
 _INSTEAD = {
     "messages": 'the messages of a chat are the prompt: [{"role": "user", "content": "..."}]',
     "input": "the input is the prompt, the first argument",
@@ -40,7 +40,7 @@ _INSTEAD = {
     "extra_headers": "metadata of the client goes with every call",
     "model": "the model is that of LLM(model)",
     "echo": "the prompt is not repeated in the output; prompt_logprobs= scores its tokens",
-    "best_of": "num_outputs= draws several outputs; rank them by their logprobs",
+    "best_of": "num_outputs= samples several outputs; rank them by their logprobs",
     "do_sample": "temperature=0 always takes the most probable token, a higher one samples",
     "user": "the caller is known by its API key; session_id= names a conversation",
     "suffix": "there is no filling in between; write the text after the gap into the prompt",
@@ -49,7 +49,7 @@ _INSTEAD = {
 
 
 def our_name(name: str, known: Collection[str]) -> str:
-    """Return the option of `known` that `name` means or resembles; "" where there is none."""
+    """Return the option in `known` that `name` means or resembles; "" if there is none."""
     ours = _OURS.get(name, "")
     if ours in known:
         return ours
@@ -57,11 +57,11 @@ def our_name(name: str, known: Collection[str]) -> str:
 
 
 def unknown_option(name: str, known: Collection[str]) -> str:
-    """Return the message of a TypeError."""
-    told = f"there is no option {name!r}"
+    """Return the message of the TypeError for an unknown option."""
+    message = f"there is no option {name!r}"
     if name in _INSTEAD:
-        return f"{told}; {_INSTEAD[name]}"
+        return f"{message}; {_INSTEAD[name]}"
     ours = our_name(name, known)
     if not ours:
-        return told
-    return f"{told}; {name}= is called {ours}= here" if name in _OURS else f"{told}; did you mean {ours!r}?"
+        return message
+    return f"{message}; {name}= is called {ours}= here" if name in _OURS else f"{message}; did you mean {ours!r}?"

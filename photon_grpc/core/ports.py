@@ -1,5 +1,4 @@
-"""Protocols in which siblings meet: the engine knows a Runner only by this, a front end its engine only by that.
-`compose` joins them."""
+"""Protocols between packages that may not import each other, such as engine and runner. `compose` connects them."""
 
 from __future__ import annotations
 
@@ -14,29 +13,33 @@ from photon_grpc.core.stats import Load
 
 
 class Pending(Protocol):
-    """A launched step. Where its Batch has masked rows the draw of all rows is held back until `sample`.
+    """A launched step. If its Batch has masked rows, no row is sampled before `sample` is called.
 
-    Called in the order below, every method raises only when the device is lost: then nothing in this process can
-    compute any more. Whatever else fails is a fault of the rows in `result`. Out of order, InternalFailure is raised.
+    The methods are called in the order below; in another order they raise InternalFailure. Otherwise they raise only
+    when the device is lost, after which nothing in this process can compute. Any other failure is a fault of its rows
+    in `result`.
     """
 
     def drafts(self) -> tuple[int, ...]:
-        """Drafts of the masked rows: `batch.drafts` ids for each in Batch order, -1 where a row has fewer. () where
-        nothing is drafted or the launch failed. Waits for the drafts only, not for the step."""
+        """Return the drafts of the masked rows: `batch.drafts` ids for each in Batch order, padded with -1.
+
+        Return () if nothing is drafted or the launch failed. Wait for the drafts only, not for the step.
+        """
 
     def sample(self, masks: memoryview) -> None:
-        """Launch what was held back and return at once; called once, before `result` and the next `submit`, and only if
-        `batch.masked`.
+        """Launch sampling and return at once.
+
+        Called once, before `result` and the next `submit`, and only if `batch.masked`.
 
         Args:
-            masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for
-                the id behind j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits: bit i of word
-                w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves it unchanged
-                until the step is read.
+            masks: the ids that may be sampled: `batch.drafts + 1` bitmasks for each masked row in Batch order. Mask j
+                is for the id after j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits; bit i
+                of word w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves them
+                unchanged until the step is read.
         """
 
     def result(self) -> StepOutput:
-        """Wait for the step."""
+        """Wait for the step and return its output."""
 
 
 class RunnerFacts(Protocol):
@@ -51,25 +54,27 @@ class RunnerFacts(Protocol):
 
     @property
     def depth(self) -> int:
-        """Steps that may stay unread when the next is launched: 0 on a CPU, 1 on CUDA."""
+        """Steps that may be unread when the next is launched: 0 on a CPU, 1 on CUDA."""
 
 
 class Runner(RunnerFacts, Protocol):
     """Computes Batches in the order of submission."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Launch one step and return at once (with depth 0: when it is computed as far as it can be without masks).
+        """Launch one step and return at once; with depth 0, once it is computed as far as possible without masks.
 
-        Raise only when the device is lost, or InternalFailure where the step before waits for its masks; a launch that
-        fails otherwise is a fault of every row in the result.
+        Raise only when the device is lost, or InternalFailure if the previous step still waits for its masks. Any other
+        failure of a launch is a fault of every row in the result.
         """
 
     def close(self) -> None: ...
 
 
 class Event:
-    """Something that sequences wait for and another thread of the engine's process does: a grammar is compiled. Equal
-    to itself only."""
+    """Something that sequences wait for and another thread of the engine's process does, such as compiling a grammar.
+
+    An event is equal only to itself.
+    """
 
     __slots__ = ()
 
@@ -78,15 +83,14 @@ class Inbox(Protocol):
     """The engine's end of the bridge, downward."""
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all.
+        """Return the (front end, frame) pairs that came. Wait up to `timeout_s` for the first; None is without limit.
 
-        An Event comes as the frame of front end -1. May come back with nothing sooner, so that the loop of the engine
-        shows that it goes on.
+        An Event comes as a frame of front end -1. The list may be empty before `timeout_s` is over, so that the
+        engine's loop can send its heartbeat.
         """
 
     def wake(self, event: Event) -> None:
-        """Says that `event` has happened: a `drain` that waits comes back with it, else the next one brings it. From
-        any thread; never waits, never raises."""
+        """Deliver `event` with the waiting `drain`, or with the next one. Thread-safe; never waits, never raises."""
 
 
 class Outbox(Protocol):
@@ -96,15 +100,14 @@ class Outbox(Protocol):
         """Queue one frame. Never blocks on a stalled front end and never raises."""
 
     def broadcast(self, load: Load) -> None:
-        """The same for every front end there is; one that comes later gets the newest, after the Facts."""
+        """Queue a Load for every front end. One that connects later gets the newest Load after the Facts."""
 
 
 class Heartbeat(Protocol):
-    """Signs of life of a loop."""
+    """Tells the supervisor that a loop makes progress."""
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
-        """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never
-        waits."""
+        """Promise the next beat within `allowance_s`, while `num_tokens` are computed. Never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,43 +117,49 @@ class EnginePorts:
     inbox: Inbox
     outbox: Outbox
     heartbeat: Heartbeat
-    #: Front ends are told the Load on change, at most this often.
+    #: Shortest time between two broadcasts of the Load.
     load_interval_s: float = 0.1
 
 
 class FlightRecorder(Protocol):
-    """A trace of the requests in the steps in flight, which outlives the engine's process. Never waits."""
+    """A record of the requests in the steps in flight, which outlives the engine's process. Never waits."""
 
     def receiving(self, fingerprint: bytes) -> None:
-        """This request is being taken in, until `received`."""
+        """Record that this request is being received, until `received` is called."""
 
     def received(self) -> None: ...
 
-    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
-        """The slot is given to this request. `since_step`: the step of the seat less the tokens of its output, so that
-        none of its steps has more of them than lie between; negative where the output began in an earlier engine."""
+    def admitted(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+        """Record that this request has the slot.
+
+        Args:
+            since_step: the step of its admission minus the tokens of its output. A later step minus this bounds the
+                tokens that the output has then. Negative if the output began in an earlier engine.
+        """
 
     def launching(self, step: int, slots: tuple[int, ...]) -> None:
-        """Before a step is launched that computes these slots."""
+        """Record that a step that computes these slots is about to be launched."""
 
     def settled(self, step: int) -> None:
-        """This step and all before it were read and dealt with."""
+        """Record that this step and all before it were read and processed."""
 
     def remember(self, known: bytes) -> None:
-        """For the next engine; takes the place of what was remembered before. Raises ValueError above 1 MiB."""
+        """Store data for the next engine, in place of what was stored before. Raise ValueError above 1 MiB."""
 
 
 class EngineLink(Protocol):
-    """A front end's end of the bridge; all calls and call-backs belong to its event loop."""
+    """A front end's end of the bridge. All calls and callbacks run on its event loop."""
 
     @property
     def facts(self) -> Facts | None:
-        """None while no engine is ready."""
+        """The facts of the engine; None while none is ready."""
 
     def send(self, frame: Down) -> None:
-        """Raise errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has
-        long not read: an Add is not sent then. An Abort always is."""
+        """Send one frame.
+
+        Raise errors.EngineRestarting or errors.ModelLoading when there is no engine, and errors.QueueFull for an Add
+        while the engine does not read. An Abort is always sent.
+        """
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
-        """`on_frame` gets every frame up, `on_lost` is called when the engine is gone: everything in flight has
-        failed."""
+        """Call `on_frame` with every frame up, and `on_lost` when the engine is gone and all in flight has failed."""

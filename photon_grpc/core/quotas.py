@@ -1,7 +1,7 @@
-"""Quotas of owners: requests in flight, and tokens per minute as a bucket that holds one minute's worth.
+"""Quotas of owners: requests in flight, and tokens per minute as a token bucket that holds one minute's worth.
 
-Prompt tokens are taken when a request is sent to the engine, output tokens when it is over. So a bucket can be in debt
-for as long as it takes to fill up again; meanwhile nothing new of its owner begins.
+Prompt tokens are taken when a request is sent to the engine, output tokens when it ends. A bucket can therefore fall
+below 0; until it has filled up again, no new request of its owner begins.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from photon_grpc.core.request import OwnerLimits
 from photon_grpc.errors import RETRY_AFTER_S, QuotaExceeded
 
 _MINUTE_S = 60.0
-#: So many owners are remembered at least.
+#: Least number of owners that are remembered.
 _LEAST_OWNERS = 64
 
 
 @dataclass(slots=True)
 class _Use:
-    """By one owner."""
+    """What one owner uses."""
 
     num_running: int = 0
-    #: Below 0: in debt. None: full, as nothing was ever taken.
+    #: Level of the bucket, possibly below 0. None: full, since nothing was ever taken.
     level: float | None = None
     filled_s: float = 0.0
 
 
 class Quotas:
-    """Use of all owners, by whom it is asked: a front end counts what it sends, the engine what all front ends do."""
+    """The use of all owners. A front end counts what it sends, the engine what all front ends send."""
 
     def __init__(
         self, limits_of: Callable[[str], OwnerLimits | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`limits_of` an owner may change at any time; None: no limits."""
+        """Count against `limits_of` an owner, which may change at any time; None is without limits."""
         self._limits_of = limits_of
         self._clock = clock
-        #: Of owners whose requests run or whose bucket is not full, and of some others.
+        #: All owners with running requests or a bucket that is not full, and some others.
         self._uses: dict[str, _Use] = {}
         self._max_uses = _LEAST_OWNERS
 
     def __contains__(self, owner: str) -> bool:
-        """Return False for one that is as a new one would be."""
+        """Return whether the owner is remembered; one that is not counts as new."""
         return owner in self._uses
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Quotas:
         return use.num_running if use else 0
 
     def check_running(self, owner: str, deadline_s: float | None) -> None:
-        """Raise QuotaExceeded where one more request of `owner`, to be answered by `deadline_s`, may not run."""
+        """Raise QuotaExceeded if one more request of `owner`, with this deadline, may not run."""
         limits = self._limits_of(owner)
         running = self.num_running(owner)
         if limits is not None and limits.max_concurrent is not None and running >= limits.max_concurrent:
@@ -64,7 +64,7 @@ class Quotas:
             raise self._exceeded(message, RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
 
     def check_tokens(self, owner: str, num_tokens: int, deadline_s: float | None) -> None:
-        """Raise QuotaExceeded where the bucket does not hold so many."""
+        """Raise QuotaExceeded if the bucket holds fewer than `num_tokens`."""
         rate = self._rate(owner)
         if rate is None:
             return
@@ -84,7 +84,7 @@ class Quotas:
             use.level = self._level(use, rate) - num_tokens
 
     def enter(self, owner: str) -> None:
-        """One more runs."""
+        """Count one more running request."""
         self._use(owner).num_running += 1
 
     def leave(self, owner: str) -> None:
@@ -109,7 +109,7 @@ class Quotas:
     def _is_unused(self, owner: str, use: _Use) -> bool:
         rate = self._rate(owner)
         if rate is None:
-            # One whose limits are gone and may come again keeps what it owes.
+            # The limits of an owner with a debt may come back.
             return not use.num_running and use.level is None
         return not use.num_running and self._level(use, rate) >= rate
 
@@ -122,7 +122,7 @@ class Quotas:
     def _exceeded(
         self, message: str, wait_s: float | None, deadline_s: float | None, needed: int, limit: int
     ) -> QuotaExceeded:
-        """`wait_s` None: waiting does not help."""
+        """Make the error; `wait_s` None means that waiting does not help."""
         error = QuotaExceeded(message, needed=needed, limit=limit, retry_after_s=wait_s)
         error.is_final = wait_s is None or (deadline_s is not None and self._clock() + wait_s > deadline_s)
         return error

@@ -1,4 +1,4 @@
-"""A request to the engine: ids, concrete parameters, nothing left to guess."""
+"""A request to the engine, with token ids and concrete parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 
 
 class FinishReason(IntEnum):
-    """The end of an output. The numbers are those of the wire (a test holds them equal)."""
+    """Why an output ended. The numbers are those of the proto, which a test checks."""
 
     UNSPECIFIED = 0
     EOS = 1
@@ -29,7 +29,7 @@ class FinishReason(IntEnum):
 _SAMPLING = [
     (field.name, field.stored_kind, field.empty if field.neutral is None else field.neutral)
     for field in fields_of("sampling")
-    if field.name != "num_outputs"  # the Request's
+    if field.name != "num_outputs"  # a field of Request
 ]
 _FILTERS = [(field.name, field.neutral) for field in fields_of("sampling") if field.effect == "filter"]
 _PENALTIES = [(field.name, field.neutral) for field in fields_of("sampling") if field.effect == "penalty"]
@@ -37,15 +37,15 @@ _Sampling: Any = msgspec.defstruct("_Sampling", _SAMPLING, frozen=True, array_li
 
 
 class SamplingParams(_Sampling):  # type: ignore[misc]
-    """Parameters of a draw, as `core.fields` declares them. Every value is concrete; the defaults are neutral.
+    """Sampling parameters, as `core.fields` declares them. Every value is concrete; the defaults are neutral.
 
-    Noise is keyed by (seed, output index, generated position, token id). `logit_bias` holds (id, added to its raw
-    logit), each id once; `allowed_token_ids` only may be drawn, () is all.
+    Noise is keyed by (seed, output index, generated position, token id). `logit_bias` holds pairs of an id and the
+    number added to its raw logit, each id once. Only `allowed_token_ids` may be sampled; () allows all.
     """
 
     @property
     def is_greedy(self) -> bool:
-        """Of such a row the runner knows temperature 0."""
+        """Return whether the temperature counts as 0."""
         return bool(self.temperature < 1e-5)
 
     @property
@@ -58,29 +58,29 @@ class SamplingParams(_Sampling):  # type: ignore[misc]
 
 
 class StopParams(msgspec.Struct, frozen=True, array_like=True):
-    """Ends of an output by ids or count; stop strings belong to the front end."""
+    """What ends an output: ids or a count. Stop strings belong to the front end."""
 
-    #: Tokens to generate at most, at least 1. Prompt + max_tokens fits the context and the KV cache.
+    #: Most tokens to generate, at least 1. Prompt + max_tokens fits the context and the KV cache.
     max_tokens: int
-    #: The reason to give when max_tokens is reached: MAX_TOKENS, or CONTEXT_LENGTH where the caller had set none.
+    #: The finish reason at max_tokens: MAX_TOKENS, or CONTEXT_LENGTH if the caller had set no limit.
     limit_reason: FinishReason = FinishReason.MAX_TOKENS
-    #: Until so many are generated, no id below can be drawn.
+    #: None of the ids below can be sampled until this many are generated.
     min_tokens: int = 0
-    #: Ids that end the output as EOS; empty when EOS is to be ignored.
+    #: Ids that end the output with EOS; empty to ignore EOS.
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    #: The front end may end the output, once it has min_tokens.
+    #: The front end may end the output once it has min_tokens.
     has_stop_strings: bool = False
 
 
 class OwnerLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The part of the service that an owner may have; None is no limit."""
+    """What an owner may use of the service; None is no limit."""
 
     #: Requests in flight.
     max_concurrent: int | None = None
-    #: Prompt and output tokens.
+    #: Counts prompt and output tokens.
     tokens_per_minute: int | None = None
-    #: Beside other owners with requests waiting: tokens in proportion to it.
+    #: While several owners have requests waiting, each gets tokens in proportion to its weight.
     weight: int = 1
 
 
@@ -88,50 +88,53 @@ NO_LIMITS = OwnerLimits()
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One admitted-or-refused unit of work. Times are CLOCK_MONOTONIC seconds, the same in all processes of a
-    machine."""
+    """One unit of work, admitted or refused as a whole.
+
+    Times are CLOCK_MONOTONIC seconds, which all processes of a machine share.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopParams
     arrival_s: float
-    #: The caller's credential: request ids are unique per owner.
+    #: The name of the caller's API key. Request ids are unique per owner.
     owner: str = ""
     num_outputs: int = 1
     priority: int = 0
-    #: Hard limit: after it the request fails.
+    #: The request fails after this.
     deadline_s: float | None = None
-    #: Longest wait for the first step.
+    #: The request fails if its first step has not begun by then.
     queue_deadline_s: float | None = None
-    #: Soft limit: after it the output ends with what it has.
+    #: The output ends after this, with what it has.
     time_limit_s: float | None = None
-    #: Prefixes are shared only among equal salts.
+    #: Prefixes are shared only between requests with equal salts.
     salt: str = ""
     bypass_prefix_cache: bool = False
-    #: Prefixes of sessions are evicted after all others.
+    #: Prefixes of sessions are evicted later than others.
     session_id: str = ""
     #: 0 is the base model.
     adapter: int = 0
-    #: Another attempt of the same call: takes the place of an equal request in flight with the same id.
+    #: A later attempt of the same call, which replaces an equal request in flight with the same id.
     replaces: bool = False
-    #: The caller set no seed; each attempt draws its own.
+    #: The caller set no seed, so each attempt has another one.
     is_seed_random: bool = False
-    #: Output ids that were produced elsewhere: they count as the output's own and are not sent. Of one output only.
+    #: Output ids that were produced elsewhere. They count as part of the output and are not sent. Only allowed with one
+    #: output.
     continued_ids: tuple[int, ...] = ()
-    scores: LogprobParams = NO_LOGPROBS
-    #: What every output must look like.
+    logprobs: LogprobParams = NO_LOGPROBS
+    #: The form of every output.
     constraint: Constraint | None = None
-    #: Of the owner, as they are when it comes.
+    #: The owner's limits when the request arrived.
     limits: OwnerLimits = NO_LIMITS
 
     @property
     def least_tokens(self) -> int:
-        """Tokens of the shortest output, those that it continues from among them: as many as are sure."""
+        """A lower bound on the tokens of an output, `continued_ids` included."""
         stop = self.stop
         if self.constraint is None:
             return stop.min_tokens if self._may_stop else stop.max_tokens
-        # A constraint that is complete ends an output below min_tokens, too.
+        # A complete constraint ends an output even below min_tokens.
         least = self.constraint.least_tokens
         return min(least, stop.max_tokens, stop.min_tokens if stop.has_stop_strings else least)
 
@@ -141,23 +144,24 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         stop = self.stop
         ends = {*stop.eos_token_ids, *stop.stop_token_ids}
         allowed = self.sampling.allowed_token_ids
-        is_given = bool(self.continued_ids) and self.continued_ids[-1] in ends
-        return stop.has_stop_strings or is_given or bool(ends.intersection(allowed) if allowed else ends)
+        has_ended = bool(self.continued_ids) and self.continued_ids[-1] in ends
+        return stop.has_stop_strings or has_ended or bool(ends.intersection(allowed) if allowed else ends)
 
     @property
     def num_given(self) -> int:
-        """Tokens to compute before the first is drawn."""
+        """Tokens to compute before the first one is sampled."""
         return len(self.prompt_ids) + len(self.continued_ids)
 
     def is_attempt_of(self, other: Request) -> bool:
-        """Return whether both may come from one call: equal in all that the caller says to the engine.
+        """Return whether both may be attempts of one call: all that the caller decides is equal.
 
-        Times and limits belong to an attempt, and so does a drawn seed. Values are compared, not digests: only attempts
-        under one id meet here.
+        Times, limits and a random seed differ between attempts. Values are compared rather than digests, since only
+        requests with the same id are compared.
         """
-        return self._said() == other._said()
+        return self._without_attempt() == other._without_attempt()
 
-    def _said(self) -> Request:
+    def _without_attempt(self) -> Request:
+        """Return the request with neutral values for what belongs to a single attempt."""
         return msgspec.structs.replace(
             self,
             sampling=msgspec.structs.replace(self.sampling, seed=0) if self.is_seed_random else self.sampling,

@@ -9,8 +9,10 @@ _LEAST_WAIT_S, _MOST_WAIT_S, _UNKNOWN_WAIT_S = 0.1, 30.0, 1.0
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
-    """The engine at one moment, sent with every StepFrame and on change. free + cached + owned + limbo blocks =
-    total."""
+    """The engine at one moment, sent with every StepFrame and on change.
+
+    free + cached + owned + limbo blocks = total.
+    """
 
     running: int = 0
     queued: int = 0
@@ -21,28 +23,28 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     free_blocks: int = 0
     limbo_blocks: int = 0
     step_s: float = 0.0
-    #: Averages over about a second; 0 at rest.
+    #: Averages over about a second; 0 while idle.
     output_tokens_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
-    #: Outputs that end while there is work: how fast the queue drains. Remembered at rest; 0 until measured.
+    #: Outputs that end per second while there is work, by which the queue drains. Kept while idle; 0 until measured.
     ended_per_s: float = 0.0
-    #: Since start, monotone:
+    #: Counters since the start.
     steps: int = 0
-    #: Of requests of which an output began or ended: once per request, as callers are billed.
+    #: Counted once per request, when its first output begins or ends, as callers are billed.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    #: Part of them that requests with a session_id found.
+    #: The part of them for requests with a session_id.
     session_cached_prompt_tokens: int = 0
     #: Sent to front ends.
     output_tokens: int = 0
     #: Computed past an output's end, never sent, never billed.
     overrun_tokens: int = 0
     preemptions: int = 0
-    #: Outputs, each in one of the three: ended as asked (by a stop string as well), failed or refused, cancelled.
+    #: Every output ends in one of three: finished (also by a stop string), failed or refused, cancelled.
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
-    #: Now: sequences that wait of the owner with most of them; 0 where owners are not told apart.
+    #: Waiting sequences of the owner that has most of them; 0 if owners are not distinguished. Not a counter.
     longest_queue: int = 0
 
     @property

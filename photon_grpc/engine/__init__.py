@@ -1,2 +1,1 @@
-"""Speaks ids: chooses the rows of every step and the blocks that hold them. Knows neither text nor tensors nor the
-wire."""
+"""Plans the rows of every step and the blocks that hold them. It handles ids, not text, tensors or the wire."""

@@ -1,4 +1,4 @@
-"""Admits or refuses what front ends let through, and maps names to live sequences."""
+"""Admits or refuses the requests that front ends send, and maps handles and ids to live sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from photon_grpc.errors import DuplicateRequestId
 
 
 class AdmissionControl:
-    """Admission, queue limits, uniqueness of ids. A sequence is in the maps from `admit` to `forget`."""
+    """Checks limits and the uniqueness of ids. A sequence is in the maps from `admit` to `forget`."""
 
     def __init__(self, scheduler: Scheduler, facts: Facts, quotas: NoQuotas) -> None:
         self._scheduler = scheduler
@@ -34,13 +34,17 @@ class AdmissionControl:
         return tuple(self._by_handle.values())
 
     def replaced(self, request: Request) -> list[Sequence]:
-        """Return the sequences of an earlier attempt of the same call; after `check` has found no other request under
-        its id."""
+        """Return the sequences of an earlier attempt of the same call.
+
+        Call it after `check`, which refuses another request with the same id.
+        """
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def check(self, request: Request, load: Load) -> None:
-        """Raise DuplicateRequestId, InvalidRequest, PromptTooLong, KVCapacity, QuotaExceeded or QueueFull, which is the
-        last; `load` counts the queue without `request`."""
+        """Raise DuplicateRequestId, InvalidRequest, PromptTooLong, KVCapacity, QuotaExceeded or, last, QueueFull.
+
+        `load` counts the queue without `request`.
+        """
         self._check_duplicate(request)
         check_not_empty(request)
         check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
@@ -49,7 +53,7 @@ class AdmissionControl:
         check_queue(request.num_given, load, self._facts)
 
     def admit(self, frontend: int, add: Add, fingerprint: bytes) -> list[Sequence]:
-        """Return the sequences of a request, one per output, known by handle and by id."""
+        """Make the sequences of a request, one per output, and add them to the maps."""
         request = add.request
         rank, arrivals = self._scheduler.policy.rank(request), self._scheduler.live.arrivals
         seqs = []
@@ -74,7 +78,7 @@ class AdmissionControl:
 
     def _check_duplicate(self, request: Request) -> None:
         live = self._by_id.get((request.owner, request.request_id))
-        # Any caller may claim to retry an id; only an equal request takes the place of the one in flight.
+        # Any caller may claim to retry an id, but only an equal request replaces the one in flight.
         if live is not None and not (request.replaces and request.is_attempt_of(live[0].request)):
             message = f"request id {request.request_id!r} is in flight already"
             raise DuplicateRequestId(message, field="request_id")

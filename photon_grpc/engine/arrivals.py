@@ -1,4 +1,4 @@
-"""Bound the frames that one turn of the engine's loop takes in, so that a step follows however many wait."""
+"""Bounds the frames that one turn of the engine's loop receives, so that steps go on however many wait."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from collections.abc import Iterator
 from photon_grpc.core.frames import Abort, Add, Down
 from photon_grpc.core.ports import Event, Inbox
 
-#: Of one turn: frames and events, and ids and handles in them. The frame that exceeds the latter is its turn's last.
+#: Most frames and events of one turn, and most ids and handles in them. The frame that exceeds the latter is the last.
 MAX_FRAMES, MAX_IDS = 64, 65_536
 
 
 class Arrivals:
-    """Frames in the order of their coming.
+    """Received frames, in order.
 
     Args:
-        inbox: is read again once all that came before was taken in.
+        inbox: is read again once all earlier frames were taken.
     """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._left: deque[tuple[int, Down | Event]] = deque()
+        self._waiting: deque[tuple[int, Down | Event]] = deque()
 
     def __len__(self) -> int:
         """Frames that wait for the next turn."""
-        return len(self._left)
+        return len(self._waiting)
 
     def take(self, timeout_s: float | None) -> Iterator[tuple[int, Down | Event]]:
-        """Yield a turn's share. Waits as core.ports.Inbox.drain where nothing is left from the turn before. Raise
-        EOFError when the other side of the bridge is gone."""
-        if not self._left:
-            self._left.extend(self._inbox.drain(timeout_s))
+        """Yield the frames of one turn. Raise EOFError when the other side of the bridge is gone.
+
+        If none are left from the previous turn, wait as core.ports.Inbox.drain does.
+        """
+        if not self._waiting:
+            self._waiting.extend(self._inbox.drain(timeout_s))
         num_ids = 0
-        for _ in range(min(len(self._left), MAX_FRAMES)):
-            taken = self._left.popleft()
+        for _ in range(min(len(self._waiting), MAX_FRAMES)):
+            taken = self._waiting.popleft()
             yield taken
             num_ids += _num_ids(taken[1])
             if num_ids >= MAX_IDS:

@@ -1,4 +1,4 @@
-"""The engine's Load, told to all: on change, at most every so often, and the last state always."""
+"""Broadcasts the engine's Load on change, at a limited rate, and always the last state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from photon_grpc.engine.scheduler.scheduler import Scheduler
 
 
 class LoadBroadcaster:
-    """Frames of tokens tell the Load to those who get them; this reaches every front end, also when nothing is sent or
-    running.
+    """Sends the Load to every front end, including those that get no StepFrame with it.
 
     Args:
-        interval_s: between two broadcasts. What changes within is told at its end: `due_s` bounds how long the engine
-            may sleep.
+        interval_s: shortest time between two broadcasts. Changes within it are sent at its end: `due_s` bounds how long
+            the engine may sleep.
     """
 
     def __init__(self, stats: EngineStats, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
@@ -22,24 +21,24 @@ class LoadBroadcaster:
         self._scheduler = scheduler
         self._outbox = outbox
         self._interval_s = interval_s
-        self._told: Load | None = None
+        self._sent: Load | None = None
         self._may_have_changed = True
         self._next_s = float("-inf")
 
     def changed(self) -> None:
-        """Something happened that the Load may show."""
+        """Note that the Load may have changed."""
         self._may_have_changed = True
 
     def due_s(self) -> float | None:
-        """Return the time of the next broadcast; None: nothing has happened since the last one."""
+        """Return the time of the next broadcast; None if nothing has changed since the last one."""
         return self._next_s if self._may_have_changed else None
 
-    def tell(self, now_s: float) -> None:
-        """Broadcast what is due."""
+    def send(self, now_s: float) -> None:
+        """Broadcast the Load if it has changed and a broadcast is due."""
         if not self._may_have_changed or now_s < self._next_s:
             return
         self._may_have_changed = False
         load = self._stats.load(self._scheduler)
-        if load != self._told:
-            self._told, self._next_s = load, now_s + self._interval_s
+        if load != self._sent:
+            self._sent, self._next_s = load, now_s + self._interval_s
             self._outbox.broadcast(load)

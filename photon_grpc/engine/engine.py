@@ -1,4 +1,4 @@
-"""The loop: what came in, one Batch out, one StepOutput back, one frame to every front end that is concerned."""
+"""The engine's loop: read frames, launch a Batch, settle a StepOutput, send a frame to every front end concerned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from photon_grpc.errors import (
 
 _LOG = logging.getLogger(__name__)
 
-#: How long to wait for news when nothing can run though something waits; only a defect of ours gets there.
+#: How long to wait for frames when sequences wait but none can run, which only a defect can cause.
 _STALLED_S = 0.05
 
 
@@ -46,15 +46,15 @@ class Launched(NamedTuple):
 
 
 class Engine:
-    """add, abort, step. Never touches a tensor.
+    """Adds, aborts and steps requests, without touching tensors.
 
     Args:
-        scheduler: decides; owns the sequences.
-        runner: computes. Steps up to `runner.depth` stay unread while the next is launched.
-        ports: the bridge and the supervisor.
-        facts: what was promised to the front ends; limits the queue.
+        scheduler: plans the steps and owns the sequences.
+        runner: computes. Up to `runner.depth` steps stay unread while the next is launched.
+        ports: connect to the bridge and the supervisor.
+        facts: what front ends were sent; limits the queue.
         quotas: of owners, over all front ends.
-        trace: is told of every step.
+        trace: records every step.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Engine:
         self._arrivals = Arrivals(ports.inbox)
         self._outbox = ports.outbox
         self._heartbeat = ports.heartbeat
-        #: Knows how long steps take; `compose` tells it of those before the first request.
+        #: Estimates the duration of steps; `compose` adds those before the first request.
         self.pace = scheduler.deadlines.pace
         self._timers = Timers()
         self.stats = EngineStats()
-        self._bulletin = LoadBroadcaster(self.stats, scheduler, ports.outbox, ports.load_interval_s)
+        self._broadcaster = LoadBroadcaster(self.stats, scheduler, ports.outbox, ports.load_interval_s)
         self._facts = facts
         self._admission = AdmissionControl(scheduler, facts, quotas)
         self._launched: deque[Launched] = deque()
-        #: Those that came since the last step was chosen.
+        #: Sequences that arrived since the last step was planned.
         self._arrived: set[Sequence] = set()
         self._trace = trace or NoStepTrace()
         self._stopped = False
@@ -98,17 +98,18 @@ class Engine:
             self.scheduler.live.constraints.close()
 
     def stop(self) -> None:
-        """The loop ends after the step it is in. Safe from a signal handler."""
+        """End the loop after the current step. Safe in a signal handler."""
         self._stopped = True
 
     def step(self) -> None:
-        """One turn: read the inbox, launch the next step, settle what may not stay unread, give the step its masks.
-        Raises EOFError when the other side of the bridge is gone, and what the runner raises when its device is
-        lost."""
+        """Read the inbox, launch the next step, settle what may not stay unread, and give the step its masks.
+
+        Raise EOFError when the other side of the bridge is gone, and what the runner raises when its device is lost.
+        """
         report = StepFrameBuilder()
         for frontend, frame in self._arrivals.take(self._patience_s()):
             self._receive(frontend, frame, report)
-            # However many come, and however long each takes, the supervisor sees that the loop goes on.
+            # The supervisor sees progress, however many frames there are and however long each takes.
             self._beat(0)
         now_s = time.monotonic()
         early = self._expire(now_s, report)
@@ -125,7 +126,7 @@ class Engine:
         while len(self._launched) > max(self._runner.depth, 1):
             self._settle_oldest(report)
         if batch is not None and batch.masked:
-            # Behind the settling: masks follow from the ids before.
+            # After settling, since masks depend on the ids before.
             pending = self._launched[-1].pending
             pending.sample(self.scheduler.masks(pending.drafts(), report))
         if self._launched and (batch is None or self._runner.depth == 0):
@@ -133,28 +134,31 @@ class Engine:
         self._send(report)
 
     def _beat(self, num_tokens: int) -> None:
-        """Before `num_tokens` more are computed, behind those that are not read."""
+        """Send a heartbeat before `num_tokens` more are computed, after those of unread steps."""
         for launched in self._launched:
             num_tokens += launched.num_tokens
         self._heartbeat.beat(self.pace.allowance_s(num_tokens), num_tokens)
 
-    # -- coming in -----------------------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float | None:
-        """Seconds to wait for news: 0 while there is work, else until something falls due; None: for ever."""
+        """Return the seconds to wait for frames: 0 while there is work, else until something is due, if anything."""
         if self._launched or len(self._arrivals):
             return 0.0
         if self.scheduler.live.has_work():
             return _STALLED_S if self._stalled else 0.0
         self._check_books()
         due_s = min(
-            (at_s for at_s in (self._timers.next_s(), self._bulletin.due_s()) if at_s is not None), default=None
+            (at_s for at_s in (self._timers.next_s(), self._broadcaster.due_s()) if at_s is not None), default=None
         )
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _check_books(self) -> None:
-        """At rest every block is free or cached. A missing block is a leak: log once. A block owned twice would be
-        written by two sequences: raise RuntimeError, while nothing is served."""
+        """Check while idle that every block is free or cached.
+
+        Log a leak once when blocks are missing. Raise RuntimeError when a block is owned twice, since two sequences
+        would write it.
+        """
         pool = self.scheduler.pool
         num_missing = pool.num_blocks - pool.num_available
         if num_missing < 0:
@@ -171,7 +175,7 @@ class Engine:
         self._num_missing = num_missing
 
     def _receive(self, frontend: int, frame: Down | Event, report: StepFrameBuilder) -> None:
-        self._bulletin.changed()
+        self._broadcaster.changed()
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
             self.scheduler.quarantine.received()
@@ -207,31 +211,36 @@ class Engine:
             self._timers.add(seq)
 
     def _check(self, request: Request, report: StepFrameBuilder) -> None:
-        """Raise RequestError. In a full queue, requests of the owner with most of it make room for another's."""
+        """Raise RequestError for an inadmissible request.
+
+        In a full queue, requests of the owner with most of them make room for those of another.
+        """
         load = self.stats.load(self.scheduler)
         try:
             self._admission.check(request, load)
         except QueueFull:
             missing = missing_room(request.num_given, load, self._facts)
-            given = self.scheduler.live.waiting.room(request.owner, request.num_given, *missing)
-            if not given:
+            removable = self.scheduler.live.waiting.room(request.owner, request.num_given, *missing)
+            if not removable:
                 raise
             message = "the queue is full, and this API key has most of what waits; another's request took the place"
-            for seq in given:
+            for seq in removable:
                 self._fail(seq, QueueFull(message, retry_after_s=load.retry_after_s), report)
             self._admission.check(request, self.stats.load(self.scheduler))
 
     def _check_deadline(self, seq: Sequence) -> None:
-        """Raise DeadlineUnreachable."""
+        """Raise DeadlineUnreachable if the fastest steps cannot meet the deadline."""
         request = seq.request
         if request.deadline_s is None:
             return
         left_s = request.deadline_s - time.monotonic()
         if self.scheduler.deadlines.least_s(request) > left_s:
-            check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.seating.num_known(seq)))
+            check_deadline(
+                left_s, self.scheduler.deadlines.least_s(request, self.scheduler.slot_assigner.num_known(seq))
+            )
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
-        """At once after what the scheduler has ended: what else came for it finds nothing, so that it ends once."""
+        """Remove ended sequences from the maps at once, so that later frames cannot end them again."""
         for seq in report.newly_ended():
             self._admission.forget(seq)
 
@@ -265,8 +274,10 @@ class Engine:
         self._outbox.send(frontend, reply)
 
     def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
-        """Return an operator ends these requests (none named: all): by a finish where output began, else by an
-        error."""
+        """End these requests for an operator, or all if none are named; return the ids of those that ended.
+
+        A request whose output has begun is finished, another one fails.
+        """
         wanted = set(request_ids)
         seqs = [seq for seq in self._admission.live() if not wanted or seq.request.request_id in wanted]
         for seq in seqs:
@@ -277,8 +288,10 @@ class Engine:
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
     def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
-        """End what has run out of time. Returns requests whose time to wait was over on arrival; this step may still
-        schedule them."""
+        """End what has run out of time.
+
+        Return requests whose queue deadline had passed on arrival; this step may still schedule them.
+        """
         overdue: list[Sequence] = []
         early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
@@ -293,7 +306,7 @@ class Engine:
 
     def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
-            # A sibling waits for its leader's prompt: with its leader in a seat, it is served.
+            # A sibling that waits for its leader's prompt counts as served once the leader has a slot.
             is_served = any(each and each.first_scheduled_s is not None for each in (seq, seq.leader))
             if not is_served and seq.status is not Status.FINISHED:
                 retry_after_s = self.stats.load(self.scheduler).retry_after_s
@@ -310,18 +323,18 @@ class Engine:
         self._admission.forget(seq)
         report.failed(seq, Fault.of(error))
 
-    # -- going out -----------------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------------------
 
     def _settle_oldest(self, report: StepFrameBuilder) -> None:
         launched = self._launched.popleft()
         output: StepOutput = launched.pending.result()
-        # What fell due during the step is not ended by it.
+        # What was due during the step ends for that reason, not by the ids of the step.
         self._expire(time.monotonic(), report)
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._trace.settled(output)
         self.stats.stepped(output)
-        self._bulletin.changed()
+        self._broadcaster.changed()
 
     def _send(self, report: StepFrameBuilder) -> None:
         if report.ended:
@@ -331,8 +344,8 @@ class Engine:
         self._trace.turned(report, self.scheduler)
         self._timers.sweep(len(self._admission))
         if report.columns:
-            self._bulletin.changed()
+            self._broadcaster.changed()
             load = self.stats.load(self.scheduler)
             for frontend, frame in report.frames(self.stats.steps, load):
                 self._outbox.send(frontend, frame)
-        self._bulletin.tell(time.monotonic())
+        self._broadcaster.send(time.monotonic())

@@ -1,4 +1,4 @@
-"""Counts and rates of the engine, as front ends are told them."""
+"""Counts and rates of the engine, as front ends get them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from photon_grpc.core.stats import Load
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
-#: Rates are averages over about this long.
+#: Rates are averages over about this time.
 _WINDOW_S = 1.0
 
 
 class EngineStats:
-    """Filled step by step; `load` is a snapshot."""
+    """Statistics that each step updates; `load` takes a snapshot."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -22,7 +22,7 @@ class EngineStats:
         self._prompt = self._cached = self._output = self._overrun = 0
         self._session_cached = 0
         self._finished = self._failed = self._cancelled = 0
-        #: When the window began; None at rest.
+        #: When the window began; None while idle.
         self._since_s: float | None = None
         self._mark = (0, 0, 0)
         #: Output and prompt tokens per second.
@@ -44,11 +44,11 @@ class EngineStats:
             self._failed += len(columns.failed)
 
     def stopped(self) -> None:
-        """An output was ended by its front end: a stop string."""
+        """Count an output that its front end ended at a stop string."""
         self._finished += 1
 
     def cancelled(self) -> None:
-        """An output was cancelled."""
+        """Count a cancelled output."""
         self._cancelled += 1
 
     def load(self, scheduler: Scheduler) -> Load:
@@ -81,7 +81,7 @@ class EngineStats:
         )
 
     def _measure(self, scheduler: Scheduler) -> None:
-        """Measure rates over windows with work in them: hours of rest say nothing about the queue's drain."""
+        """Measure rates over windows with work, since idle time says nothing about how fast the queue drains."""
         if not scheduler.live.has_work():
             self._since_s, self._rates = None, (0.0, 0.0)
             return

@@ -1,4 +1,4 @@
-"""Quotas of owners over all front ends: the engine sees every request, so its verdict is final."""
+"""Quotas of owners over all front ends. The engine sees every request, so its decision is final."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import OwnerLimits, Request
 from photon_grpc.core.sequence import Sequence
 
-#: Owners whose limits are remembered beyond twice those that use something.
+#: Limits are remembered for this many owners beyond twice those that use something.
 _SPARE_OWNERS = 64
 
 
 class NoQuotas:
-    """One front end counts for itself, or there are no owners."""
+    """No quotas in the engine: there is one front end, which counts itself, or there are no owners."""
 
     def check(self, request: Request) -> None:
-        """Raise QuotaExceeded."""
+        """Raise QuotaExceeded if the owner may not run this request now."""
 
     def admitted(self, request: Request) -> None:
-        """It is in flight from here on."""
+        """Count a request that is in flight from now on."""
 
     def ended(self, seq: Sequence, is_last: bool) -> None:
-        """One output is over; `is_last`: its request with it."""
+        """Count an output that has ended; with `is_last` its request has ended too."""
 
 
 NO_QUOTAS = NoQuotas()
 
 
 class SharedQuotas(NoQuotas):
-    """By the limits that came with the newest request of an owner. An engine that starts takes buckets to be full."""
+    """Quotas by the limits in the newest request of each owner. All buckets are full when an engine starts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits: dict[str, OwnerLimits] = {}
-        # Its limits are forgotten once its use is.
+        # The limits of an owner are forgotten once its use is.
         self._quotas = Quotas(lambda owner: self._limits.get(owner), clock)
 
     def check(self, request: Request) -> None:

@@ -1,6 +1,6 @@
-"""A line for every engine step: which rows it computed, what began and ended, where the KV blocks are.
+"""Writes a line for every engine step: the computed rows, what began and ended, the state of the KV blocks.
 
-The loop only gathers numbers; words and the file are the work of another thread (trace_file.py).
+The loop only collects numbers; another thread formats and writes them (trace_file.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.trace_file import TraceFile
 
-#: Of what is written; a reader refuses others.
+#: Version of the format; readers refuse others.
 VERSION = 1
 
 
 class StepTrace(Protocol):
-    """Told by the Engine in this order, turn by turn."""
+    """A trace that the Engine calls in this order in every turn."""
 
     def launching(self, batch: Batch, rows: Columns[Sequence]) -> None: ...
 
@@ -31,10 +31,10 @@ class StepTrace(Protocol):
     def aborted(self, seq: Sequence, by_stop_string: bool) -> None: ...
 
     def turned(self, report: StepFrameBuilder, scheduler: Scheduler) -> None:
-        """The end of a turn, with all that it tells the front ends."""
+        """Record the end of a turn, with all that it reports to front ends."""
 
     def close(self) -> None:
-        """No step follows."""
+        """End the trace."""
 
 
 class NoStepTrace:
@@ -54,12 +54,12 @@ class NoStepTrace:
         pass
 
 
-#: Front end, handle, first position, number of tokens, whether it decodes. A plain tuple: there is one for every row.
+#: Front end, handle, first position, number of tokens, whether it decodes. A plain tuple, since every row has one.
 _Row = tuple[int, int, int, int, bool]
 
 
-class _Seated(NamedTuple):
-    """A sequence that begins, or that goes on after it was preempted."""
+class _Admitted(NamedTuple):
+    """A sequence that gets a slot, for the first time or after a preemption."""
 
     frontend: int
     handle: int
@@ -75,11 +75,11 @@ class _Step(NamedTuple):
     step: int
     start_s: float
     rows: list[_Row]
-    seated: list[_Seated]
+    admitted: list[_Admitted]
 
 
 class JsonlStepTrace:
-    """A step is one JSON object on a line. A sequence is named by its front end and its handle: "0.17"."""
+    """A trace with one JSON object per line and step. A sequence is named by front end and handle: "0.17"."""
 
     def __init__(self, file: TraceFile, facts: Facts) -> None:
         self._file = file
@@ -87,7 +87,7 @@ class JsonlStepTrace:
         self._launched: deque[_Step] = deque()
         self._settled: list[tuple[_Step, float, int]] = []
         self._newest_step = 0
-        #: (front end, handle, why) of what ended since the last line.
+        #: (front end, handle, reason) of the outputs that ended since the last line.
         self._ended: list[tuple[int, int, str]] = []
         self._preempted: list[tuple[int, int]] = []
         file.begin(
@@ -110,8 +110,8 @@ class JsonlStepTrace:
             for flight in seq.flights:
                 first += flight.computes
             traced.append((seq.frontend, seq.handle, first, count, first >= seq.num_given and count == yields))
-        seated = [_seated(seq) for seq in rows if seq.seated_step == batch.step] if batch.admissions else []
-        self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, seated))
+        admitted = [_admitted(seq) for seq in rows if seq.admitted_step == batch.step] if batch.admissions else []
+        self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, admitted))
 
     def settled(self, output: StepOutput) -> None:
         self._settled.append((self._launched.popleft(), output.duration_s, len(output.ids)))
@@ -132,11 +132,11 @@ class JsonlStepTrace:
             self._newest_step = step.step
         self._settled.clear()
         if (self._ended or self._preempted) and not self._launched:
-            # No step follows soon that could tell it.
+            # No step follows soon whose line could contain it.
             self._file.put((_rest_line, self._newest_step, *self._taken(), *rest))
 
     def _taken(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
-        """Return and forget who ended and who was preempted since the last line."""
+        """Return and forget what ended and what was preempted since the last line."""
         taken = self._ended, self._preempted
         self._ended, self._preempted = [], []
         return taken
@@ -145,11 +145,11 @@ class JsonlStepTrace:
         self._file.close()
 
 
-def _seated(seq: Sequence) -> _Seated:
+def _admitted(seq: Sequence) -> _Admitted:
     arrival_s = seq.request.arrival_s
     queue_s = max(0.0, (seq.first_scheduled_s or arrival_s) - arrival_s)
     request_id = seq.request.request_id
-    return _Seated(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
+    return _Admitted(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
 
 
 def _line(
@@ -161,7 +161,7 @@ def _line(
     blocks: tuple[int, int, int, int],
     num_queued: int,
 ) -> dict[str, Any]:
-    """Of one step, as it is written; made in the thread that writes it."""
+    """Return the line of one step; called in the thread that writes it."""
     prefill = [_row(row) for row in step.rows if not row[-1]]
     decode = [_row(row) for row in step.rows if row[-1]]
     return {
@@ -173,7 +173,7 @@ def _line(
         "output_ids": num_ids,
         "prefill": prefill,
         "decode": decode,
-        "seated": [_name_seated(each) for each in step.seated],
+        "seated": [_name_admitted(each) for each in step.admitted],
         **_rest(ended, preempted, blocks, num_queued),
     }
 
@@ -185,7 +185,7 @@ def _rest_line(
     blocks: tuple[int, int, int, int],
     num_queued: int,
 ) -> dict[str, Any]:
-    """Of what happened behind a step that no other one followed."""
+    """Return the line for what happened after the newest step, with no step in flight."""
     return {"after_step": newest_step, **_rest(ended, preempted, blocks, num_queued)}
 
 
@@ -208,7 +208,7 @@ def _row(row: _Row) -> tuple[str, int, int]:
     return f"{frontend}.{handle}", first, num_tokens
 
 
-def _name_seated(each: _Seated) -> dict[str, Any]:
+def _name_admitted(each: _Admitted) -> dict[str, Any]:
     return {
         "sequence": f"{each.frontend}.{each.handle}",
         "request_id": each.request_id,

@@ -158,16 +158,16 @@ def to_request(
         replaces=ask.replaces,
         is_seed_random=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
-        scores=scores,
+        logprobs=scores,
     )
-    if request.scores is NO_LOGPROBS:
+    if request.logprobs is NO_LOGPROBS:
         return request
     num_texts = 2 if model.has_parts(ask.input) else 1
     request = fitted(request, model.max_message_bytes, model.tokenizer, num_texts=num_texts)
     if not ask.continue_from:
         return request
     # The prompt was scored by the call that began the output.
-    return msgspec.structs.replace(request, scores=msgspec.structs.replace(request.scores, prompt_logprobs=-1))
+    return msgspec.structs.replace(request, logprobs=msgspec.structs.replace(request.logprobs, num_prompt_logprobs=-1))
 
 
 def _check_encoded(prompt_ids: tuple[int, ...], facts: Facts, field: str) -> None:

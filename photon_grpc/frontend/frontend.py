@@ -303,9 +303,9 @@ def _start(ask: Ask, request: Request) -> Start:
 
 
 def _prompt_scores(request: Request, model: ServedModel) -> PromptLogprobs:
-    if request.scores is NO_LOGPROBS:
+    if request.logprobs is NO_LOGPROBS:
         return NO_PROMPT_SCORES
-    return PromptLogprobs(request.prompt_ids, request.scores.prompt_records, model.token_bytes)
+    return PromptLogprobs(request.prompt_ids, request.logprobs.num_prompt_records, model.token_bytes)
 
 
 def _gathering(ask: Ask) -> Ask:

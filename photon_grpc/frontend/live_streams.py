@@ -52,7 +52,7 @@ class LiveStreams:
             entry = running.get(handle)
             if entry is not None:
                 entry[0].preempted()
-        if frame.scores or frame.prompt_scores:
+        if frame.logprobs or frame.prompt_logprobs:
             self._on_scores(frame)
         for handle, token_id in zip(frame.handles, frame.ids, strict=True):
             entry = running.get(handle)
@@ -99,11 +99,11 @@ class LiveStreams:
             self._send(Abort(handles))
 
     def _on_scores(self, frame: StepFrame) -> None:
-        for handle, records in frame.prompt_scores.items():
+        for handle, records in frame.prompt_logprobs.items():
             entry = self._running.get(handle)
             if entry is not None:
                 entry[0].prompt_scores.add(records)
-        for handle, records in frame.scores.items():
+        for handle, records in frame.logprobs.items():
             entry = self._running.get(handle)
             if entry is not None:
                 entry[1].scores.add(records)

@@ -23,22 +23,22 @@ def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None
 
     Raise InvalidRequest where the prompt's scores, max_tokens or min_tokens do not fit.
     """
-    scores, stop, num_outputs = request.scores, request.stop, request.num_outputs
+    scores, stop, num_outputs = request.logprobs, request.stop, request.num_outputs
     bytes_per_id = BYTES_PER_ID + (0 if tokenizer is None else tokenizer.max_token_bytes)
     room = max_message_bytes - BYTES_PER_OUTPUT * (1 + num_outputs)
-    if scores.prompt_records:
+    if scores.num_prompt_records:
         # Beside its scores a position has an id and text, which are no longer than one more.
-        prompt_bytes = len(request.prompt_ids) * (1 + scores.prompt_records) * bytes_per_id
-        what = f"{scores.prompt_records} of each of {len(request.prompt_ids)} prompt tokens"
+        prompt_bytes = len(request.prompt_ids) * (1 + scores.num_prompt_records) * bytes_per_id
+        what = f"{scores.num_prompt_records} of each of {len(request.prompt_ids)} prompt tokens"
         _check("output.prompt_logprobs", what, prompt_bytes, room)
         room -= prompt_bytes
-    if not scores.records:
+    if not scores.num_records:
         return request
-    token_bytes = num_outputs * (num_texts + scores.records) * bytes_per_id
+    token_bytes = num_outputs * (num_texts + scores.num_records) * bytes_per_id
     is_asked = stop.limit_reason is FinishReason.MAX_TOKENS
     least = max(stop.max_tokens if is_asked else stop.min_tokens, 1)
-    field = "output.logprobs" if scores.logprobs >= 0 else "output.score_token_ids"
-    _check(field, f"{scores.records} of each of {num_outputs} x {least} output tokens", least * token_bytes, room)
+    field = "output.logprobs" if scores.num_logprobs >= 0 else "output.score_token_ids"
+    _check(field, f"{scores.num_records} of each of {num_outputs} x {least} output tokens", least * token_bytes, room)
     max_tokens = min(stop.max_tokens, room // token_bytes)
     return msgspec.structs.replace(request, stop=msgspec.structs.replace(stop, max_tokens=max_tokens))
 

@@ -67,9 +67,9 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
 
 
 def _scores(request: Request, model: ServedModel) -> OutputLogprobs:
-    if request.scores is NO_LOGPROBS:
+    if request.logprobs is NO_LOGPROBS:
         return NO_OUTPUT_SCORES
-    return OutputLogprobs(request.scores.records, model.token_bytes)
+    return OutputLogprobs(request.logprobs.num_records, model.token_bytes)
 
 
 def _detokenizer(ask: Ask, request: Request, model: ServedModel) -> Detokenizer | None:

@@ -74,13 +74,13 @@ class PromptLogprobRecorder:
 
         `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row after row.
         """
-        if not batch.scored:
+        if not batch.prompt_logprob_rows:
             return NO_RECORDS
-        parts = [self._positions(batch, row, first) for row, first in batch.scored]
-        sizes = [self._prompt(batch, row)[0].prompt_records for row, _ in batch.scored]
+        parts = [self._positions(batch, row, first) for row, first in batch.prompt_logprob_rows]
+        sizes = [self._prompt(batch, row)[0].num_prompt_records for row, _ in batch.prompt_logprob_rows]
         counts = [part.shape[1] for part in parts]
         starts = np.cumsum([0, *counts[:-1]]).tolist()
-        rows = [row for row, _ in batch.scored]
+        rows = [row for row, _ in batch.prompt_logprob_rows]
         spans = tuple(map(Span, rows, starts, counts, sizes))
         return LogprobRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
 

@@ -212,7 +212,7 @@ def _output(
         rows = [row for row, yields in enumerate(batch.yields) if yields]
         faults = {row: FAULTS[number] for row, number in zip(rows, numbers, strict=True) if number < 0}
     scores, prompt_scores = (each.cut(faults) for each in records)
-    return StepOutput(batch.step, numbers, faults, duration_s, scores=scores, prompt_scores=prompt_scores)
+    return StepOutput(batch.step, numbers, faults, duration_s, logprobs=scores, prompt_logprobs=prompt_scores)
 
 
 def _all_faulty(batch: Batch) -> StepOutput:

@@ -48,7 +48,7 @@ class PoisonedSlots:
             yields=tuple(batch.yields[row] for row in rows),
             grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
             masked=tuple(place[row] for row in batch.masked if row in place),
-            scored=tuple((place[row], first) for row, first in batch.scored if row in place),
+            prompt_logprob_rows=tuple((place[row], first) for row, first in batch.prompt_logprob_rows if row in place),
         )
 
 
@@ -97,8 +97,8 @@ class SoundRows:
             ids=tuple(ids),
             faults=faults,
             lengths=tuple(lengths) if output.lengths else (),
-            scores={rows[row]: records for row, records in output.scores.items()},
-            prompt_scores={rows[row]: records for row, records in output.prompt_scores.items()},
+            logprobs={rows[row]: records for row, records in output.logprobs.items()},
+            prompt_logprobs={rows[row]: records for row, records in output.prompt_logprobs.items()},
         )
 
     def _masked_rows(self) -> list[bool]:

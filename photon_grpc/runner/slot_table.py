@@ -193,7 +193,7 @@ class SlotTable:
             if slot in self.banned:
                 words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
                 self.banned_ids[slot] = array_to_device(words, self.device)
-            if given := admission.scores.token_ids:
+            if given := admission.logprobs.token_ids:
                 self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
             if slot in self.processed:
                 self._shape(admission)

@@ -66,7 +66,7 @@ def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
     runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), max_num_seqs=num_rows)
     slots = tuple(range(1, num_rows + 1))
     rows = [_row(plan, slot, length, sampling=_FILTERED) for slot in slots]
-    admissions = tuple(structs.replace(row, scores=LogprobParams(logprobs=0)) for row in rows)
+    admissions = tuple(structs.replace(row, logprobs=LogprobParams(num_logprobs=0)) for row in rows)
     compute(runner, Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions))
 
 

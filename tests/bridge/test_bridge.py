@@ -51,7 +51,7 @@ def host(supervisor):
 
 @pytest.fixture
 def frontend(host):
-    """A raw front end: (its number, its socket)."""
+    """Yield the number and the socket of a raw front end."""
     ours, theirs = socket.socketpair()
     with ours:
         yield host.connect(theirs), ours
@@ -241,7 +241,7 @@ class Ear:
 
 
 def on_both_loops(test):
-    """Runs the coroutine on asyncio's loop and on uvloop's."""
+    """Run the coroutine on the loops of asyncio and uvloop."""
 
     @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
     def run(loop: str) -> None:

@@ -39,7 +39,7 @@ UPS = [
         Load(running=2, step_s=0.01),
     ),
     StepFrame(10, (), (), (), (), Load(), preempted=(3, 3), newest_added=8),
-    StepFrame(11, (3, 4), (5, 6), (), (), Load(), scores={4: bytes(24)}, prompt_scores={3: bytes(36)}),
+    StepFrame(11, (3, 4), (5, 6), (), (), Load(), logprobs={4: bytes(24)}, prompt_logprobs={3: bytes(36)}),
     Load(running=1, cancelled=2),
     Reply(1, 3, ("a",)),
 ]
@@ -88,11 +88,11 @@ def test_an_unfinished_frame_is_known():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (struct.pack("<I", 2**31), "2147483648 bytes is announced"),
-        (b"\x05\x00\x00\x00hello", "5 bytes are no frame"),
-        (b"\x00\x00\x00\x00", "0 bytes are no frame"),
-        (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
-        (encode([1, "not a handle", None]), "no frame"),
+        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes exceeds the limit of"),
+        (b"\x05\x00\x00\x00hello", "5 bytes are not a frame"),
+        (b"\x00\x00\x00\x00", "0 bytes are not a frame"),
+        (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "not a frame"),
+        (encode([1, "not a handle", None]), "not a frame"),
     ],
 )
 def test_bytes_that_are_no_frame_are_an_error_that_says_so(data, text):

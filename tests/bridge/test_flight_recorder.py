@@ -22,14 +22,14 @@ def record():
 
 
 def engine(record: FlightRecord) -> SharedFlightRecorder:
-    """The next engine's."""
+    """Return the recorder of the next engine."""
     return SharedFlightRecorder(os.dup(record.fd))
 
 
-def seated(record: FlightRecord) -> SharedFlightRecorder:
+def recording(record: FlightRecord) -> SharedFlightRecorder:
     recorder = engine(record)
     for slot, fingerprint in enumerate((A, B, C), 1):
-        recorder.seated(slot, slot, fingerprint)
+        recorder.admitted(slot, slot, fingerprint)
     return recorder
 
 
@@ -38,7 +38,7 @@ def test_the_first_engine_finds_nothing(record) -> None:
 
 
 def test_rows_of_steps_that_were_not_read_are_suspects(record) -> None:
-    recorder = seated(record)
+    recorder = recording(record)
     recorder.launching(4, (1, 2, 3))
     recorder.launching(5, (2, 1))
     recorder.settled(4)
@@ -48,24 +48,24 @@ def test_rows_of_steps_that_were_not_read_are_suspects(record) -> None:
 def test_an_output_may_be_longer_than_its_engine_has_steps(record) -> None:
     """It was continued."""
     recorder = engine(record)
-    recorder.seated(1, -100, A)
+    recorder.admitted(1, -100, A)
     recorder.launching(2, (1,))
     assert engine(record).last.suspects == {A: 102}
 
 
 def test_steps_that_were_read_accuse_nobody_nor_does_an_engine_twice(record) -> None:
-    recorder = seated(record)
+    recorder = recording(record)
     for step in range(1, 30):
         recorder.launching(step, (1, 2, 3))
         recorder.settled(step)
     assert engine(record).last.suspects == {}
-    seated(record).launching(1, (3,))
+    recording(record).launching(1, (3,))
     assert engine(record).last.suspects == {C: 0}
     assert engine(record).last.suspects == {}
 
 
 def test_rows_that_were_written_before_are_not_taken_for_those_of_a_step(record) -> None:
-    recorder = seated(record)
+    recorder = recording(record)
     for step in range(1, 40):
         recorder.launching(step, (1, 2, 3) if step < 30 else (2,))
         recorder.settled(step - 1)
@@ -73,7 +73,7 @@ def test_rows_that_were_written_before_are_not_taken_for_those_of_a_step(record)
 
 
 def test_a_request_that_is_being_taken_in_is_the_only_suspect(record) -> None:
-    recorder = seated(record)
+    recorder = recording(record)
     recorder.launching(1, (1, 2))
     recorder.receiving(C)
     recorder.received()
@@ -82,7 +82,7 @@ def test_a_request_that_is_being_taken_in_is_the_only_suspect(record) -> None:
 
 
 def test_an_end_from_outside_accuses_nobody_and_keeps_what_is_known(record) -> None:
-    recorder = seated(record)
+    recorder = recording(record)
     recorder.remember(b"who")
     recorder.remember(b"what is known")
     recorder.receiving(C)
@@ -94,7 +94,7 @@ def test_an_end_from_outside_accuses_nobody_and_keeps_what_is_known(record) -> N
 def test_a_killed_process_leaves_its_trace(record) -> None:
     program = (
         "import os, sys; from photon_grpc.bridge.flight_recorder import SharedFlightRecorder; "
-        "recorder = SharedFlightRecorder(int(sys.argv[1])); recorder.seated(70, 2, b'x' * 16); "
+        "recorder = SharedFlightRecorder(int(sys.argv[1])); recorder.admitted(70, 2, b'x' * 16); "
         "recorder.launching(9, tuple(range(1, 71))); os.abort()"
     )
     done = subprocess.run([sys.executable, "-c", program, str(record.fd)], pass_fds=(record.fd,), check=False)
@@ -103,5 +103,5 @@ def test_a_killed_process_leaves_its_trace(record) -> None:
 
 
 def test_more_than_there_is_room_for_is_refused(record) -> None:
-    with pytest.raises(ValueError, match="there is room for 1048576"):
+    with pytest.raises(ValueError, match="exceed the limit of 1048576"):
         engine(record).remember(bytes(2**20 + 1))

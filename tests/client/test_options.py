@@ -156,7 +156,7 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
         ("stream", r"stream\(...\) gives an output as it is produced"),
         ("extra_headers", "metadata of the client goes with every call"),
         ("echo", "the prompt is not repeated in the output"),
-        ("best_of", "num_outputs= draws several outputs"),
+        ("best_of", "num_outputs= samples several outputs"),
         ("do_sample", "temperature=0 always takes the most probable token"),
         ("user", "session_id= names a conversation"),
         ("suffix", "there is no filling in between"),

@@ -52,7 +52,7 @@ def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(na
     post = FakeBridge()
     engine = assembled.engine(EnginePorts(post, post, NoHeartbeat()))
     prompt = (1,) if name == "max_model_len" else tuple(range(1, 40))
-    engine._bulletin._interval_s = 0.0
+    engine._broadcaster._interval_s = 0.0
     post.put(Add(1, Request("r", prompt, SamplingParams(0.0), StopParams(1), 0.0)))
     with pytest.raises(EOFError):
         for _ in range(200):

@@ -1,5 +1,4 @@
-"""What fits the context, the KV cache and the queue: the same answer for a front end, which asks first, and the engine,
-which decides."""
+"""Checks of the context, the KV cache and the queue, with equal results in a front end and in the engine."""
 
 from __future__ import annotations
 

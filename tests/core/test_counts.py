@@ -32,8 +32,8 @@ def test_a_sum_has_all_that_was_told_and_never_falls(happenings: list[tuple[str,
             counts.add(CALLS, code)
             untold[code] += 1
         elif what == "tell":
-            sums.told(place, counts.changed())
-            counts.told()
+            sums.update(place, counts.changed())
+            counts.acknowledge()
             told += untold
             untold.clear()
         else:
@@ -50,8 +50,8 @@ def test_what_did_not_arrive_is_told_again() -> None:
     counts.add(CALLS, "OK", amount=3)
     assert counts.changed()
     counts.add(CALLS, "OK")
-    sums.told(0, counts.changed())
-    counts.told()
+    sums.update(0, counts.changed())
+    counts.acknowledge()
     assert counts.changed() == ()
     assert sums.of(CALLS) == {("OK",): (4.0,)}
 
@@ -61,7 +61,7 @@ def test_buckets_hold_their_upper_bound_and_all_processes() -> None:
     for place, value in enumerate((0.5, 0.6, 7.0)):
         counts = Counts()
         counts.observe(SECONDS, value)
-        sums.told(place, counts.changed())
+        sums.update(place, counts.changed())
     assert sums.of(SECONDS) == {(): (1.0, 1.0, 1.0, 8.1)}
 
 
@@ -84,10 +84,10 @@ def test_an_engine_that_dies_takes_no_count_with_it(lives: list[list[int]], rand
         random.shuffle(news)
         late = moments[cut:]
         for each in news:
-            sums.told(*each)
+            sums.update(*each)
             assert sums.load(life).steps >= seen
             seen = sums.load(life).steps
         total += sum(steps)
     for each in late:
-        sums.told(*each)
+        sums.update(*each)
     assert sums.load(len(lives) - 1).steps == total

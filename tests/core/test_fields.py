@@ -25,7 +25,7 @@ CHECKED = [field for field in FIELDS.values() if field.is_checked]
 
 
 def comment_of(field: Field) -> str:
-    """What the proto says of an option."""
+    """Return the comment of an option in the proto."""
     name = IN_PROTO.get(field.name, field.name)
     found = re.search(rf"((?:  +//[^\n]*\n)+) +[^\n/]* {name} = \d+;", PROTO.read_text())
     assert found, name

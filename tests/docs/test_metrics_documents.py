@@ -32,7 +32,7 @@ def exposed() -> dict[str, set[str]]:
     for metric in metrics.COUNTED:
         (counts.observe if metric.bounds else counts.add)(metric, *([1.0] if metric.bounds else []), *metric.labels)
     sums = Sums()
-    sums.told(0, counts.changed())
+    sums.update(0, counts.changed())
     page, _ = Snapshot(Load(), sums, True, FACTS).page("")
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page.decode()):

@@ -17,7 +17,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(params=[(0,), (0, 6)], ids=["one group", "two groups"])
 def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
-    """Those of a Setting that does not say: layers that attend everything, alone or beside layers with a sliding
-    window."""
+    """Set the default windows of a Setting: full attention alone, or beside layers with a sliding window."""
     monkeypatch.setattr(harness, "default_windows", request.param)
     return request.param

@@ -32,7 +32,7 @@ MASK_BYTES = 4 * -(-VOCAB // 32)
 
 
 def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
-    """The id that follows `ids`."""
+    """Return the id that follows `ids`."""
     state = seed * 31 + index * 17 + 7
     for token in ids:
         state = (state * 1103515245 + token + 12345) % (1 << 31)
@@ -53,7 +53,7 @@ def complete(
     stop: frozenset[int] = frozenset(),
     table: Table | None = None,
 ) -> list[int]:
-    """The whole output; shorter than its end where the table leaves nothing to draw."""
+    """Return the whole output; a shorter one if the table leaves nothing to sample."""
     ids: list[int] = []
     for _ in range(num_tokens):
         token = _follow([*prompt, *ids], len(prompt), seed, index, table)
@@ -82,12 +82,12 @@ class _Slot:
         self.num_prompt = 0
         self.seed = 0
         self.index = 0
-        self.scores = NO_LOGPROBS
+        self.logprobs = NO_LOGPROBS
 
 
 @dataclass
-class _Seat:
-    """What the scheduler may believe of a seat."""
+class _SlotView:
+    """A slot as the scheduler sees it."""
 
     #: Per KVGroup.
     blocks: list[list[int]]
@@ -149,12 +149,11 @@ class _Unread:
 
 
 class FakeRunner:
-    """Computes at submission, or draws when the masks come, in order; `depth` only lets the engine launch before it
-    reads.
+    """Computes at submission, or samples when the masks come, in order.
 
-    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step
-    that is to fail applies part of its changes, and rows that are computed then read and write through whatever the
-    table says of their slots.
+    `depth` only allows the engine to launch before it reads. Slots and blocks that an unread step uses may not be given
+    to another sequence, though here it would do no harm. A step that is to fail applies part of its changes; later rows
+    read and write through whatever the table then has for their slots.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, depth: int = 0) -> None:
@@ -164,7 +163,7 @@ class FakeRunner:
         self.pages = Pages(plan, num_blocks)
         self.slots: defaultdict[int, _Slot] = defaultdict(_Slot)
         #: What the scheduler believes of every slot, whether it was applied or not.
-        self.seats: dict[int, _Seat] = {}
+        self.views: dict[int, _SlotView] = {}
         self.batches: deque[Batch] = deque(maxlen=2000)
         #: Unread step -> its slots, and the blocks it reads or writes.
         self.unread: dict[int, tuple[set[int], set[int]]] = {}
@@ -185,40 +184,40 @@ class FakeRunner:
     def submit(self, batch: Batch) -> Pending:
         self.batches.append(batch)
         self._check(batch)
-        seats = [self.seats[number] for number in batch.slots]
-        self.unread[batch.step] = (set(batch.slots), self._launched(batch, seats))
+        views = [self.views[number] for number in batch.slots]
+        self.unread[batch.step] = (set(batch.slots), self._launched(batch, views))
         sound = self._poisoned.sound(batch)
         pending = self._compute(sound)
         whole = pending if sound is batch else SoundRows(pending, batch, sound)
-        return _Unread(whole, partial(self._read, batch, seats))
+        return _Unread(whole, partial(self._read, batch, views))
 
-    def _read(self, batch: Batch, seats: list[_Seat], output: StepOutput) -> None:
+    def _read(self, batch: Batch, views: list[_SlotView], output: StepOutput) -> None:
         del self.unread[batch.step]
         lengths = iter(output.lengths or repeat(1))
-        for seat, yields in zip(seats, batch.yields, strict=True):
+        for view, yields in zip(views, batch.yields, strict=True):
             if yields:
                 length = next(lengths)
                 assert length <= yields
-                seat.least += length - 1
+                view.least += length - 1
 
     def close(self) -> None:
         pass
 
     def _check(self, batch: Batch) -> None:
-        """Return whether the scheduler may give what it gives."""
+        """Assert that the scheduler may assign these slots and blocks."""
         for slot in batch.left:
-            del self.seats[slot]
+            del self.views[slot]
         for admission in batch.admissions:
-            assert admission.slot not in self.seats, "a slot was given twice"
+            assert admission.slot not in self.views, "a slot was given twice"
             assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
                 "a slot in flight was given away"
             )
             num_computed = admission.num_computed
             for group in admission.blocks:
                 self._check_unused(group[self.kv.columns(num_computed) :])
-            self.seats[admission.slot] = _Seat(list(map(list, admission.blocks)), num_computed)
+            self.views[admission.slot] = _SlotView(list(map(list, admission.blocks)), num_computed)
         for growth in batch.grown:
-            blocks = self.seats[growth.slot].blocks[growth.group]
+            blocks = self.views[growth.slot].blocks[growth.group]
             assert len(blocks) == growth.offset
             self._check_unused(growth.blocks)
             blocks.extend(growth.blocks)
@@ -228,15 +227,17 @@ class FakeRunner:
         for _, touched in self.unread.values():
             assert touched.isdisjoint(blocks), "a block that a step in flight touches was given to another sequence"
 
-    def _launched(self, batch: Batch, seats: list[_Seat]) -> set[int]:
-        """The blocks that the rows read or write, whatever becomes of drafts: of each group's table, from where the
-        window of the first token computed begins."""
+    def _launched(self, batch: Batch, views: list[_SlotView]) -> set[int]:
+        """Return the blocks that the rows may read or write, whatever becomes of drafts.
+
+        These are the blocks of each group's table from the start of the window of the first computed token.
+        """
         touched: set[int] = set()
-        for seat, count, yields in zip(seats, batch.counts, batch.yields, strict=True):
+        for view, count, yields in zip(views, batch.counts, batch.yields, strict=True):
             assert yields <= 1 + batch.drafts
-            for group, blocks in zip(self.kv.groups, seat.blocks, strict=True):
-                touched.update(blocks[self.kv.behind(group.window, seat.least) :])
-            seat.least += count - max(yields - 1, 0)
+            for group, blocks in zip(self.kv.groups, view.blocks, strict=True):
+                touched.update(blocks[self.kv.behind(group.window, view.least) :])
+            view.least += count - max(yields - 1, 0)
         return touched - {0}
 
     def _compute(self, batch: Batch) -> Pending:
@@ -251,7 +252,9 @@ class FakeRunner:
             self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._attend(slot, count, drafts[row])
-        prompt_scores = {row: self._score_prompt(batch.slots[row], firsts[row], first) for row, first in batch.scored}
+        prompt_scores = {
+            row: self._score_prompt(batch.slots[row], firsts[row], first) for row, first in batch.prompt_logprob_rows
+        }
         return _Open(batch, drafts, partial(self._tail, batch, drafts, prompt_scores))
 
     def _failed(self, batch: Batch) -> StepOutput:
@@ -282,15 +285,15 @@ class FakeRunner:
             tuple(token for ids in kept.values() for token in ids),
             faults,
             lengths=lengths,
-            scores={row: records for row, records in scores.items() if records},
-            prompt_scores={row: records for row, records in prompt_scores.items() if row not in faults},
+            logprobs={row: records for row, records in scores.items() if records},
+            prompt_logprobs={row: records for row, records in prompt_scores.items() if row not in faults},
         )
 
     def _score(self, number: int, kept: list[int]) -> bytes:
         slot = self.slots[number]
-        if not slot.scores.records:
+        if not slot.logprobs.num_records:
             return b""
-        best, given = max(slot.scores.logprobs, 0), slot.scores.token_ids
+        best, given = max(slot.logprobs.num_logprobs, 0), slot.logprobs.token_ids
         read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(len(slot.ids) - len(kept), len(slot.ids))]
         return b"".join(scored.position(before, token, best, given) for before, token in zip(read, kept, strict=True))
 
@@ -302,7 +305,7 @@ class FakeRunner:
         read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(first, last + 1)]
         tokens = slot.ids[first : last + 1]
         return b"".join(
-            scored.position(before, token, slot.scores.prompt_logprobs)
+            scored.position(before, token, slot.logprobs.num_prompt_logprobs)
             for before, token in zip(read, tokens, strict=True)
         )
 
@@ -319,7 +322,7 @@ class FakeRunner:
         slot.ids, slot.computed = list(admission.ids), admission.num_computed
         slot.blocks = list(map(list, admission.blocks))
         slot.num_prompt, slot.seed, slot.index = admission.num_prompt, admission.sampling.seed, admission.output_index
-        slot.scores = admission.scores
+        slot.logprobs = admission.logprobs
 
     def _grow(self, growth: Growth) -> None:
         self.slots[growth.slot].blocks[growth.group][growth.offset :] = growth.blocks
@@ -336,7 +339,7 @@ class FakeRunner:
         slot = self.slots[number]
         ids = [*slot.ids, *drafts]
         columns = self.pages.columns(slot.computed, slot.computed + count - 1)
-        for group, own in zip(slot.blocks, self.seats[number].blocks, strict=True):
+        for group, own in zip(slot.blocks, self.views[number].blocks, strict=True):
             assert 0 not in group[columns] and set(group[columns]) <= set(own), (
                 "a row writes into a block that is not its own"
             )
@@ -350,7 +353,7 @@ class FakeRunner:
             self.pages.attend(slot.blocks, [*slot.ids, *drafts], position)
 
     def _keep(self, number: int, drafts: list[int], masks: list[bytes] | None) -> list[int]:
-        """The ids that a row yields: drawn behind its last id, and behind every draft that equals the id kept there."""
+        """Return the ids that a row yields: after its last id, and after every draft that equals the id kept there."""
         slot, known, kept = self.slots[number], len(self.slots[number].ids), []
         assert slot.computed == known + len(drafts), "a row yields before all it knows is computed"
         ids = [*slot.ids, *drafts]
@@ -411,13 +414,13 @@ class FakeBridge:
 
 
 class FakeRecorder:
-    """Plain books of what is in flight: who had which seat when a step was launched that was not read."""
+    """Plain books of what is in flight: which request had which slot in every launched, unread step."""
 
     def __init__(self) -> None:
         self.known = b""
         self._taken_in = b""
         #: Slot -> fingerprint, step before the first token.
-        self._seats: dict[int, tuple[bytes, int]] = {}
+        self._slots: dict[int, tuple[bytes, int]] = {}
         self._steps: dict[int, list[tuple[bytes, int]]] = {}
 
     def receiving(self, fingerprint: bytes) -> None:
@@ -426,11 +429,11 @@ class FakeRecorder:
     def received(self) -> None:
         self._taken_in = b""
 
-    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
-        self._seats[slot] = fingerprint, since_step
+    def admitted(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+        self._slots[slot] = fingerprint, since_step
 
     def launching(self, step: int, slots: tuple[int, ...]) -> None:
-        self._steps[step] = [self._seats[slot] for slot in slots]
+        self._steps[step] = [self._slots[slot] for slot in slots]
 
     def settled(self, step: int) -> None:
         self._steps = {other: rows for other, rows in self._steps.items() if other > step}

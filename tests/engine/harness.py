@@ -70,8 +70,8 @@ class Outcome:
     failed: Fault | None = None
     num_preemptions: int = 0
     #: Packed.
-    scores: bytes = b""
-    prompt_scores: bytes = b""
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class CyclicDrafting:
@@ -156,7 +156,7 @@ class Harness:
             num_outputs=num_outputs,
             **more,  # type: ignore[arg-type]
         )
-        num_bytes = (len(prompt) - 1) * request.scores.prompt_records * RECORD.size
+        num_bytes = (len(prompt) - 1) * request.logprobs.num_prompt_records * RECORD.size
         for index in range(num_outputs):
             self.outcomes[handle + index] = Outcome()
             if num_bytes:
@@ -175,7 +175,7 @@ class Harness:
         self._collect()
 
     def run(self, max_steps: int = 20_000) -> None:
-        """Steps until nothing is left to do."""
+        """Step until nothing is left to do."""
         for _ in range(max_steps):
             try:
                 self.step()
@@ -208,13 +208,13 @@ class Harness:
         for _, frame in self.post.sent[self._read :]:
             if not isinstance(frame, StepFrame):
                 continue
-            for handle, records in frame.prompt_scores.items():
+            for handle, records in frame.prompt_logprobs.items():
                 assert not self.outcomes[handle].ids, "prompt scores came behind an id"
-                self.outcomes[handle].prompt_scores += records
+                self.outcomes[handle].prompt_logprobs += records
             for handle, token in zip(frame.handles, frame.ids, strict=True):
                 self.outcomes[handle].ids.append(token)
-            for handle, records in frame.scores.items():
-                self.outcomes[handle].scores += records
+            for handle, records in frame.logprobs.items():
+                self.outcomes[handle].logprobs += records
             for handle in frame.preempted:
                 self.outcomes[handle].num_preemptions += 1
             for finished in frame.finished:
@@ -224,5 +224,7 @@ class Harness:
             for handle in self._prompt_bytes.keys() & set(frame.handles):
                 first, num_bytes = self._prompt_bytes[handle]
                 leader = self.outcomes[first]
-                assert leader.failed or len(leader.prompt_scores) == num_bytes, "an id came before the prompt's scores"
+                assert leader.failed or len(leader.prompt_logprobs) == num_bytes, (
+                    "an id came before the prompt's scores"
+                )
         self._read = len(self.post.sent)

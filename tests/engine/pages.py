@@ -16,8 +16,7 @@ Tables = Sequence[Sequence[int]]
 
 
 class Pages:
-    """A token is written in every group; a group with a window lets a row read its last positions only, through its own
-    table."""
+    """Pages in which a token is written in every group, and windows limit what a row reads through its table."""
 
     def __init__(self, plan: KVPlan, num_blocks: int) -> None:
         self._plan = plan
@@ -44,8 +43,10 @@ class Pages:
                 self.write(tables, position, WRONG)
 
     def read(self, tables: Tables, ids: Sequence[int]) -> list[int]:
-        """What the row whose newest token is the last of `ids` sees of them: NAN and WRONG as written; the id itself
-        where no group looks."""
+        """Return what the row whose newest token is the last of `ids` sees of them.
+
+        NAN and WRONG are returned as written, and the id itself where no group looks.
+        """
         seen: list[set[int]] = [set() for _ in ids]
         for table, group in zip(tables, self._plan.groups, strict=True):
             window = self._window(table, group.window, len(ids) - 1)

@@ -1,4 +1,4 @@
-"""Scores that tests can predict: of every id behind given ids, with many equal logits."""
+"""Log-probabilities that tests can predict, for every id after given ids, with many equal logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _scores(state: int) -> tuple[tuple[float, int], ...]:
 
 
 def position(before: Sequence[int], token: int, num_best: int, given: tuple[int, ...] = ()) -> bytes:
-    """The records of `token` behind the ids `before`."""
+    """Return the records of `token` after the ids `before`."""
     state = 11
     for each in before:
         state = (state * 31 + each) % 211
@@ -30,14 +30,14 @@ def position(before: Sequence[int], token: int, num_best: int, given: tuple[int,
 
 
 def of_prompt(prompt: Sequence[int], params: LogprobParams, first: int = 1, last: int | None = None) -> bytes:
-    """The records of the prompt positions first ... last."""
+    """Return the records of the prompt positions first ... last."""
     end = len(prompt) if last is None else last + 1
-    return b"".join(position(prompt[:at], prompt[at], params.prompt_logprobs) for at in range(first, end))
+    return b"".join(position(prompt[:at], prompt[at], params.num_prompt_logprobs) for at in range(first, end))
 
 
 def of_output(prompt: Sequence[int], ids: Sequence[int], params: LogprobParams) -> bytes:
-    """The records of `ids`, drawn behind `prompt`; none where they are not asked for."""
-    if not params.records:
+    """Return the records of `ids`, sampled after `prompt`; b"" if none are wanted."""
+    if not params.num_records:
         return b""
-    best = max(params.logprobs, 0)
+    best = max(params.num_logprobs, 0)
     return b"".join(position([*prompt, *ids[:at]], ids[at], best, params.token_ids) for at in range(len(ids)))

@@ -1,5 +1,4 @@
-"""ConstrainedOutputs that are a table: an automaton over what is left of an id divided by four, and the matchers and
-grammars made of it."""
+"""Constraints as a table: an automaton over the remainder of an id divided by four, with matchers and grammars."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Table:
         return state
 
     def allowed(self, ids: Sequence[int]) -> set[int]:
-        """What may follow these ids; nothing where they are not allowed themselves."""
+        """Return the ids that may follow these; none if these are not allowed themselves."""
         try:
             state = self._state(ids)
         except KeyError:

@@ -28,7 +28,7 @@ SETTING = Setting(max_num_batched_tokens=32)
 
 
 def measured(h: Harness, step_s: float = 40.0) -> Harness:
-    """Steps of any size have taken so long, three times."""
+    """Measure three steps of every size with this duration."""
     for num_tokens in (1, 2, 4, 8, 16, 32, 64):
         for _ in range(3):
             h.engine.pace.stepped(num_tokens, step_s)

@@ -386,7 +386,7 @@ def test_nothing_to_do_sleeps_until_news_or_the_next_deadline() -> None:
 
 def test_outputs_are_not_copied_from_a_prompt_that_the_same_step_writes() -> None:
     # In one step the second output of the third request computes [2, 3], a resumed leader hits that block, and its
-    # sibling may be seated.
+    # sibling may be admitted.
     h = Harness(Setting(16, 2, max_num_seqs=4, max_num_batched_tokens=22, chunked=False, windows=(0,)))
     asked = [([0] * 12, 4, 3), ([0, 0], 5, 1), ([0, 1, 2, 3], 1, 2), ([0, 1, 2, 3], 4, 2)]
     handles = [h.add(prompt, max_tokens, num_outputs=n, seed=3) for prompt, max_tokens, n in asked]

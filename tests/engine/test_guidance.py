@@ -101,7 +101,7 @@ def compiled() -> Compiled:
 
 @pytest.fixture
 def num_compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[Constraint]:
-    """Counts compilations."""
+    """Count compilations."""
     counts: Counter[Constraint] = Counter()
     compile_lexer = preparation.compile_lexer
 
@@ -477,7 +477,7 @@ class Outputs:
             del self.texts[seq]
 
     def step(self) -> None:
-        """A mask and an id for everyone."""
+        """Fill a mask and advance by an id for every output."""
         rows = list(self.texts)
         ones = (1,) * len(rows)
         batch = Batch(1, ones, ones, ones, masked=tuple(range(len(rows))))

@@ -64,17 +64,17 @@ def test_a_reset_of_the_prefix_cache_is_told() -> None:
 
 def test_it_is_told_at_most_every_so_often_and_what_changed_within_is_told_later() -> None:
     h = Harness(Setting(load_interval_s=1000.0))
-    bulletin, told = h.engine._bulletin, h.post.loads
+    broadcaster, told = h.engine._broadcaster, h.post.loads
     h.step()
     assert len(told) == 1, "who is there at the start is told at once"
     h.add([1], 30)
     for _ in range(10):
         h.step()
     assert len(told) == 1
-    assert bulletin.due_s() is not None
-    bulletin.tell(time.monotonic() + 1000)
+    assert broadcaster.due_s() is not None
+    broadcaster.send(time.monotonic() + 1000)
     assert len(told) == 2 and told[-1].running == 1
-    assert bulletin.due_s() is None
+    assert broadcaster.due_s() is None
 
 
 def test_an_idle_engine_wakes_once_to_tell_and_then_sleeps() -> None:

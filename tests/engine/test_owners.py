@@ -126,7 +126,7 @@ class TwoFrontEnds:
         self._handles = {0: 0, 1: 0}
 
     def ask(self, frontend: int, num_prompt: int = 3, max_tokens: int = 4, **more: object) -> str:
-        """Sends one request and takes a step; returns how it was refused."""
+        """Send one request and take a step; return how it was refused."""
         self._handles[frontend] += 1
         handle = self._handles[frontend]
         request = Request(

@@ -21,7 +21,7 @@ OWN = fingerprint(REQUEST)
 
 
 def after(in_flight: dict[bytes, int], known: bytes = b"") -> tuple[Quarantine, bytes]:
-    """The next engine's, and what it leaves."""
+    """Return the quarantine of the next engine, and what it stores."""
     recorder = FakeRecorder()
     return Quarantine(recorder, lambda event: None, in_flight, known), recorder.known
 

@@ -17,36 +17,36 @@ pytestmark = pytest.mark.usefixtures("windows")
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-BOTH = LogprobParams(logprobs=2, prompt_logprobs=3, token_ids=(90, 4))
+BOTH = LogprobParams(num_logprobs=2, num_prompt_logprobs=3, token_ids=(90, 4))
 
 
 def check(h: Harness, handle: int, prompt: list[int], params: LogprobParams, *, is_first: bool = True) -> None:
-    """The records of every id that came, and those of the whole prompt for the first output alone."""
+    """Check the records of all ids of an output, and those of the prompt, which only the first output has."""
     outcome = h.outcomes[handle]
-    assert outcome.scores == scored.of_output(prompt, outcome.ids, params)
-    expected = scored.of_prompt(prompt, params) if is_first and params.prompt_records else b""
-    assert outcome.prompt_scores == expected
+    assert outcome.logprobs == scored.of_output(prompt, outcome.ids, params)
+    expected = scored.of_prompt(prompt, params) if is_first and params.num_prompt_records else b""
+    assert outcome.prompt_logprobs == expected
 
 
 def starts(h: Harness) -> list[tuple[int, int]]:
     """(first position scored, tokens computed in that row) of every row of a prompt, in order."""
-    return [(first, batch.counts[row]) for batch in h.runner.batches for row, first in batch.scored]
+    return [(first, batch.counts[row]) for batch in h.runner.batches for row, first in batch.prompt_logprob_rows]
 
 
 @DEPTHS
 @pytest.mark.parametrize(
     "params",
     [
-        LogprobParams(logprobs=0),
-        LogprobParams(logprobs=5),
+        LogprobParams(num_logprobs=0),
+        LogprobParams(num_logprobs=5),
         LogprobParams(token_ids=(3,)),
-        LogprobParams(prompt_logprobs=0),
+        LogprobParams(num_prompt_logprobs=0),
         BOTH,
     ],
 )
 def test_every_id_and_every_prompt_position_has_its_records(params: LogprobParams, depth: int) -> None:
     h = Harness(Setting(depth=depth))
-    handle, plain = h.add(PROMPT, 6, scores=params), h.add(PROMPT, 6)
+    handle, plain = h.add(PROMPT, 6, logprobs=params), h.add(PROMPT, 6)
     h.run()
     assert h.outcomes[handle].ids == complete(PROMPT, 6) and h.idle()
     check(h, handle, PROMPT, params)
@@ -57,14 +57,14 @@ def test_a_batch_in_which_nobody_asks_says_nothing_of_scores() -> None:
     h = Harness()
     h.add(PROMPT, 6)
     h.run()
-    assert not any(batch.scored for batch in h.runner.batches)
-    assert not any(frame.scores or frame.prompt_scores for _, frame in h.post.sent if isinstance(frame, StepFrame))
+    assert not any(batch.prompt_logprob_rows for batch in h.runner.batches)
+    assert not any(frame.logprobs or frame.prompt_logprobs for _, frame in h.post.sent if isinstance(frame, StepFrame))
 
 
 @DEPTHS
 def test_a_prompt_in_chunks_is_scored_from_where_the_chunk_before_ended(depth: int) -> None:
     h = Harness(Setting(depth=depth, max_num_batched_tokens=4))
-    handle = h.add(PROMPT, 2, scores=BOTH)
+    handle = h.add(PROMPT, 2, logprobs=BOTH)
     h.run()
     assert starts(h) == [(1, 4), (5, 4), (9, 2)]
     check(h, handle, PROMPT, BOTH)
@@ -72,7 +72,7 @@ def test_a_prompt_in_chunks_is_scored_from_where_the_chunk_before_ended(depth: i
 
 def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
     h = Harness()
-    handle = h.add([7], 3, scores=BOTH)
+    handle = h.add([7], 3, logprobs=BOTH)
     h.run()
     assert starts(h) == []
     check(h, handle, [7], BOTH)
@@ -82,13 +82,13 @@ def test_a_scored_prompt_takes_no_hit_and_leaves_one() -> None:
     h = Harness()
     h.add(PROMPT, 1)
     h.run()
-    scoring = h.add(PROMPT, 1, scores=BOTH)
+    scoring = h.add(PROMPT, 1, logprobs=BOTH)
     h.run()
     finished = h.outcomes[scoring].finished
     assert finished is not None and finished.num_cached_prompt == 0
     check(h, scoring, PROMPT, BOTH)
     other = [90, *PROMPT]
-    h.add(other, 1, scores=BOTH)
+    h.add(other, 1, logprobs=BOTH)
     h.run()
     plain = h.add(other, 1)
     h.run()
@@ -99,7 +99,7 @@ def test_a_scored_prompt_takes_no_hit_and_leaves_one() -> None:
 @DEPTHS
 def test_a_prompt_is_scored_by_the_first_of_several_outputs(depth: int) -> None:
     h = Harness(Setting(depth=depth, max_num_batched_tokens=4))
-    handle = h.add(PROMPT, 4, num_outputs=3, scores=BOTH)
+    handle = h.add(PROMPT, 4, num_outputs=3, logprobs=BOTH)
     h.run()
     for index in range(3):
         assert h.outcomes[handle + index].ids == complete(PROMPT, 4, index=index)
@@ -111,7 +111,7 @@ def test_a_prompt_is_scored_by_the_first_of_several_outputs(depth: int) -> None:
 def test_what_was_scored_before_a_preemption_is_not_scored_again(depth: int) -> None:
     h = Harness(Setting(depth=depth, num_blocks=8, block_size=2, max_num_batched_tokens=2))
     first = h.add([1, 2, 3], 14)
-    late = h.add(PROMPT, 2, num_outputs=2, scores=BOTH)
+    late = h.add(PROMPT, 2, num_outputs=2, logprobs=BOTH)
     for _ in range(30):
         h.step()
         if h.outcomes[late].num_preemptions:
@@ -131,14 +131,14 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again(depth: int) -> 
 
 def test_nothing_comes_of_a_prompt_whose_caller_has_left() -> None:
     h = Harness(Setting(depth=2, max_num_batched_tokens=2))
-    handle = h.add(PROMPT, 4, scores=BOTH)
+    handle = h.add(PROMPT, 4, logprobs=BOTH)
     for _ in range(4):
         h.step()
-    before = h.outcomes[handle].prompt_scores
+    before = h.outcomes[handle].prompt_logprobs
     assert before and h.runner.unread
     h.abort(handle)
     h.run()
-    assert h.outcomes[handle].prompt_scores == before and h.idle()
+    assert h.outcomes[handle].prompt_logprobs == before and h.idle()
 
 
 @DEPTHS
@@ -146,7 +146,7 @@ def test_nothing_comes_of_a_prompt_whose_caller_has_left() -> None:
 def test_drafts_that_are_kept_bring_their_scores(misses: tuple[int, ...], depth: int) -> None:
     h = Harness(Setting(depth=depth, drafts=(3, 0, 5)))
     h.runner.misses = cycle(misses)
-    handle = h.add(PROMPT, 17, scores=BOTH)
+    handle = h.add(PROMPT, 17, logprobs=BOTH)
     h.run()
     assert h.outcomes[handle].ids == complete(PROMPT, 17)
     check(h, handle, PROMPT, BOTH)
@@ -157,7 +157,7 @@ def test_scores_behind_an_end_are_dropped_with_their_ids(depth: int) -> None:
     expected = complete(PROMPT, 20)
     stop = expected[5]
     h = Harness(Setting(depth=depth, drafts=(7,)))
-    handle = h.add(PROMPT, 20, stop=(stop,), scores=BOTH)
+    handle = h.add(PROMPT, 20, stop=(stop,), logprobs=BOTH)
     h.run()
     outcome = h.outcomes[handle]
     assert outcome.finished is not None and outcome.finished.reason is FinishReason.STOP_TOKEN
@@ -168,14 +168,14 @@ def test_scores_behind_an_end_are_dropped_with_their_ids(depth: int) -> None:
 def test_rows_beside_those_of_a_failed_step_keep_their_scores() -> None:
     h = Harness(Setting(depth=2))
     h.runner.fail_steps = {2: 0}
-    failed = h.add(PROMPT, 6, scores=BOTH)
+    failed = h.add(PROMPT, 6, logprobs=BOTH)
     h.step()
     h.step()
     # Seated in a step that is launched before the failed one is read.
-    sound = h.add([3, 4, 5], 6, scores=BOTH)
+    sound = h.add([3, 4, 5], 6, logprobs=BOTH)
     h.run()
     assert h.outcomes[failed].failed is not None
-    assert h.outcomes[failed].scores == scored.of_output(PROMPT, h.outcomes[failed].ids, BOTH)
+    assert h.outcomes[failed].logprobs == scored.of_output(PROMPT, h.outcomes[failed].ids, BOTH)
     assert h.outcomes[sound].ids == complete([3, 4, 5], 6)
     check(h, sound, [3, 4, 5], BOTH)
-    assert RECORD.size * BOTH.records * 6 == len(h.outcomes[sound].scores)
+    assert RECORD.size * BOTH.num_records * 6 == len(h.outcomes[sound].logprobs)

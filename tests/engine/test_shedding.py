@@ -16,7 +16,7 @@ from photon_grpc.core.ports import Pending
 from photon_grpc.engine import engine, engine_stats
 from tests.engine.harness import Harness, Setting
 
-NUM_SEATS = 8
+NUM_SLOTS = 8
 NUM_PROMPT = 20
 #: A step, and each of its tokens.
 STEP_S, TOKEN_S = 0.01, 0.0005
@@ -58,7 +58,7 @@ class Service:
     clock: Clock
     setting: Setting = field(
         default_factory=lambda: Setting(
-            max_num_seqs=NUM_SEATS,
+            max_num_seqs=NUM_SLOTS,
             max_num_batched_tokens=64,
             num_blocks=1000,
             max_model_len=512,
@@ -95,8 +95,7 @@ class Service:
 
 @dataclass
 class Figures:
-    """Of a load: requests a second that the seats can take, those that finished, and the share of computed tokens that
-    went into others."""
+    """Results of a load: requests a second that the slots can serve, finished ones, and the share of wasted tokens."""
 
     capacity: float
     finished: int
@@ -106,11 +105,14 @@ class Figures:
 
 
 def open_loop(clock: Clock, load: float, length: Length, num_requests: int, *, limited: bool = True) -> Figures:
-    """Poisson arrivals at `load` times what the seats can take. Each ends after a length that is drawn; it is its
-    max_tokens, or else (not `limited`) a stop string ends it that the engine does not know of."""
+    """Serve Poisson arrivals at `load` times what the slots can serve.
+
+    Each output ends at a random length, which is its max_tokens, or without `limited` that of a stop string, which the
+    engine does not know.
+    """
     service, draw = Service(clock), random.Random(1)
     mean = sum(length(draw) for _ in range(1000)) / 1000
-    capacity = NUM_SEATS / (mean * (STEP_S + TOKEN_S * NUM_SEATS * (1 + NUM_PROMPT / mean)))
+    capacity = NUM_SLOTS / (mean * (STEP_S + TOKEN_S * NUM_SLOTS * (1 + NUM_PROMPT / mean)))
     began_s = clock.now_s
     arrivals: list[tuple[float, int]] = []
     at_s = began_s
@@ -152,7 +154,7 @@ def varied(draw: random.Random) -> int:
 def test_of_an_overload_few_tokens_go_into_requests_that_expire(clock: Clock, length: Length, limited: bool) -> None:
     figures = open_loop(clock, 5.0, length, 300, limited=limited)
     assert figures.wasted < 0.01, figures
-    # What is served is what the seats can take (without shedding, a half of that).
+    # As much is served as the slots can serve; without shedding, half of that.
     assert figures.finished / figures.duration_s > 0.8 * figures.capacity, figures
 
 

@@ -72,8 +72,7 @@ def test_rows_add_up_to_what_was_computed(
     num_blocks: int,
     drafts: tuple[int, ...],
 ) -> None:
-    """Whatever the schedule: the positions of a sequence come in their order from where it was seated on, also after a
-    preemption, and every sequence ends once."""
+    """Check that positions are in order from each admission on, and that every sequence ends once."""
     path = tmp_path_factory.mktemp("trace") / "steps.jsonl"
     setting = Setting(depth=depth, max_num_batched_tokens=budget, num_blocks=num_blocks, drafts=drafts)
     harness = traced(path, setting)

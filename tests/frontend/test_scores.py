@@ -74,7 +74,7 @@ async def test_what_is_asked_reaches_the_engine(pair: tuple[Frontend, FakeLink])
         (OutputAsk(score_token_ids=(4, 4, 2)), LogprobParams(token_ids=(4, 4, 2))),
     ):
         await front.stream(ask(output=output))
-        assert link.adds[-1].request.scores == expected
+        assert link.adds[-1].request.logprobs == expected
 
 
 async def test_a_message_has_the_scores_of_its_ids_also_where_text_is_held_back(

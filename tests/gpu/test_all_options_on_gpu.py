@@ -66,7 +66,7 @@ def add(served: Served, row: int) -> int:
         min_tokens=0 if is_plain else 4,
         stop=() if is_plain else (206, 95, 15),
         constraint=None if is_plain else CONSTRAINTS[row % 3],
-        scores=NO_LOGPROBS if row % 16 == 15 else LogprobParams(logprobs=NUM_BEST),
+        logprobs=NO_LOGPROBS if row % 16 == 15 else LogprobParams(num_logprobs=NUM_BEST),
     )
 
 
@@ -130,7 +130,7 @@ def test_logprobs_are_the_log_softmax_in_float64(num_rows: int) -> None:
     """They are of raw logits, before everything that a row asks for."""
     for row, output in enumerate(outputs_of("cuda", num_rows)):
         if row % 16 == 15:
-            assert not output.scores
+            assert not output.logprobs
             continue
         ids = torch.tensor([prompt_of(row) + output.ids])
         expected = reference()(ids).logits[0, PROMPT_TOKENS - 1 : -1].log_softmax(-1)

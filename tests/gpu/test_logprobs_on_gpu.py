@@ -69,8 +69,8 @@ def steps() -> list[Batch]:
     """Return steps of every sampling level beside rows without log-probabilities, then a prompt in two chunks."""
     entered = admission(7, LONG, GREEDY, LogprobParams(logprobs=1, prompt_logprobs=3))
     others, ones = tuple(range(1, len(ROWS) + 1)), (1,) * len(ROWS)
-    first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), scored=((6, 1),))
-    return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), scored=((6, 41),))]
+    first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), prompt_logprob_rows=((6, 1),))
+    return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), prompt_logprob_rows=((6, 41),))]
 
 
 def launched(runner: ModelRunner) -> list[Pending]:
@@ -80,7 +80,7 @@ def launched(runner: ModelRunner) -> list[Pending]:
 def assert_same(outputs: list[StepOutput], expected: list[StepOutput]) -> None:
     assert [output.ids for output in outputs] == [output.ids for output in expected]
     for mine, theirs in zip(outputs, expected, strict=True):
-        for found, wanted in ((mine.scores, theirs.scores), (mine.prompt_scores, theirs.prompt_scores)):
+        for found, wanted in ((mine.logprobs, theirs.logprobs), (mine.prompt_logprobs, theirs.prompt_logprobs)):
             assert found.keys() == wanted.keys()
             for row in found:
                 pairs = list(zip(RECORD.iter_unpack(found[row]), RECORD.iter_unpack(wanted[row]), strict=True))
@@ -91,7 +91,7 @@ def assert_same(outputs: list[StepOutput], expected: list[StepOutput]) -> None:
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
 def test_records_are_those_of_a_cpu(eager: bool) -> None:
     expected = [each.result() for each in launched(runner_on("cpu", True))]
-    assert any(output.scores for output in expected) and any(output.prompt_scores for output in expected)
+    assert any(output.logprobs for output in expected) and any(output.prompt_logprobs for output in expected)
     runner = runner_on("cuda", eager)
     # Once before: kernels are loaded when they are first met.
     assert_same([each.result() for each in launched(runner)], expected)

@@ -1,5 +1,7 @@
-"""Pools hardly larger than one request: what is admitted ends as it would alone, what is refused could not, whatever
-windows free on the way."""
+"""Admission to pools hardly larger than one request.
+
+Whatever windows free, an admitted request ends as it does alone, and a refused one could not end.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
 
 
 def written(pieces: list[Any]) -> tuple[str, str, list[dict[str, Any]]]:
-    """A text, its content and its calls."""
+    """Return a text, its content and its calls."""
     text, content, calls = "", "", []
     for piece in pieces:
         if isinstance(piece, dict):

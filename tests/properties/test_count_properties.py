@@ -1,5 +1,4 @@
-"""Records of requests and the counters of the engine are one ledger: a real front end over a real engine, only the
-runner is a fake."""
+"""Records of requests add up to the counters of the engine, with a real front end and engine and a fake runner."""
 
 from __future__ import annotations
 

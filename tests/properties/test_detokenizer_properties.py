@@ -43,8 +43,10 @@ def test_pieces_join_to_what_the_library_decodes(kind: str, data: st.DataObject,
 @settings(max_examples=examples(150), deadline=None)
 @given(data=st.binary(max_size=24))
 def test_any_bytes_become_what_python_decodes(kind: str, data: bytes) -> None:
-    """One id per byte: characters come whole, what is invalid becomes U+FFFD at once, what is unfinished at the end one
-    U+FFFD."""
+    """Decode one id per byte.
+
+    Characters come whole, invalid bytes become U+FFFD at once, and an unfinished end becomes one U+FFFD.
+    """
     reference = pair(kind)[1]
     if kind == "llama2_like":
         ids = [reference.token_to_id(f"<0x{byte:02X}>") for byte in data]

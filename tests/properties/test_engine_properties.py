@@ -1,5 +1,4 @@
-"""Whatever happens, in whatever order: ids equal those of a request alone, the books balance, nothing is left
-behind."""
+"""Random schedules: ids equal those of a request alone, block counts add up, and nothing remains."""
 
 from __future__ import annotations
 
@@ -96,15 +95,15 @@ def test_failed_steps_never_poison_those_that_come_after(setting: Setting, asked
 
 @dataclass(eq=False)
 class Life:
-    """Steps in which a sequence came, first had a seat, and ended."""
+    """Steps in which a sequence arrived, first had a slot, and ended."""
 
     came: int
-    seated: int = 0
+    admitted: int = 0
     ended: int = 0
 
 
 def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
-    """Steps until all have ended; each request comes so many steps behind the one before."""
+    """Step until all have ended; each request arrives `pauses` steps after the one before."""
     lives: dict[Sequence, Life] = {}
     step, due, add = 0, 0, h.scheduler.live.add
 
@@ -123,7 +122,7 @@ def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
         if h.post.inbox or h.scheduler.live.has_work() or h.engine._launched:
             h.step()
         for seq, life in lives.items():
-            life.seated = life.seated or (step if seq.first_scheduled_s is not None else 0)
+            life.admitted = life.admitted or (step if seq.first_scheduled_s is not None else 0)
             life.ended = life.ended or (step if seq.status is Status.FINISHED else 0)
     return list(lives.values())
 
@@ -133,7 +132,7 @@ def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
 def test_static_seats_nobody_new_before_all_that_were_there_have_ended(setting: Setting, asked, pauses) -> None:  # type: ignore[no-untyped-def]
     lives = lives_of(Harness(replace(setting, policy="static")), asked, pauses)
     batch: list[Life] = []
-    for life in sorted(lives, key=lambda life: life.seated):
+    for life in sorted(lives, key=lambda life: life.admitted):
         if life not in batch:
-            assert all(member.ended < life.seated for member in batch)
-            batch = [other for other in lives if other.came <= life.seated <= other.seated]
+            assert all(member.ended < life.admitted for member in batch)
+            batch = [other for other in lives if other.came <= life.admitted <= other.admitted]

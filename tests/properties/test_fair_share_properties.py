@@ -1,5 +1,7 @@
-"""Fair share between owners against a model of the books: what each got is counted from what the runner was given and
-what callers were sent, never from the queue's own numbers."""
+"""Fair share between owners against a model.
+
+What each owner got is counted from what the runner computed and what callers were sent, never from the queue's numbers.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ owners = st.lists(st.tuples(st.integers(1, 4), sizes), min_size=2, max_size=4)
 
 @dataclass
 class Books:
-    """Tokens of each owner: prompts that were seated, but for what was found computed, and ids that were sent."""
+    """Tokens of each owner: admitted prompts without cached tokens, and ids that were sent."""
 
     h: Harness
     #: A request's seed stands for it in the runner, its handle in frames.
     owner_of: dict[int, str] = field(default_factory=dict)
     served: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Owner -> its requests, in the order of their first seats.
+    #: Owner -> its requests, in the order of their first admission.
     order: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     num_sent: int = 0
     num_read: int = 0
@@ -103,8 +105,8 @@ def test_owners_with_requests_waiting_get_tokens_in_proportion_to_their_weights(
                 assert ahead <= bound * others_weight, f"{one} is ahead of {other}: {dict(books.served)}, {weights}"
     h.run()
     assert h.idle()
-    for seated in books.order.values():
-        assert seated == sorted(seated), "within an owner, who came first is first"
+    for admitted in books.order.values():
+        assert admitted == sorted(admitted), "within an owner, who came first is first"
 
 
 @given(settings_of, sizes)
@@ -122,25 +124,25 @@ def test_one_owner_is_served_in_the_order_of_the_policy_alone(setting: Setting, 
         h.run()
         return [[admission.sampling.seed for admission in batch.admissions] for batch in h.runner.batches]
 
-    # Memory enough that nobody gives way: who is seated last does, whatever the policy says of it.
+    # There is enough memory without preemption, which hits the last admitted whatever its policy rank.
     setting.num_blocks = 400
     assert history(fair=True) == history(fair=False)
 
 
 @given(st.integers(1, 6), st.integers(20, 60), st.integers(0, 30))
 @settings(max_examples=examples(20))
-def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_seats: int, flood: int, steps: int) -> None:
-    h = Harness(Setting(max_num_seqs=num_seats, fair=True))
+def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_slots: int, flood: int, steps: int) -> None:
+    h = Harness(Setting(max_num_seqs=num_slots, fair=True))
     books = Books(h)
     for _ in range(flood):
         books.add("flood", 1, 8, 8)
     for _ in range(steps):
         books.step()
-    seated = len(books.order["flood"])
+    admitted = len(books.order["flood"])
     late = books.add("other", 1, 8, 8)
     while not books.order["other"]:
         books.step()
-    assert len(books.order["flood"]) - seated <= num_seats
+    assert len(books.order["flood"]) - admitted <= num_slots
     h.run()
     assert h.outcomes[late].finished is not None
 

@@ -1,5 +1,7 @@
-"""Steps that fail, rows whose numbers break, caches that are reset and clients that leave, all at once: nobody else's
-output changes, and nothing of it is left in the cache."""
+"""Failed steps, NaN rows, cache resets and departing clients, all at once.
+
+No other output changes, and nothing of the failures remains in the cache.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ async def admit(request: pb.GenerateRequest) -> Admitted:
 
 
 async def join(call: MultiplexCall, request_id: str, stream: Any) -> None:
-    """The request is admitted."""
+    """Have the request admitted."""
 
     async def admitted(request: pb.GenerateRequest) -> Admitted:
         return Admitted(stream)

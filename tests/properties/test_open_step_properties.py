@@ -1,5 +1,7 @@
-"""Drafts, masks, scores, events, faults and departures mixed at random: every output is a beginning of the one that its
-request has alone, and the whole of it unless something ended it."""
+"""Drafts, masks, log-probabilities, events, faults and departures mixed at random.
+
+Every output is a prefix of the one that its request has alone, and all of it unless something ended it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class Ask:
     priority: int
     stop: frozenset[int]
     table: Table | None
-    scores: LogprobParams
+    logprobs: LogprobParams
     #: Steps taken before the next one comes.
     pause: int
     #: Which of those that came leaves then.
@@ -71,7 +73,7 @@ class Ask:
     remade_after: int = 0
 
     def whole(self, number: int, index: int = 0) -> list[int]:
-        """An output when the request is alone."""
+        """Return an output as it is when the request is alone."""
         return complete(self.prompt, self.max_tokens, number, index, self.stop, self.table)
 
     def continued_ids(self, number: int) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ asks = st.builds(
     priority=st.integers(0, 2),
     stop=st.sampled_from([frozenset(), frozenset({END}), frozenset({END, *range(20)})]),
     table=st.none() | tables,
-    scores=st.just(NO_LOGPROBS)
+    logprobs=st.just(NO_LOGPROBS)
     | st.builds(
         LogprobParams,
         st.integers(-1, 2),
@@ -163,7 +165,7 @@ class Story:
             seed=number,
             stop=tuple(ask.stop),
             table=ask.table,
-            scores=ask.scores,
+            logprobs=ask.logprobs,
             continued_ids=ask.continued_ids(number),
             **more,
         )
@@ -188,13 +190,15 @@ class Story:
             for index in range(ask.num_outputs):
                 cut = len(ask.continued_ids(number))
                 self._check_one(ask, handle + index, ask.whole(number, index), cut, may_fail)
-                whole = scored.of_prompt(ask.prompt, ask.scores) if ask.scores.prompt_records and not index else b""
-                assert whole.startswith(self.h.outcomes[handle + index].prompt_scores)
+                whole = (
+                    scored.of_prompt(ask.prompt, ask.logprobs) if ask.logprobs.num_prompt_records and not index else b""
+                )
+                assert whole.startswith(self.h.outcomes[handle + index].prompt_logprobs)
 
     def _check_one(self, ask: Ask, handle: int, whole: list[int], cut: int, may_fail: bool) -> None:
         outcome, expected = self.h.outcomes[handle], whole[cut:]
         assert outcome.ids == expected[: len(outcome.ids)]
-        assert outcome.scores == scored.of_output([*ask.prompt, *whole[:cut]], outcome.ids, ask.scores)
+        assert outcome.logprobs == scored.of_output([*ask.prompt, *whole[:cut]], outcome.ids, ask.logprobs)
         if outcome.finished is not None:
             assert outcome.ids == expected and outcome.finished.num_generated == len(expected)
         elif outcome.failed is None:

@@ -25,7 +25,7 @@ def pair() -> tuple[Tokenizer, Reference]:
 
 
 def settled(ids: list[int], skip: bool) -> str:
-    """What is certain of the text of `ids`, whatever follows: a character that may still be finished is not."""
+    """Return the text of `ids` that is certain whatever follows, without a character that may be incomplete."""
     text = pair()[1].decode(ids, skip_special_tokens=skip)
     if not text.endswith(REPLACEMENT):
         return text

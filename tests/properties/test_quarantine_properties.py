@@ -1,5 +1,7 @@
-"""Engines that die of some requests, one after the other, and callers who send again what was lost: every poison costs
-two deaths at most and is refused then, everybody else gets what is theirs."""
+"""Engines that some requests crash, one after the other, and callers that retry what was lost.
+
+Each such request causes at most two crashes and is then refused. All others get their outputs.
+"""
 
 from __future__ import annotations
 

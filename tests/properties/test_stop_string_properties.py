@@ -15,8 +15,10 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
 def oracle(pieces: list[str], stops: list[str], min_tokens: int, include: bool) -> tuple[str, str | None, int]:
-    """(text, stop string, tokens): the match that ends first, of those the longest, in the first token that may end the
-    output."""
+    """Return (text, stop string, tokens) of the first match that ends, the longest of those.
+
+    It ends in the first token that may end the output.
+    """
     text = ""
     for n, piece in enumerate(pieces, start=1):
         for end in range(len(text) + 1, len(text) + len(piece) + 1):

@@ -1,5 +1,4 @@
-"""Slots are few and change their tenants: whoever was there before, and whoever sits beside, an output is that of the
-request alone."""
+"""Reused slots: whichever requests were there before or run beside it, an output is that of the request alone."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from photon_grpc.core.request import SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 #: Rows of slots 1, 2, …: every sampling level, with and without log-probabilities.
 ROWS: tuple[tuple[SamplingParams, LogprobParams], ...] = (
-    (GREEDY, LogprobParams(logprobs=5)),
+    (GREEDY, LogprobParams(num_logprobs=5)),
     (SamplingParams(0.9, seed=3), NO_LOGPROBS),
-    (SamplingParams(1.2, top_k=50, top_p=0.9, seed=4), LogprobParams(logprobs=20, token_ids=(7, 319, 0))),
-    (SamplingParams(1.3, seed=5), LogprobParams(logprobs=0)),
+    (SamplingParams(1.2, top_k=50, top_p=0.9, seed=4), LogprobParams(num_logprobs=20, token_ids=(7, 319, 0))),
+    (SamplingParams(1.3, seed=5), LogprobParams(num_logprobs=0)),
     (GREEDY, LogprobParams(token_ids=(11, 12))),
     (GREEDY, NO_LOGPROBS),
 )
@@ -26,7 +26,7 @@ def admission(
     slot: int, ids: Sequence[int], sampling: SamplingParams, scores: LogprobParams, **more: object
 ) -> Admission:
     blocks = tuple(range(10 * slot, 10 * slot + 10))
-    return Admission(slot, tuple(ids), len(ids), 0, (blocks,), sampling, scores=scores, **more)  # type: ignore[arg-type]
+    return Admission(slot, tuple(ids), len(ids), 0, (blocks,), sampling, logprobs=scores, **more)  # type: ignore[arg-type]
 
 
 def prompt_of(slot: int) -> list[int]:

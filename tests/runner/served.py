@@ -21,8 +21,8 @@ class Output:
     ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
     failed: Failed | None = None
-    scores: bytes = b""
-    prompt_scores: bytes = b""
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class Served:
@@ -46,7 +46,7 @@ class Served:
         self.post = FakeBridge()
         self.engine = self.assembled.engine(EnginePorts(self.post, self.post, NoHeartbeat()))
         # Nothing here sleeps, so the Load is told after every step that changed it.
-        self.engine._bulletin._interval_s = 0.0
+        self.engine._broadcaster._interval_s = 0.0
         self.outputs: dict[int, Output] = {}
         self._handles = 0
         self._read = 0
@@ -102,10 +102,10 @@ class Served:
     def _read_frame(self, frame: StepFrame) -> None:
         for handle, token in zip(frame.handles, frame.ids, strict=True):
             self.outputs[handle].ids.append(token)
-        for handle, records in frame.scores.items():
-            self.outputs[handle].scores += records
-        for handle, records in frame.prompt_scores.items():
-            self.outputs[handle].prompt_scores += records
+        for handle, records in frame.logprobs.items():
+            self.outputs[handle].logprobs += records
+        for handle, records in frame.prompt_logprobs.items():
+            self.outputs[handle].prompt_logprobs += records
         for finished in frame.finished:
             self.outputs[finished.handle].finished = finished
         for failed in frame.failed:

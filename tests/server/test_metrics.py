@@ -55,7 +55,7 @@ REFUSED = RequestRecord(Origin(100.0), "QUEUE_FULL", 1_700_000_000.0, 0.001)
 def samples(counts: Counts, accept: str = "") -> dict[tuple[str, ...], float]:
     """(name, label values by label name ...) -> value, of all that is not zero."""
     sums = Sums()
-    sums.told(0, counts.changed())
+    sums.update(0, counts.changed())
     page, _ = Snapshot(Load(), sums, True).page(accept)
     parse = parse_openmetrics if "openmetrics" in accept else parse_text
     return {
@@ -266,7 +266,7 @@ def test_tokens_are_counted_by_key() -> None:
     for record in (RECORD, RECORD, REFUSED):
         observer.ended(record)
     sums = Sums()
-    sums.told(0, counts.changed())
+    sums.update(0, counts.changed())
     page, _ = Snapshot(Load(), sums, True).page("")
     shown = re.findall(r'^photon_(\w+)_tokens_by_key_total{key="(\w+)"} (\S+)$', page.decode(), re.MULTILINE)
     assert sorted(shown) == [

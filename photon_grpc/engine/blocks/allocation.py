@@ -1,4 +1,4 @@
-"""Allocation of a sequence's blocks: as it grows, or all at once as one run (`contiguous.py`)."""
+"""Allocation of a sequence's blocks, as it grows or at once as one run (`contiguous.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from photon_grpc.core.sequence import Sequence
 
 
 class FreeBlocks:
-    """The free ids: a stack for single blocks."""
+    """The free block ids, as a stack."""
 
     def __init__(self, num_blocks: int) -> None:
         self._stack = list(range(num_blocks, 0, -1))
@@ -20,16 +20,16 @@ class FreeBlocks:
         self._stack.append(block)
 
     def take(self, count: int) -> list[int]:
-        """Raise IndexError when there are fewer."""
+        """Remove and return `count` ids. Raise IndexError if there are fewer."""
         if count > len(self._stack):
             raise IndexError(count)
         return [self._stack.pop() for _ in range(count)]
 
 
 class AllocationPolicy(Protocol):
-    """The amount reserved at admission, and its store."""
+    """How much is reserved at admission, and the store of free blocks for it."""
 
-    #: Whether tables may hold blocks of others: no where they must be one run.
+    #: Whether tables may share blocks; impossible if each must be one run.
     may_share: bool
 
     def store(self, num_blocks: int) -> FreeBlocks: ...
@@ -37,11 +37,11 @@ class AllocationPolicy(Protocol):
     def tokens_at_admission(self, seq: Sequence) -> int: ...
 
     def headroom(self, num_running: int) -> int:
-        """Blocks to leave free at an admission, so that the running ones do not preempt the newcomer at once."""
+        """Return the blocks to leave free at an admission, so that running sequences do not preempt the new one."""
 
 
 class GrowOnDemand:
-    """Blocks for the ids known at admission; more as tokens are generated."""
+    """Allocates blocks for the ids known at admission, and more as tokens are generated."""
 
     may_share = True
 

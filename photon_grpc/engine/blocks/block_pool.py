@@ -1,9 +1,8 @@
-"""Owner of every block id. Books: free + cached + owned + limbo = total.
+"""The owner of every block id, with the invariant free + cached + owned + limbo = total.
 
-A block is *owned* while a table references it, *cached* while only the prefix index knows it (and then as good as free:
-it is evicted when needed, and counted once), in *limbo* while it may not be given away because work in flight still
-touches it, else *free*. Block 0 is reserved for padding and stands outside the books; in a table it stands for what a
-window has left behind.
+A block is *owned* while a table references it. It is *cached* while only the prefix index knows it, and is evicted when
+it is needed. It is in *limbo* while it must not be reused because work in flight still touches it. Otherwise it is
+*free*. Block 0 is reserved for padding and not counted; in a table it stands for blocks that a window has passed.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from photon_grpc.engine.blocks.prefix_index import PrefixIndex
 
 
 class BlockPool:
-    """Allocates, shares, frees behind a fence, evicts.
+    """Allocates, shares, frees and evicts blocks.
 
     Args:
-        plan: the groups that a table holds a list of blocks for, and the arithmetic of blocks.
-        num_blocks: blocks that requests may use: ids 1 ... num_blocks, of whichever group.
-        index: what is known about the content of blocks.
-        allocation: how much a sequence gets at admission.
+        plan: the groups, for each of which a table has a list of blocks, and the arithmetic of blocks.
+        num_blocks: blocks that requests may use, with ids 1 ... num_blocks, in all groups.
+        index: knows the content of blocks.
+        allocation: decides how much a sequence gets at admission.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, index: PrefixIndex, allocation: AllocationPolicy) -> None:
@@ -35,18 +34,18 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = plan.block_size
         self.allocation = allocation
-        #: Of all work in flight that touches blocks.
+        #: Tickets of all work in flight that touches blocks.
         self.fences = Fences()
         self._index = index
         self._windows = [group.window for group in plan.groups]
         self._free = allocation.store(num_blocks)
         self._references = [0] * (num_blocks + 1)
         self._limbo = Limbo(self.fences)
-        #: Block that is referenced -> newest fence of those that have let go of it.
+        #: Referenced block -> newest fence of the sequences that have released it.
         self._fence_of_owned: dict[int, int] = {}
         self._num_owned = 0
 
-    # -- books ---------------------------------------------------------------------------------------------------------
+    # -- accounting ----------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
@@ -66,11 +65,11 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated: free ones and those that can be evicted."""
+        """Blocks that can be allocated: free ones and evictable ones."""
         return len(self._free) + self._index.num_resting
 
     def check(self) -> None:
-        """Raise RuntimeError when the books do not balance."""
+        """Raise RuntimeError if the counts of blocks do not add up."""
         owned = sum(1 for count in self._references[1:] if count)
         total = self.num_free + self.num_cached + owned + self.num_limbo
         if owned != self._num_owned or total != self.num_blocks or self._references[0]:
@@ -81,28 +80,27 @@ class BlockPool:
             )
 
     def num_known(self, seq: Sequence, root: Hashable) -> int:
-        """Tokens of `seq` that `admit` would find computed."""
+        """Return the tokens of `seq` that `admit` would find in the prefix cache."""
         return len(self._match(seq, root, sys.maxsize)) * self.block_size
 
     # -- allocation ----------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, root: Hashable, num_running: int, max_cached: int = sys.maxsize) -> bool:
-        """Give a sequence without blocks what it needs to start: the longest known beginning of at most `max_cached`
-        tokens, shared, and fresh blocks for the rest.
+        """Give a sequence its first blocks: shared ones for the longest known prefix, and new ones for the rest.
 
-        Sets `seq.num_computed` to the tokens that need not be computed, at most all but one. False, and nothing taken,
-        when there is no room.
+        The prefix has at most `max_cached` tokens and leaves at least one to compute; `seq.num_computed` is set to it.
+        Return False, and take nothing, if there is no room.
         """
         path = self._match(seq, root, max_cached)
         num_tokens = len(path) * self.block_size
         hit = [
             self._seen([node.blocks[group] for node in path], group, num_tokens) for group in range(len(self._windows))
         ]
-        # A block that a hit wakes from rest cannot be evicted: a resting block is never promised twice.
+        # A cached block that the hit will reference cannot also be evicted for this sequence.
         waking = sum(
             1 for group in hit for block in group if block and not self._references[block] and block not in self._limbo
         )
-        if not self._seat(seq, root, hit, waking, num_running):
+        if not self._allocate_table(seq, root, hit, waking, num_running):
             return False
         if path:
             self._continue_chain(seq.table, path[-1])
@@ -110,12 +108,11 @@ class BlockPool:
         return True
 
     def fork(self, seq: Sequence, leader: Sequence, num_running: int) -> tuple[tuple[int, int], ...] | None:
-        """Give `seq` the leader's prompt but for its last token: whole blocks shared, the partial one of each group to
-        be copied.
+        """Give `seq` the leader's prompt without its last token: whole blocks shared, the partial ones copied.
 
-        Return the copies (source, destination), or None when there is no room. A shared block is never written: writes
-        begin behind the last whole shared block, in a block of the sequence's own. Where the leader's window has left
-        the prompt behind, as `admit`.
+        Return the copies (source, destination), or None if there is no room. A shared block is never written: writes
+        begin after the last whole shared block, in a block of `seq`. If the leader's window has passed parts of the
+        prompt, do the same as `admit`.
         """
         num_tokens = seq.num_prompt - 1
         whole, needed = self.plan.whole(num_tokens), self.plan.columns(num_tokens)
@@ -125,7 +122,7 @@ class BlockPool:
             for blocks, window in zip(sources, self._windows, strict=True)
         ):
             return () if self.admit(seq, leader.table.root, num_running) else None
-        if not self._seat(seq, leader.table.root, [blocks[:whole] for blocks in sources], 0, num_running):
+        if not self._allocate_table(seq, leader.table.root, [blocks[:whole] for blocks in sources], 0, num_running):
             return None
         node = leader.table.tail
         while node is not None and (node.depth > whole or not node.is_known):
@@ -140,7 +137,7 @@ class BlockPool:
         )
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
-        """Extend the table to hold `num_tokens`, more than it does. None, and nothing taken, when there is no room."""
+        """Extend the table to hold `num_tokens`. Return None, and take nothing, if there is no room."""
         table, columns = seq.table, self.plan.columns(num_tokens)
         if self._num_missing(table, columns) > self.num_available:
             return None
@@ -154,8 +151,10 @@ class BlockPool:
         return grown
 
     def waiting_covers(self, num_tokens: int, seq: Sequence) -> bool:
-        """Return whether waiting for work in flight will free enough to hold `num_tokens` of `seq`, with what its own
-        windows leave behind when its flights settle."""
+        """Return whether work in flight will free enough blocks to hold `num_tokens` of `seq`.
+
+        This includes the blocks that its own windows will have passed when its flights settle.
+        """
         sliding = sum(
             sum(map(bool, group[: self.plan.behind(window, seq.num_launched)]))
             for window, group in zip(self._windows, seq.table.groups, strict=True)
@@ -164,15 +163,20 @@ class BlockPool:
         return missing <= self.num_available + self.num_limbo + sliding
 
     def _num_missing(self, table: BlockTable, columns: int) -> int:
-        """Blocks that the table lacks to have so many columns in every group."""
+        """Return the blocks that the table lacks to have this many columns in every group."""
         return sum(max(0, columns - len(group)) for group in table.groups)
 
     def release(self, table: BlockTable, fence: int, *, of_session: bool = False) -> None:
-        """Take all blocks back; those without another reference wait for `fence`, the newest ticket that touches them
-        (0: none does). What is known of a session's blocks is evicted last."""
+        """Take all blocks back.
+
+        Args:
+            table: loses its blocks.
+            fence: the newest ticket that touches them, for which blocks without another reference wait; 0 for none.
+            of_session: evict the known blocks later.
+        """
         if of_session:
             self._index.keep(chain.from_iterable(table.groups))
-        # From the end, so that what rests longest is a leaf of the index.
+        # From the end, so that the least recently used block is a leaf of the index.
         for column in reversed(range(max(map(len, table.groups), default=0))):
             for group in table.groups:
                 if column < len(group) and group[column]:
@@ -182,21 +186,19 @@ class BlockPool:
         table.publish_at = table.slide_at = table.settle_at = NEVER
 
     def open_limbo(self) -> None:
-        """Give back what was in limbo behind fences that are passed."""
+        """Free the blocks in limbo whose fence is passed."""
         for block in self._limbo.opened():
             self._give_back(block)
 
-    # -- what has settled ----------------------------------------------------------------------------------------------
+    # -- settled tokens ------------------------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence, fence: int) -> None:
-        """Publish and let go of what `seq.num_computed` settled tokens allow; to be called from
-        `seq.table.settle_at` on."""
+        """Publish and release blocks for `seq.num_computed` settled tokens; needed from `seq.table.settle_at` on."""
         self.publish(seq, seq.num_computed)
         self.slide(seq, seq.num_computed, fence)
 
     def slide(self, seq: Sequence, num_settled: int, fence: int) -> None:
-        """Take back the blocks that no token from position `num_settled` on attends; they wait for `fence` as in
-        `release`."""
+        """Take back the blocks that tokens from position `num_settled` on do not attend to; `fence` as in `release`."""
         table = seq.table
         if num_settled < table.slide_at:
             return
@@ -211,12 +213,14 @@ class BlockPool:
     # -- prefixes ------------------------------------------------------------------------------------------------------
 
     def publish(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Make the whole blocks within the first `num_tokens` known; their content is computed by now or by a step in
-        flight. Return those that became known."""
+        """Make the whole blocks of the first `num_tokens` known; return those that became known.
+
+        Their content is computed already, or by a step in flight.
+        """
         table, size = seq.table, self.block_size
         published: list[int] = []
         if table.tail is not None and not table.tail.is_known:
-            # It was forgotten meanwhile; what hangs from it could never be reached.
+            # The parent was forgotten meanwhile, so its children could not be found.
             table.publish_at = NEVER
         while table.publish_at <= num_tokens:
             end = table.publish_at
@@ -224,8 +228,8 @@ class BlockPool:
             blocks = [group[column] for group in table.groups]
             node = self._index.publish(table.root, table.tail, seq.ids[end - size : end], blocks)
             if node is None:
-                # Others are that already; hanging ours below blocks that we do not hold, they could be forgotten with
-                # them.
+                # Other blocks are known as these ids. Below them ours could be forgotten at any time, as this sequence
+                # does not hold them.
                 table.publish_at = NEVER
             else:
                 table.tail = node
@@ -235,18 +239,17 @@ class BlockPool:
         return published
 
     def forget(self, blocks: set[int]) -> set[int]:
-        """Forget these blocks and all that hang from them: the step that was to fill them failed. Return what was
-        forgotten."""
+        """Forget these blocks, which a failed step was to fill, and their subtrees; return all forgotten blocks."""
         gone = self._index.forget(blocks)
         self._reclaim(gone)
         return gone
 
     def forget_prefix(self, seq: Sequence) -> None:
-        """Forget every block that the beginning of `seq` could be found in, and all that hang from them."""
+        """Forget all known prefixes that share their first block with `seq`."""
         self._reclaim(self._index.forget_beginning(seq.table.root, seq.ids))
 
     def reset_prefixes(self) -> int:
-        """Forget everything known; return how many blocks became free. Those in use are only forgotten."""
+        """Forget all prefixes; return how many blocks became free. Blocks in use stay in use."""
         before = len(self._free)
         while self._index.num_resting:
             self._reclaim(self._index.evict())
@@ -262,13 +265,14 @@ class BlockPool:
         return self._index.match(root, seq.ids, min(len(seq.ids) - 1, max_cached))
 
     def _seen(self, blocks: list[int], group: int, num_tokens: int) -> list[int]:
-        """Return the blocks of one group that a sequence behind `num_tokens` holds: 0 for those behind its window."""
+        """Return the blocks of one group that a sequence needs after `num_tokens`, 0 for those before the window."""
         behind = self.plan.behind(self._windows[group], num_tokens)
         return [0] * behind + blocks[behind:] if behind else blocks
 
-    def _seat(self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int) -> bool:
-        """Return a table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no
-        room."""
+    def _allocate_table(
+        self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int
+    ) -> bool:
+        """Give `seq` a table of `shared` blocks followed by new ones. Return False, and take nothing, without room."""
         num_tokens, num_shared = self.allocation.tokens_at_admission(seq), len(shared[0])
         own = [
             self.plan.at_admission(window, num_shared * self.block_size, num_tokens) - num_shared
@@ -284,8 +288,8 @@ class BlockPool:
         try:
             groups = [[*group, *self._take(count)] for group, count in zip(shared, own, strict=True)]
         except IndexError:
-            # No run is long enough. Runs share nothing and are for a plan of one group (one with windows is refused at
-            # startup): nothing was taken.
+            # No run is long enough. Runs share nothing and need a plan of one group (windows are refused at startup),
+            # so nothing was taken.
             return False
         seq.table = self._fresh_table(seq, root, groups)
         return True

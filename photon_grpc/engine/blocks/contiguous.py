@@ -1,4 +1,4 @@
-"""Contiguous KV: a whole context reserved at admission as one run of ordinary blocks."""
+"""Contiguous KV: the whole context is reserved at admission as one run of ordinary blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from photon_grpc.engine.blocks.allocation import FreeBlocks
 
 
 class FreeRuns(FreeBlocks):
-    """The free ids, as a map that is searched for the first run long enough."""
+    """The free block ids, as a map that is searched for the first run that is long enough."""
 
     def __init__(self, num_blocks: int) -> None:
-        # One byte a block, index = id: bytearray.find is a run search at memory speed.
+        # One byte per block, indexed by id, so that bytearray.find searches for runs at memory speed.
         self._free = bytearray(b"\x00" + b"\x01" * num_blocks)
         self._count = num_blocks
 
@@ -22,7 +22,7 @@ class FreeRuns(FreeBlocks):
         self._count += 1
 
     def take(self, count: int) -> list[int]:
-        """`count` consecutive ids. Raise IndexError when no run is long enough."""
+        """Remove and return `count` consecutive ids. Raise IndexError if no run is long enough."""
         start = self._free.find(b"\x01" * count)
         if start < 0:
             raise IndexError(count)
@@ -32,7 +32,7 @@ class FreeRuns(FreeBlocks):
 
 
 class ReserveContext:
-    """One run for everything the sequence may ever hold. Nothing is shared: a shared block would break the run."""
+    """Reserves one run for all tokens of a sequence. Nothing is shared, since a shared block would break the run."""
 
     may_share = False
 
@@ -40,7 +40,7 @@ class ReserveContext:
         return FreeRuns(num_blocks)
 
     def tokens_at_admission(self, seq: Sequence) -> int:
-        # The last token drawn is never written.
+        # The keys and values of the last sampled token are never written.
         return seq.max_len - 1
 
     def headroom(self, num_running: int) -> int:

@@ -1,21 +1,23 @@
-"""The order in which blocks at rest are evicted: the one that rested longest first, those of sessions later, as long
-as they are no more than half of what is known."""
+"""The order in which unused cached blocks are evicted: least recently used first, those of sessions later.
+
+Sessions are preferred as long as their blocks are at most half of the known ones.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-#: A block of a session goes before one of none that came to rest so many times the number of known blocks later: a
-#: session that never comes back keeps nothing for ever.
+#: A session's block is evicted before a plain one that became unused this many times the number of known blocks later,
+#: so that a session that never comes back loses its blocks in the end.
 _SESSION_ROUNDS = 8
 
 
 class EvictionOrder:
-    """Least recently used first. Blocks that a session has used rest as if they had come later."""
+    """Least recently used blocks first, but blocks that a session has used count as used later."""
 
     def __init__(self) -> None:
-        #: Block -> its turn; each in the order of turns.
+        #: Block -> the turn in which it became unused, in order of turns.
         self._plain: OrderedDict[int, int] = OrderedDict()
         self._of_sessions: OrderedDict[int, int] = OrderedDict()
         self._kept: set[int] = set()
@@ -25,11 +27,11 @@ class EvictionOrder:
         return len(self._plain) + len(self._of_sessions)
 
     def keep(self, blocks: Iterable[int]) -> None:
-        """A session uses these blocks; until `forget`."""
+        """Prefer these blocks, which a session uses, until `forget`."""
         self._kept.update(blocks)
 
     def forget(self, block: int) -> None:
-        """Its content is not known any more; it does not rest either."""
+        """Remove a block whose content is no longer known."""
         self.remove(block)
         self._kept.discard(block)
 
@@ -42,14 +44,14 @@ class EvictionOrder:
         self._of_sessions.pop(block, None)
 
     def first(self, num_known: int) -> int:
-        """Return the block to go next, of `num_known` whose content is known. Raise KeyError when none rests."""
+        """Return the block to evict next, of `num_known` known blocks. Raise KeyError if none is unused."""
         if not len(self):
-            raise KeyError("no block rests")
+            raise KeyError("no block is unused")
         turns = self._of_sessions if self._goes_to_session(num_known) else self._plain
         return next(iter(turns))
 
     def _goes_to_session(self, num_known: int) -> bool:
-        """Return whether the turn is at a block of a session."""
+        """Return whether the next block to evict is one of a session."""
         if not (self._plain and self._of_sessions):
             return not self._plain
         if 2 * len(self._of_sessions) > num_known:

@@ -1,13 +1,13 @@
-"""Items that may not be given away yet, because work in flight still touches them."""
+"""Delays the reuse of items that work in flight still touches."""
 
 from __future__ import annotations
 
 
 class Fences:
-    """Tickets of work in flight: steps, copies and transfers alike. They close in any order.
+    """Tickets of work in flight: steps, copies and transfers. They close in any order.
 
-    A fence is the newest ticket that touches something; it is passed when every ticket up to it has closed. Ticket 0
-    was never open.
+    A fence is the newest ticket that touches an item. It is passed when every ticket up to it has closed. Ticket 0 was
+    never open.
     """
 
     def __init__(self) -> None:
@@ -16,18 +16,18 @@ class Fences:
         self._open: dict[int, None] = {}
 
     def open(self) -> int:
-        """Return the ticket of work that begins; larger than all before it."""
+        """Return a ticket for new work, larger than all before it."""
         self._newest += 1
         self._open[self._newest] = None
         return self._newest
 
     def close(self, ticket: int) -> None:
-        """That work has ended. Raise KeyError where the ticket is not open."""
+        """Close the ticket of work that has ended. Raise KeyError if it is not open."""
         del self._open[ticket]
 
     @property
     def passed(self) -> int:
-        """The newest ticket with none open up to it."""
+        """The newest ticket up to which none is open."""
         return next(iter(self._open), self._newest + 1) - 1
 
 
@@ -50,19 +50,18 @@ class Limbo:
         self._waiting.setdefault(fence, []).append(item)
 
     def take(self, item: int) -> int:
-        """Take one item out before its fence is passed, for work that comes behind; return the fence, 0 when it is not
-        here."""
+        """Take an item out before its fence is passed, for later work; return the fence, or 0 if it is not here."""
         return self._fence_of.pop(item, 0)
 
     def opened(self) -> list[int]:
-        """Take out all whose fence is passed."""
+        """Remove and return the items whose fence is passed."""
         if not self._waiting:
             return []
         passed = self._fences.passed
         opened = []
         for fence in [fence for fence in self._waiting if fence <= passed]:
             for item in self._waiting.pop(fence):
-                # One that was taken, and perhaps put back, stands here all the same.
+                # An item that was taken, and possibly put back, is still in this list.
                 if self._fence_of.get(item) == fence:
                     del self._fence_of[item]
                     opened.append(item)

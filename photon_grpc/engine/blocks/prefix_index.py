@@ -1,12 +1,12 @@
-"""The blocks that hold known beginnings of sequences.
+"""The blocks that hold known prefixes of sequences.
 
-A beginning is a chain of nodes in a tree, each a whole block of ids after its parent's, the root being (adapter, owner,
-salt). The ids themselves are the key, so a hit is verified by construction and no hash can collide. A node says which
-block of each KVGroup holds its keys and values. In a group that attends everything a node always has one: without it
-nothing behind it can be used, and it is forgotten with all that hang from it. In a group with a window it may lack one:
-a hit needs only the blocks that the window reaches back to.
+A prefix is a path of nodes in a tree whose root stands for (adapter, owner, salt). Each node is a whole block of ids
+after those of its parent. The ids themselves are the key, so no hash can collide. A node knows which block of each
+KVGroup holds its keys and values. In a group without a window it always has one: without that block nothing after it
+can be used, so the node is forgotten with its subtree. In a group with a window it may lack one, since a hit needs only
+the blocks that the window reaches back to.
 
-A table is released from its end, so the least recently used block of a group that attends everything is a leaf.
+A table is released from its end, so the least recently used block of a group without a window is a leaf.
 """
 
 from __future__ import annotations
@@ -20,48 +20,55 @@ from photon_grpc.engine.blocks.eviction import EvictionOrder
 
 
 class PrefixIndex(Protocol):
-    """Answers BlockPool about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
+    """Knows the content of blocks for the BlockPool. `RadixIndex` remembers it, `NoPrefixIndex` does not."""
 
     def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
-        """Return the longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole
-        in groups that attend everything, as far back as the window reaches in the others."""
+        """Return the path of the longest known prefix of `ids`, at most `max_tokens`, that a sequence can continue.
+
+        It is complete in groups without a window, and as far back as the window reaches in the others.
+        """
 
     def publish(
         self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]
     ) -> PrefixNode | None:
-        """Make `blocks`, one of each group or 0, known as `ids` after `parent` (None: at the beginning), where no other
-        is that already. None where others are in all groups: then nothing may hang from these."""
+        """Make `blocks`, one of each group or 0, known as `ids` after `parent`, or at the start if that is None.
+
+        Where another block is known as that already, it stays. Return None if that is so in all groups: then nothing
+        may be published after these blocks.
+        """
 
     def knows(self, block: int) -> bool: ...
 
     def rest(self, block: int) -> None:
-        """`block` has lost its last reference: it may be evicted, the longest resting first."""
+        """Note that `block` has lost its last reference, so that it may be evicted."""
 
     def keep(self, blocks: Iterable[int]) -> None:
-        """A session has used `blocks`: they are evicted after those of none."""
+        """Note that a session has used `blocks`, so that they are evicted later."""
 
     def wake(self, block: int) -> None:
-        """`block` is referenced again."""
+        """Note that `block` is referenced again."""
 
     def evict(self) -> set[int]:
-        """Forget the block that rested longest; return it with all that cannot be reached without it. Raise KeyError
-        when none rests."""
+        """Forget the least recently used block without references.
+
+        Return it and all blocks that cannot be reached without it. Raise KeyError if every block has references.
+        """
 
     def forget(self, blocks: Iterable[int]) -> set[int]:
-        """Forget the nodes of these blocks and all that hang from them; return all blocks that were forgotten."""
+        """Forget the nodes of these blocks and their subtrees; return all forgotten blocks."""
 
     def forget_beginning(self, root: Hashable, ids: Sequence[int]) -> set[int]:
-        """Forget the first node of `ids` and all that hang from it; return all blocks that were forgotten."""
+        """Forget the first node of `ids` and its subtree; return all forgotten blocks."""
 
     @property
     def num_resting(self) -> int: ...
 
     def __len__(self) -> int:
-        """Blocks known."""
+        """Return the number of known blocks."""
 
 
 class NoPrefixIndex:
-    """Remembers nothing."""
+    """A prefix index that remembers nothing."""
 
     num_resting = 0
 
@@ -86,7 +93,7 @@ class NoPrefixIndex:
         pass
 
     def evict(self) -> set[int]:
-        raise KeyError("nothing rests here")
+        raise KeyError("no block is known")
 
     def forget(self, blocks: Iterable[int]) -> set[int]:
         return set()
@@ -99,14 +106,14 @@ class NoPrefixIndex:
 
 
 class RadixIndex:
-    """A tree of whole blocks; unreferenced ones are evicted in one order, whatever their group."""
+    """A radix tree of whole blocks. Unreferenced blocks of all groups are evicted in one order."""
 
     def __init__(self, plan: KVPlan) -> None:
         self._plan = plan
         self._no_blocks = (0,) * len(plan.groups)
-        #: (group, window) of those that have one.
+        #: (group, window) of the groups with a window.
         self._windows = [(number, group.window) for number, group in enumerate(plan.groups) if group.window]
-        #: Root -> the node that its first blocks hang from; none stays here without children.
+        #: Root key -> its root node, which is removed with its last child.
         self._roots: dict[Hashable, PrefixNode] = {}
         #: Block -> its node and group.
         self._places: dict[int, tuple[PrefixNode, int]] = {}
@@ -130,9 +137,9 @@ class RadixIndex:
         return found[: self._num_usable(found)] if self._windows else found
 
     def _num_usable(self, path: list[PrefixNode]) -> int:
-        """Nodes behind which every window finds what it reaches back to."""
+        """Return the longest part of the path after which every window finds the blocks that it reaches back to."""
         usable = 0
-        #: Of each group with a window, nodes up to this one that have a block without a gap.
+        #: For each group with a window, the number of nodes up to this one that have a block, without a gap.
         held = [0] * len(self._windows)
         for num_nodes, node in enumerate(path, 1):
             held = [run + 1 if node.blocks[group] else 0 for run, (group, _) in zip(held, self._windows, strict=True)]
@@ -195,7 +202,7 @@ class RadixIndex:
         return self._forget_node(node) if node else set()
 
     def _forget_node(self, node: PrefixNode) -> set[int]:
-        """With all that hang from it."""
+        """Forget a node and its subtree; return all forgotten blocks."""
         gone: set[int] = set()
         doomed = [node]
         while doomed:
@@ -211,7 +218,7 @@ class RadixIndex:
         return gone
 
     def _prune(self, node: PrefixNode) -> None:
-        """Take the node out of the tree, and those above it, where nothing is left of it."""
+        """Remove the node, and its ancestors, from the tree if they have neither blocks nor children."""
         while not node.children and not any(node.blocks):
             node.is_known = False
             if node.parent is None:

@@ -1,1 +1,1 @@
-"""Grammars and matchers: the ids that a constrained output may continue with."""
+"""Grammars and matchers, which determine the ids that may follow in a constrained output."""

@@ -1,36 +1,36 @@
-"""Ids that end an output, for a matcher that takes others for ends."""
+"""Ids that end an output, for a matcher that treats other ids as ends."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-#: A byte of a bitmask, and bits of it.
+#: The index of a byte in a bitmask, and bits of that byte.
 _Place = tuple[int, int]
 
 
 class Ends:
-    """Ids that may be drawn where a grammar is satisfied, and nowhere else.
+    """Ids that may be sampled only where a grammar is satisfied.
 
     Args:
-        ids: end the output.
-        matcher_ids: the matcher takes them for ends: it allows them all where its grammar is satisfied and where it has
-            failed, and elsewhere what the grammar says.
+        ids: the ids that end the output.
+        matcher_ids: the ids that the matcher treats as ends. It allows all of them where its grammar is satisfied or
+            the matcher has failed, and otherwise what the grammar says.
     """
 
     def __init__(self, ids: tuple[int, ...], matcher_ids: tuple[int, ...]) -> None:
         self._ids = _places(ids)
         self._others = _places(tuple(set(matcher_ids) - set(ids)))
-        #: Where a mask of the matcher has none of these bits it has not failed, and nothing is to be corrected. Empty
-        #: where its masks do not tell.
+        #: If a mask of the matcher has none of these bits, the matcher has not failed and the mask needs no correction.
+        #: Empty if masks do not show that.
         self.signs = _places(ids + matcher_ids) if matcher_ids else ()
 
     def holds(self, token_id: int) -> bool:
-        """Return whether the id ends the output, or the matcher takes it for an end."""
+        """Return whether the id ends the output, or the matcher treats it as an end."""
         bits = 1 << (token_id & 7)
         return any(byte == token_id >> 3 and place & bits for byte, place in self._ids + self._others)
 
     def correct(self, mask: memoryview, is_satisfied: bool) -> None:
-        """Allow the ends or none of them, in a mask of the matcher."""
+        """Allow all ends or none in a mask of the matcher."""
         for byte, bits in self._others:
             mask[byte] &= ~bits
         for byte, bits in self._ids:
@@ -38,7 +38,7 @@ class Ends:
 
 
 def _places(ids: tuple[int, ...]) -> tuple[_Place, ...]:
-    """Where the bits of these ids lie."""
+    """Return the places of the bits of these ids."""
     places: defaultdict[int, int] = defaultdict(int)
     for token_id in ids:
         places[token_id >> 3] |= 1 << (token_id & 7)

@@ -1,8 +1,8 @@
-"""Constrained outputs: which ids may follow, told to the runner as bitmasks.
+"""Constrained outputs: the bitmasks of ids that may follow, for the runner.
 
-A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have
-settled; drafts are walked for that and rolled back, so that only `advance` moves a matcher for good. Ids that an output
-has already when its matcher is made are walked where that is made, never in the engine's loop.
+A matcher's state is that after the settled ids. The masks of a step are made once the older steps of a row have
+settled. Drafts are walked for that and rolled back, so that only `advance` moves a matcher permanently. Ids that an
+output already has when its matcher is made are walked where the matcher is made, never in the engine's loop.
 """
 
 from __future__ import annotations
@@ -22,73 +22,75 @@ _LOG = logging.getLogger(__name__)
 
 
 class Matcher(Protocol):
-    """The state of one output under its constraint. What a method raises ends that output, but for MatcherLost."""
+    """The state of one output under its constraint. Any exception but MatcherLost ends that output."""
 
     def fill(self, mask: memoryview) -> None:
-        """Overwrite the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence
-        where one may."""
+        """Overwrite the bitmask with the ids that may follow, ends included (layout: core.ports.Pending.sample)."""
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one id. False, and nothing moved, when it may not follow."""
+        """Move on by one id. Return False, without moving, if it may not follow."""
 
     def advance(self, token_id: int) -> bool:
-        """Return the same for good. False, and the matcher of no more use, when the id may not follow."""
+        """Move on by one id permanently. Return False, after which the matcher is unusable, if it may not follow."""
 
     def roll_back(self, num_tokens: int) -> None:
-        """Undoes so many `accept`s."""
+        """Undo this many calls of `accept`."""
 
     @property
     def is_complete(self) -> bool:
-        """True when nothing but the end may follow."""
+        """Whether only an end may follow."""
 
 
 class MaskFiller(Protocol):
-    """Fills masks of the same matchers in one step after the other."""
+    """Fills the masks of the same matchers in successive steps."""
 
     def fill(self, masks: memoryview) -> Mapping[int, BaseException]:
-        """Every matcher's `fill`, into the bitmask of its number among `masks`; what they raised, by those numbers."""
+        """Call `fill` of every matcher with its numbered bitmask; return the exceptions by number."""
 
 
 class MatcherLost(Exception):
-    """A matcher is of no more use, through no fault of its output: it is to be made again from the output's ids."""
+    """A matcher became unusable through no fault of its output, and must be made again from the output's ids."""
 
 
 class Preparation(Protocol):
-    """The matchers of one request, which may take another thread long to make."""
+    """The matchers of one request, which another thread may take long to make."""
 
     def awaits(self) -> Event | None:
-        """Return the event that must come before `matchers` may be called, None where it may be now. The other thread
-        wakes the engine with it (core.ports.Inbox.wake)."""
+        """Return the event that must happen before `matchers` is called; None if it may be called now.
+
+        The other thread wakes the engine with it (core.ports.Inbox.wake).
+        """
 
     def matchers(self, num: int) -> Iterable[Matcher]:
-        """Return `num` matchers, one for each output. What it raises ends the request."""
+        """Return `num` matchers, one for each output. An exception ends the request."""
 
     def cancel(self) -> None:
-        """Drop the work: its request has ended."""
+        """Drop the work for a request that has ended."""
 
 
 class Grammars(Protocol):
-    """Makes matchers. What a method raises refuses the request."""
+    """Makes matchers. An exception refuses the request."""
 
     def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Preparation | None:
-        """Return the matchers of a request; None where it has no constraint.
+        """Return the matchers of a request; None if it has no constraint.
 
         Args:
-            ids: that its only output has; () where outputs begin.
-            is_anew: the matcher that walked these ids was lost.
+            request: the request.
+            ids: the ids that its only output already has, or ().
+            is_anew: the matcher that had walked these ids was lost.
         """
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
-        """For as long as these matchers' outputs are alive.
+        """Return a filler for as long as the outputs of these matchers are alive.
 
         Args:
-            matchers: this object's own, at least one, by the numbers of their masks.
-            mask_bytes: of one mask.
+            matchers: at least one matcher made by this object, by the number of its mask.
+            mask_bytes: size of one mask.
         """
 
 
 class NoGrammars:
-    """No request may have a constraint."""
+    """Refuses every constraint."""
 
     def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> None:
         if request.constraint is not None:
@@ -99,11 +101,11 @@ class NoGrammars:
 
 
 class MaskMemory:
-    """Memory of steps' masks, used in turn.
+    """Memory for the masks of steps, used in turn.
 
     Args:
-        num_steps: whose masks may be in use at a time.
-        allocate: so many bytes.
+        num_steps: number of steps whose masks may be in use at a time.
+        allocate: allocates this many bytes.
     """
 
     def __init__(self, num_steps: int = 1, allocate: Callable[[int], memoryview] | None = None) -> None:
@@ -111,7 +113,7 @@ class MaskMemory:
         self._turn = deque(memoryview(b"") for _ in range(num_steps))
 
     def next(self, num_bytes: int) -> memoryview:
-        """Of this size, from `num_steps` calls ago where it is large enough: with what lay there then."""
+        """Return memory of this size with arbitrary content, reusing that of `num_steps` calls ago if it suffices."""
         memory = self._turn.popleft()
         if len(memory) < num_bytes:
             memory = self._allocate(max(num_bytes, 2 * len(memory)))
@@ -120,12 +122,12 @@ class MaskMemory:
 
 
 class MaskedRows:
-    """The masked rows of a step, and of those behind it that have the same.
+    """The masked rows of a step, and of later steps with the same rows.
 
     Args:
-        seqs: theirs, in order.
-        num_masks: of each.
-        matchers: of those that have one, by the number of their first mask.
+        seqs: their sequences, in order.
+        num_masks: masks per sequence.
+        matchers: the matchers of sequences that have one, by the number of their first mask.
     """
 
     def __init__(self, seqs: list[Sequence], num_masks: int, matchers: dict[int, Matcher]) -> None:
@@ -135,7 +137,7 @@ class MaskedRows:
         self._filler: MaskFiller | None = None
 
     def fill(self, grammars: Grammars, masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
-        """Fill the first mask of every matcher; what went wrong, by their numbers."""
+        """Fill the first mask of every matcher; return the exceptions by mask number."""
         try:
             if self._filler is None and self.matchers:
                 self._filler = grammars.filler(self.matchers, mask_bytes)
@@ -145,33 +147,35 @@ class MaskedRows:
 
 
 class ConstrainedOutputs:
-    """The matchers of the sequences that are alive.
+    """The matchers of live sequences.
 
     Args:
         grammars: makes matchers.
-        vocab_size: ids that a bitmask speaks of.
-        memory: for the masks of the steps that may be unread at a time.
+        vocab_size: number of ids in a bitmask.
+        memory: for the masks of all steps that may be unread at a time.
     """
 
     def __init__(self, grammars: Grammars, vocab_size: int, memory: MaskMemory | None = None) -> None:
         self._grammars = grammars
         self._mask_bytes = 4 * -(-vocab_size // 32)
         self._memory = memory or MaskMemory()
-        #: Constrained sequences only, from `begin` to `forget`.
+        #: The matchers of constrained sequences, from `begin` to `forget`.
         self.matchers: dict[Sequence, Matcher] = {}
-        #: Of requests whose matchers are being made, by their first sequence.
+        #: First sequence of a request -> its matchers that are being made.
         self._preparations: dict[Sequence, Preparation] = {}
-        #: Of the last step, until an output begins or ends. Holds nothing but what is alive.
+        #: The masked rows of the last step, until an output begins or ends. Holds only live sequences.
         self._masked: MaskedRows | None = None
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Give the sequences of one request their matchers, or returns the event after which it is to be called again.
-        Raises RequestError."""
+        """Give the sequences of one request their matchers, or return an event after which to call this again.
+
+        Raise RequestError.
+        """
         request, first = seqs[0].request, seqs[0]
         return self._prepared(seqs, lambda: self._grammars.prepare(request, first.request.continued_ids, False))
 
     def begin_anew(self, seq: Sequence) -> Event | None:
-        """Return the same for a sequence whose matcher was lost, behind the ids of its output."""
+        """Do the same for a sequence whose matcher was lost, with a matcher after the ids of its output."""
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
         ids = tuple(seq.ids[seq.num_prompt :])
@@ -189,14 +193,14 @@ class ConstrainedOutputs:
             self.matchers.update(zip(seqs, preparation.matchers(len(seqs)), strict=True))
             self._masked = None
         except BaseException as error:
-            raise _fit_for_caller(error) from error
+            raise _request_error(error) from error
         return None
 
     def forget(self, seq: Sequence) -> None:
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
         preparation = self._preparations.pop(seq, None)
-        # Other outputs of the request may wait for it.
+        # Other outputs of the request may still wait for it.
         if preparation is not None and seq.request.num_outputs == 1:
             preparation.cancel()
 
@@ -208,32 +212,36 @@ class ConstrainedOutputs:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether `forget` has nothing to do."""
+        """Whether `forget` has nothing to do."""
         return not (self.matchers or self._preparations)
 
     def advance(self, seq: Sequence, token_id: int) -> bool:
-        """Move a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises MatcherLost, and
-        RequestError when the matcher fails or says that the id may not follow."""
+        """Move a sequence's matcher on by a sampled id; return whether its output is complete.
+
+        Raise MatcherLost, and RequestError if the matcher fails or does not allow the id.
+        """
         matcher = self.matchers[seq]
         try:
             if not matcher.advance(token_id):
-                raise ValueError(f"id {token_id} was drawn though the constraint does not allow it")
+                raise ValueError(f"id {token_id} was sampled though the constraint does not allow it")
             return matcher.is_complete
         except MatcherLost:
             raise
         except BaseException as error:
-            raise _fit_for_caller(error) from error
+            raise _request_error(error) from error
 
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
     ) -> tuple[memoryview, dict[Sequence, RequestError | MatcherLost]]:
-        """Return the bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, in memory that
-        comes round again, and why matchers failed. All ones where a sequence has ended, where its matcher fails, and
-        behind a draft that ends the output or may not follow.
+        """Return the bitmasks of the batch's masked rows for `core.ports.Pending.sample`, and why matchers failed.
+
+        A mask is all ones if its sequence has ended, if its matcher fails, or after a draft that ends the output or may
+        not follow. The memory of the masks is reused.
 
         Args:
-            batch: its rows are `rows`.
-            drafts: as `core.ports.Pending.drafts` gives them.
+            batch: the batch.
+            rows: its sequences.
+            drafts: the result of `core.ports.Pending.drafts`.
         """
         k = batch.drafts
         stride = (k + 1) * self._mask_bytes
@@ -252,7 +260,7 @@ class ConstrainedOutputs:
                 if k:
                     self._walk(seq, drafts[at * k : at * k + batch.yields[batch.masked[at]] - 1], mine)
             except BaseException as error:
-                failures[seq] = error if isinstance(error, MatcherLost) else _fit_for_caller(error)
+                failures[seq] = error if isinstance(error, MatcherLost) else _request_error(error)
                 mine[:] = b"\xff" * stride
         return masks, failures
 
@@ -266,7 +274,7 @@ class ConstrainedOutputs:
         return kept
 
     def _walk(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
-        """Walk the drafts behind the first mask, one mask for each state on the way, and back."""
+        """Walk the drafts, fill a mask after each, and roll back."""
         matcher, size = self.matchers[seq], self._mask_bytes
         num_walked = 0
         for draft in drafts:
@@ -285,7 +293,7 @@ def _allocate(num_bytes: int) -> memoryview:
 
 
 def nothing_to_sample(request: Request) -> InvalidConstraint:
-    """Names the fields of the request that may have left no id."""
+    """Return an error that names the fields of the request that may have left no id."""
     fields = [
         name
         for name, is_set in (
@@ -295,21 +303,23 @@ def nothing_to_sample(request: Request) -> InvalidConstraint:
         )
         if is_set
     ]
-    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be drawn", field=next(iter(fields), ""))
+    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be sampled", field=next(iter(fields), ""))
 
 
 def _field(request: Request) -> str:
     return "structured_output" if request.constraint is None else request.constraint.field
 
 
-def _fit_for_caller(error: BaseException) -> RequestError:
-    """Raise what is meant for the process. All else ends one request: a panic in a matcher written in Rust comes as a
-    BaseException that is no Exception."""
+def _request_error(error: BaseException) -> RequestError:
+    """Return the error that ends the request; raise exceptions that end the process.
+
+    A panic in a matcher written in Rust is a BaseException that is not an Exception.
+    """
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         raise error
     if not isinstance(error, RequestError):
         _LOG.error("a constraint failed", exc_info=error)
-    # Its frames hold the step's matchers, and through them their lexers, until the collector comes.
+    # The frames would hold the matchers of the step, and so their lexers, until garbage is collected.
     error.__traceback__ = None
     if isinstance(error, RequestError):
         return error

@@ -1,8 +1,8 @@
-"""Grammars of llguidance: prepared beside the loop and kept for those who ask for the same; masks of many rows at once.
+"""Grammars of llguidance, prepared beside the loop and cached, and masks of many rows filled in parallel.
 
-Matchers of one compilation share its lexer under a lock, and in parallel would only wait for each other: a grammar that
-many rows obey is compiled again as more requests ask for it, until each thread that fills masks has a lexer of it,
-eight at most.
+Matchers of one compilation share its lexer under a lock, so in parallel they would only wait for each other. A grammar
+of many rows is therefore compiled again as more requests use it, until each thread that fills masks has a lexer of it,
+up to eight.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from photon_grpc.engine.constraints.worker import Worker
 
 _LOG = logging.getLogger(__name__)
 
-#: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
+#: Most lexers of one grammar. Sixteen do not fill 64 masks sooner, and each learns separately.
 _MAX_LEXERS = 8
-#: Tokens that a mask takes as a whole where all of them may follow: white space, and text within a JSON string of up to
-#: so many characters. The library walks the others one by one; its own steps, 10 and 30, leave it more to walk near the
-#: end of a string that has one.
+#: Sets of tokens that the library adds to a mask at once if all of them may follow: white space, and text within a JSON
+#: string of up to this many characters. It walks other tokens one by one. Its default steps, 10 and 30, leave more to
+#: walk near the end of a string with a maximum length.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 16, 30)), f"{_TEXT}+"]
 
@@ -44,10 +44,10 @@ class GuidanceGrammars:
     """Grammars of the engine's requests.
 
     Args:
-        tokenizer: its vocabulary is the model's.
-        wake: says that a job is done, from any thread (core.ports.Inbox.wake).
-        num_threads: that fill masks.
-        max_bytes: of lexers, by what they may take; None: 1 GiB.
+        tokenizer: has the vocabulary of the model.
+        wake: called when a job is done, in any thread (core.ports.Inbox.wake).
+        num_threads: number of threads that fill masks.
+        max_bytes: most bytes that lexers may take; None for 1 GiB.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class GuidanceGrammars:
         self._worker = Worker(wake)
         self.cache = LexerCache() if max_bytes is None else LexerCache(max_bytes)
         self._shop = Workshop(tokenizer, self.cache)
-        #: By the number of their threads, a power of two or all.
+        #: Executors by number of threads, a power of two or all of them.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
 
     def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Beginning | Walk | None:
-        """As engine.grammar.Grammars."""
+        """Implement engine.constraints.grammar.Grammars."""
         if request.constraint is None:
             return None
         is_walked = bool(is_anew or ids)
-        # A walk compiles a lexer of its own, which nobody else may use.
+        # A walk compiles a separate lexer, which no other request may use.
         grammar = self.cache.grammar(request.owner, request.constraint, is_kept=not is_walked)
         job: Beginning | Walk
         if is_walked:
@@ -82,7 +82,7 @@ class GuidanceGrammars:
         return job
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> ParallelFiller:
-        """As engine.grammar.Grammars."""
+        """Implement engine.constraints.grammar.Grammars."""
         mine = cast(Mapping[int, GuidanceMatcher], matchers)
         columns = _by_lexer(mine)
         num_rows: defaultdict[CompiledGrammar, int] = defaultdict(int)
@@ -93,10 +93,13 @@ class GuidanceGrammars:
         return ParallelFiller(mine, mask_bytes, *self._parts(columns))
 
     def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
-        """List that are filled one after another, each by these threads: all rows at once, those of a lexer side by
-        side, since a thread takes a stretch of the list and two of them seldom meet under one lock then. More threads
-        than the longest of the lexers' rows leave room for would wait for each other: the nearest power of two. Where
-        there is nothing to share out, rows by themselves, which are filled in the thread that asks."""
+        """Return the threads, and lists of rows that they fill one list after another.
+
+        All rows are one list with the rows of a lexer side by side: a thread takes a stretch of it, so that two threads
+        seldom need the same lock. The number of threads is the power of two nearest to the rows divided by those of the
+        most used lexer, since more threads would wait for each other. With one thread, each row is its own list, which
+        the calling thread fills.
+        """
         rows = [row for column in columns for row in column]
         num_parallel = 1 << round(log2(len(rows) / max(map(len, columns)))) if rows else 1
         if min(num_parallel, self._num_threads) == 1:
@@ -104,7 +107,7 @@ class GuidanceGrammars:
         return self._executor(min(num_parallel, self._num_threads)), [rows]
 
     def _spread(self, grammar: CompiledGrammar) -> None:
-        """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
+        """Compile a grammar with fewer lexers than rows once more, for later requests."""
         is_being_made = grammar.num_wanted > len(grammar.lexers)
         if is_being_made or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):
             return
@@ -114,12 +117,12 @@ class GuidanceGrammars:
 
 
 class ParallelFiller:
-    """Fills masks of the same matchers, in parallel.
+    """Fills the masks of the same matchers in parallel.
 
     Args:
-        matchers: by the numbers of their masks.
-        mask_bytes: of one mask.
-        threads: fill them.
+        matchers: the matchers, by the number of their masks.
+        mask_bytes: size of one mask.
+        threads: the threads that fill masks.
         parts: all rows, in lists that are filled one after another.
     """
 
@@ -134,15 +137,15 @@ class ParallelFiller:
         self._mask_bytes = mask_bytes
         self._threads = threads
         self._parts = parts
-        #: Masks that are always corrected; of the others the bytes and bits that say whether they must be. Their states
-        #: know, too, but asking each costs more: other threads have just written there.
+        #: Masks that are always corrected, and for the others the bytes and bits that show whether they must be. Their
+        #: matchers know too, but reading those costs more, since other threads have just written there.
         self._corrected = [at for at, matcher in matchers.items() if not matcher.signs]
         self._signs = [
             (at, at * mask_bytes + byte, bits) for at, matcher in matchers.items() for byte, bits in matcher.signs
         ]
 
     def fill(self, masks: memoryview) -> dict[int, BaseException]:
-        """As engine.grammar.MaskFiller."""
+        """Implement engine.constraints.grammar.MaskFiller."""
         size = self._mask_bytes
         start, num_masks = address(masks), len(masks) // size
         for part in self._parts:
@@ -152,15 +155,17 @@ class ParallelFiller:
             try:
                 self._matchers[at].correct(masks[at * size : (at + 1) * size])
             except BaseException as error:
-                # Its frames would hold the lexer until the collector comes.
+                # The frames would hold the lexer until garbage is collected.
                 failures[at] = error.with_traceback(None) if isinstance(error, MatcherLost) else error
         if failures:
-            self._add_those_beside(failures)
+            self._add_sharing(failures)
         return failures
 
-    def _add_those_beside(self, failures: dict[int, BaseException]) -> None:
-        """A lexer that failed during this step may have been asked, after its failure, whether an output may end: no
-        matcher that shares it is believed."""
+    def _add_sharing(self, failures: dict[int, BaseException]) -> None:
+        """Add the matchers that share a lexer that failed in this step.
+
+        The lexer may have been used after its failure, so their masks cannot be trusted.
+        """
         spent = {self._matchers[at].lexer for at, error in failures.items() if isinstance(error, MatcherLost)}
         for at, matcher in self._matchers.items():
             if matcher.lexer in spent and at not in failures:
@@ -168,22 +173,24 @@ class ParallelFiller:
 
 
 def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
-    """Return the vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. The
-    interpreter's lock is held meanwhile: 1.3 to 1.7 s of CPU for 128,000 tokens on a loaded machine."""
+    """Return the vocabulary of a model; None if it has no tokenizer, or not the bytes of every token.
+
+    This holds the interpreter's lock: 1.3 to 1.7 s of CPU for 128,000 tokens on a loaded machine.
+    """
     if not model_config.has_tokenizer:
         return None
     try:
         text, special_ids = rename_special_tokens((model_config.path / TOKENIZER_FILE).read_bytes())
-        # A model without an end is given one that is no text: otherwise the library takes id 0.
+        # A model without an end gets one that is not text; otherwise the library takes id 0.
         ends = list(model_config.eos_token_ids) or special_ids[:1] or None
         return llguidance.LLTokenizer(text, n_vocab=model_config.vocab_size, eos_token=ends, slices=_SLICES)
     except Exception as error:
-        _LOG.warning("outputs cannot be constrained: %s is not for grammars: %s", TOKENIZER_FILE, error)
+        _LOG.warning("outputs cannot be constrained: grammars cannot read %s: %s", TOKENIZER_FILE, error)
         return None
 
 
 def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[_Row]]:
-    """Their states and numbers, those apart that share no lexer."""
+    """Return the states and mask numbers of the matchers, one list per lexer."""
     columns: defaultdict[Lexer, list[_Row]] = defaultdict(list)
     for at, matcher in matchers.items():
         columns[matcher.lexer].append((matcher.state, at))

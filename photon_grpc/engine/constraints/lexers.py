@@ -1,14 +1,14 @@
 """Compiled grammars, the lexers that their matchers share, and the memory that lexers may take.
 
-A lexer of llguidance learns a state whenever a matcher meets one that is new, and keeps it. When it has as many as it
-may have, or has spent its work for one mask, it fails for good, and with it every matcher that shares it. Three rules
-keep one output's states from changing another's answer:
+A lexer of llguidance learns each new state that a matcher meets, and keeps it. When it has reached its limit of states,
+or the limit of work for one mask, it fails permanently, and with it every matcher that shares it. Three rules keep the
+states of one output from changing the answer of another:
 
 * a lexer is shared by outputs of one owner only;
-* a matcher whose lexer fails is made again on a lexer of its own (engine.grammar.MatcherLost), where only its own
-  states count; one that had been the only user of that lexer fails, as it does alone;
-* a lexer is weighed by the states that it may learn, so that the sum is a bound. A first lexer may learn few, since few
-  grammars need more; the next one of the same grammar may learn all that a request may need.
+* a matcher whose lexer fails is made again on its own lexer (engine.constraints.grammar.MatcherLost), where only its
+  own states count. One that was the only user of that lexer fails, as it would alone;
+* a lexer counts with the states that it may learn, so that the sum is a bound. The first lexer of a grammar may learn
+  few, since few grammars need more; the next one may learn all that a request may need.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from weakref import WeakSet
 
 import llguidance
 
-from photon_grpc.core.constraint import MAX_LEXER_STATES, Constraint, told
+from photon_grpc.core.constraint import MAX_LEXER_STATES, Constraint, readable_error
 from photon_grpc.engine.constraints.worker import Job
 
-#: States of a lexer that is shared at first.
+#: Most states of the first lexer of a grammar.
 FIRST_LEXER_STATES = 4_000
-#: Bytes that lexers may take in all, of which those that no output uses; by `_lexer_bytes`.
+#: Most bytes of all lexers, and of those that no output uses, by `lexer_bytes`.
 _MAX_BYTES, _MAX_UNUSED_BYTES = 2**30, 2**29
-#: The part of them that one owner may have.
+#: The share of the memory that one owner may use.
 _OWNER_SHARE = 0.75
-#: Grammars that are kept, with a lexer or without.
+#: Most grammars that are kept, with or without lexers.
 _MAX_GRAMMARS = 1_024
-#: Bytes of a state: 420 to 820 were measured (alphabets of 20 to 250 classes of bytes).
+#: Bytes per state: 420 to 820 were measured (alphabets of 20 to 250 byte classes).
 _STATE_BYTES = 820
-#: In the library's words where a lexer has learned all that it may.
+#: Part of the library's error message when a lexer has reached its limit of states.
 _FULL = "too many states"
-#: Bytes of a lexer without states, and for each character of its grammar.
+#: Bytes of a lexer without states, and per character of its grammar.
 _LEXER_BYTES, _CHARACTER_BYTES = 2**19, 64
 
 
 class Lexer:
-    """A matcher at the beginning of its grammar, and the lexer that all copies of it share.
+    """A matcher at the start of its grammar, and the lexer that all copies of it share.
 
     Args:
-        beginning: copied by those who walk.
-        grammar: of which it was compiled.
-        max_states: that it may learn.
+        beginning: the matcher, which is copied for use.
+        grammar: from which it was compiled.
+        max_states: most states that it may learn.
     """
 
     __slots__ = ("__weakref__", "beginning", "max_states", "num_bytes", "num_users", "owner", "users")
@@ -54,7 +54,7 @@ class Lexer:
         self.owner = grammar.owner
         self.max_states = max_states
         self.num_bytes = lexer_bytes(grammar.constraint, max_states)
-        #: Matchers that are alive; how many there have been.
+        #: Live matchers, and the number of matchers so far.
         self.users: WeakSet[object] = WeakSet()
         self.num_users = 0
 
@@ -64,24 +64,23 @@ class Lexer:
         return self.beginning.deep_copy()
 
     def failure(self) -> str:
-        """Return why it has failed, in the library's words; empty where it has not."""
+        """Return the library's error message if the lexer has failed, else an empty text."""
         probe = self.beginning.deep_copy()
         probe.compute_bitmask()
         error: str = probe.get_error()
         return error
 
-    def fails_as_alone(self, words: str) -> bool:
-        """Return whether its failure is one that its one user would meet without any others, on a lexer that may learn
-        all; by the library's words."""
-        return self.num_users == 1 and (self.max_states == MAX_LEXER_STATES or _FULL not in words)
+    def fails_as_alone(self, message: str) -> bool:
+        """Return whether its only user would also fail alone on a lexer with all states, by the error message."""
+        return self.num_users == 1 and (self.max_states == MAX_LEXER_STATES or _FULL not in message)
 
 
 class CompiledGrammar:
     """A constraint as one owner uses it. The worker's thread adds lexers or sets `problem`; the loop retires lexers.
 
     Args:
-        owner: of the requests.
-        constraint: is compiled.
+        owner: the owner of the requests.
+        constraint: the constraint to compile.
     """
 
     __slots__ = (
@@ -100,11 +99,11 @@ class CompiledGrammar:
         self.owner = owner
         self.constraint = constraint
         self.lexers: list[Lexer] = []
-        #: Lexers that it has or that are being made.
+        #: Number of its lexers, including those being made.
         self.num_wanted = 1
-        #: Of the last step that had some.
+        #: Rows of the last step with this grammar.
         self.num_rows = 0
-        #: Of the next lexer.
+        #: Most states of the next lexer.
         self.max_states = FIRST_LEXER_STATES
         #: Why it cannot be compiled.
         self.problem = ""
@@ -119,11 +118,11 @@ class CompiledGrammar:
         return lexer_bytes(self.constraint, self.max_states)
 
     def least_used(self) -> Lexer | None:
-        """Return one that can be lent: as outputs end, in whatever order, rows stay spread over the lexers."""
+        """Return the lexer with the fewest users, so that rows stay spread over the lexers as outputs end."""
         return min(tuple(self.lexers), key=lambda lexer: len(lexer.users), default=None)
 
     def retire(self, lexer: Lexer) -> None:
-        """Lend a lexer that has failed no more; the next one may learn all."""
+        """Remove a lexer that has failed; the next one may learn all states."""
         if lexer in self.lexers:
             self.lexers.remove(lexer)
             self.num_wanted = max(1, len(self.lexers))
@@ -131,11 +130,11 @@ class CompiledGrammar:
 
 
 class LexerCache:
-    """Grammars that were asked for lately, and the memory of all lexers. Safe from the loop and the worker's thread.
+    """Recently used grammars, and the memory of all lexers. Safe for the loop and the worker's thread.
 
     Args:
-        max_bytes: of all lexers.
-        max_unused_bytes: of lexers that no output uses.
+        max_bytes: most bytes of all lexers.
+        max_unused_bytes: most bytes of lexers that no output uses.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES, max_unused_bytes: int = _MAX_UNUSED_BYTES) -> None:
@@ -145,15 +144,14 @@ class LexerCache:
         #: Oldest use first.
         self._kept: OrderedDict[tuple[str, Constraint], CompiledGrammar] = OrderedDict()
         self._alive: WeakSet[Lexer] = WeakSet()
-        #: Jobs that wait for room, oldest first, and the bytes that they need.
+        #: Job that waits for room -> the bytes that it needs, oldest first.
         self._waiting: dict[Job, int] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def grammar(self, owner: str, constraint: Constraint, *, is_kept: bool = True) -> CompiledGrammar:
-        """Return the owner's grammar, which may have to be compiled; one that is new is kept for others only where
-        asked."""
+        """Return the owner's grammar, which may still have to be compiled; keep a new one only with `is_kept`."""
         key = owner, constraint
         with self._lock:
             grammar = self._kept.get(key)
@@ -167,13 +165,15 @@ class LexerCache:
             return grammar
 
     def num_bytes(self, owner: str | None = None) -> int:
-        """Bytes that lexers may take that are alive; of one owner where one is named."""
+        """Return the bytes that live lexers may take, of all owners or of one."""
         return sum([lexer.num_bytes for lexer in self._alive if owner is None or lexer.owner == owner])
 
     def has_room(self, job: Job, num_bytes: int) -> bool:
-        """Return whether `job` may make a lexer of this size now, once unused ones have made room; else it waits until
-        it asks again or leaves. Room goes first to the owner with least, of those who may have more. An empty memory
-        takes any."""
+        """Return whether `job` may make a lexer of this size now, after unused ones were forgotten.
+
+        Otherwise the job waits until it asks again or leaves. The owner with the least memory is first, among those
+        below their share. A lexer of any size fits into empty memory.
+        """
         with self._lock:
             self._waiting[job] = num_bytes
             if not self._is_next(job) or not self._fits(job.owner, num_bytes):
@@ -182,12 +182,12 @@ class LexerCache:
             return True
 
     def leave(self, job: Job) -> None:
-        """Forget a job that waits for room no more."""
+        """Forget a job that no longer waits for room."""
         with self._lock:
             self._waiting.pop(job, None)
 
     def has_spare_room(self, num_bytes: int) -> bool:
-        """Return the same for a further lexer of a grammar that has one: within a quarter of the memory."""
+        """Return whether a further lexer of a grammar fits into a quarter of the memory, while no job waits."""
         with self._lock:
             return not self._waiting and 4 * (self.num_bytes() + num_bytes) <= self._max_bytes
 
@@ -223,7 +223,7 @@ class LexerCache:
                 return False
 
     def _trim(self) -> None:
-        """Forget grammars until those that no output uses take no more than they may."""
+        """Forget grammars until the unused ones are within their limits."""
         while (len(self._kept) > _MAX_GRAMMARS or self._unused_bytes() > self._max_unused_bytes) and self._forget_one():
             pass
 
@@ -232,9 +232,9 @@ class LexerCache:
         return with_text + sum([lexer.num_bytes for lexer in self._alive if not lexer.users])
 
     def _forget_one(self, owner: str | None = None) -> bool:
-        """Forget the grammar used longest ago that no output uses, of the owner or of the one who has most of them."""
+        """Forget the least recently used grammar without outputs, of `owner` or of the owner with most of them."""
         unused = [key for key, kept in self._kept.items() if not any(lexer.users for lexer in kept.lexers)]
-        # The newest is the one that is being asked for.
+        # The newest one was just requested.
         unused = [key for key in unused if key != next(reversed(self._kept))]
         if owner is None and unused:
             held: Counter[str] = Counter()
@@ -253,18 +253,20 @@ class LexerCache:
 
 
 def compile_lexer(grammar: CompiledGrammar, tokenizer: llguidance.LLTokenizer, max_states: int) -> Lexer | str:
-    """Return the lexer, or why there is none. Takes long; the library holds the interpreter's lock only while it reads
-    the text."""
+    """Return the lexer, or a text that says why there is none.
+
+    This takes long, but the library holds the interpreter's lock only while it reads the text.
+    """
     try:
         limits = llguidance.LLParserLimits(**{**grammar.constraint.limits, "max_lexer_states": max_states})
         matcher = llguidance.LLMatcher(tokenizer, grammar.constraint.grammar, log_level=0, limits=limits)
-        # The lexer learns the beginning here.
+        # The lexer learns the first states here.
         matcher.deep_copy().compute_bitmask()
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         return f"cannot be compiled ({type(error).__name__})"
-    return told(matcher.get_error()) if matcher.is_error() else Lexer(matcher, grammar, max_states)
+    return readable_error(matcher.get_error()) if matcher.is_error() else Lexer(matcher, grammar, max_states)
 
 
 def lexer_bytes(constraint: Constraint, max_states: int) -> int:
-    """Bytes that a lexer takes at most, once it has learned so many states."""
+    """Return the most bytes that a lexer takes with this many states."""
     return _LEXER_BYTES + _CHARACTER_BYTES * len(constraint.grammar) + _STATE_BYTES * max_states

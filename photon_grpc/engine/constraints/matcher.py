@@ -1,4 +1,4 @@
-"""Matchers over llguidance: where an output is in its grammar."""
+"""Matchers over llguidance, which hold the position of an output in its grammar."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple, NoReturn
 
 import llguidance
 
-from photon_grpc.core.constraint import told
+from photon_grpc.core.constraint import readable_error
 from photon_grpc.engine.constraints.ends import Ends
 from photon_grpc.engine.constraints.grammar import MatcherLost
 from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer
 from photon_grpc.errors import InvalidConstraint
 
-#: In the library's words where a lexer has failed: by its limits, by a panic, and by one of a matcher that shares it.
+#: Parts of the library's message when a lexer has failed: by its limits, by a panic, or by a panic of another matcher.
 _LEXER_FAILED = ("lexer error", "panic", "PoisonError")
-#: In its words for an id that may not follow.
+#: Part of its message for an id that may not follow.
 _REFUSED = "doesn't satisfy the grammar"
 
 
 class Walker(NamedTuple):
-    """Has the library move one matcher without Python's interpreter lock, which it gives up for two matchers only."""
+    """Moves one matcher without the interpreter's lock, which the library releases only for two or more matchers."""
 
     threads: llguidance.LLExecutor
-    #: Moved beside; has failed and stays where it is.
+    #: The second matcher, which has failed and never moves.
     idle: llguidance.LLMatcher
-    #: Of one mask.
+    #: Memory of one mask.
     memory: memoryview
 
     @classmethod
@@ -40,13 +40,15 @@ class Walker(NamedTuple):
 
 
 class GuidanceMatcher:
-    """The state of one output. Every method raises MatcherLost where the lexer it shares has failed by the states of
-    others, InvalidConstraint where the output alone is too complex.
+    """The state of one output.
+
+    Every method raises MatcherLost if the shared lexer has failed because of other outputs, and InvalidConstraint if
+    the output alone is too complex.
 
     Args:
-        grammar: of which `lexer` is compiled.
-        lexer: is used until the output ends.
-        ends: of the output.
+        grammar: from which `lexer` was compiled.
+        lexer: used until the output ends.
+        ends: the ids that end the output.
     """
 
     __slots__ = ("__weakref__", "grammar", "lexer", "signs", "state", "_ends")
@@ -56,7 +58,7 @@ class GuidanceMatcher:
         self.lexer = lexer
         self.state = lexer.lend(self)
         self._ends = ends
-        #: Bytes of the library's mask, and bits: where none is set `correct` has nothing to do. Empty: it always has.
+        #: Bytes and bits of the library's mask. If none is set, `correct` is not needed. Empty: it is always needed.
         self.signs = ends.signs
 
     def fill(self, mask: memoryview) -> None:
@@ -64,7 +66,7 @@ class GuidanceMatcher:
         self.correct(mask)
 
     def correct(self, mask: memoryview) -> None:
-        """Make the library's mask one of engine.grammar.Matcher.fill."""
+        """Turn the library's mask into that of engine.constraints.grammar.Matcher.fill."""
         is_satisfied = self.state.is_accepting()
         if not is_satisfied:
             self._check()
@@ -77,12 +79,14 @@ class GuidanceMatcher:
         return False
 
     def advance(self, token_id: int) -> bool:
-        # As `accept`, but tries nothing first, which takes as long again.
+        # The same as `accept` without its trial, which takes as long again.
         return self._moved(self.state.consume_token(token_id))
 
     def follow(self, token_id: int, walker: Walker) -> bool:
-        """As an output that is drawn: fill a mask, and advance by an id that it allows. False where it does not. Leaves
-        the interpreter's lock to others meanwhile."""
+        """Fill a mask as for a sampled output, and advance by an id if the mask allows it; return whether it does.
+
+        Other threads may hold the interpreter's lock meanwhile.
+        """
         self.state.unsafe_compute_mask_ptr(address(walker.memory), len(walker.memory))
         self._check()
         is_allowed = walker.memory[token_id >> 3] >> (token_id & 7) & 1 and not self._ends.holds(token_id)
@@ -99,12 +103,12 @@ class GuidanceMatcher:
     def _moved(self, is_moved: bool) -> bool:
         if is_moved:
             return True
-        words: str = self.state.get_error()
-        if _REFUSED in words:
+        message: str = self.state.get_error()
+        if _REFUSED in message:
             # A lexer that fails within a token refuses the rest of it.
-            words = self.lexer.failure()
-        if words:
-            self._fail(words)
+            message = self.lexer.failure()
+        if message:
+            self._fail(message)
         return False
 
     def _check(self) -> None:
@@ -112,12 +116,12 @@ class GuidanceMatcher:
             self._fail(self.state.get_error())
 
     def _fail(self, error: str) -> NoReturn:
-        words, field = told(error), self.grammar.constraint.field
-        if any(sign in words for sign in _LEXER_FAILED):
+        message, field = readable_error(error), self.grammar.constraint.field
+        if any(sign in message for sign in _LEXER_FAILED):
             self.grammar.retire(self.lexer)
-            if not self.lexer.fails_as_alone(words):
-                raise MatcherLost(words)
-        raise InvalidConstraint(f"{field}: too complex to go on: {words}", field=field)
+            if not self.lexer.fails_as_alone(message):
+                raise MatcherLost(message)
+        raise InvalidConstraint(f"{field}: too complex to go on: {message}", field=field)
 
 
 def address(mask: memoryview) -> int:

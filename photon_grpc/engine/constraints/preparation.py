@@ -1,7 +1,7 @@
-"""The matchers of a request, made beside the engine's loop: its grammar compiled, and ids that it has walked.
+"""Makes the matchers of a request beside the engine's loop: compiles its grammar and walks the ids that it has.
 
-Ids are walked on a lexer of the request's own: the loop's masks never wait for a lexer that is being walked with, and
-what the lexer learns is what the output would have taught it.
+Ids are walked on a separate lexer of the request. The loop's masks therefore never wait for a lexer in use by a walk,
+and the lexer learns only what the output itself would have taught it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from photon_grpc.engine.constraints.matcher import GuidanceMatcher, Walker
 from photon_grpc.engine.constraints.worker import Job, Progress
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 
-#: A piece of a walk, and what the thread may compute for all of one walk: half as much again is computed beside it.
+#: Time of a piece of a walk, and computing time of a whole walk in the thread; other threads add half as much.
 _PIECE_S, MAX_WALK_S = 0.005, 15.0
 
 
@@ -36,10 +36,10 @@ class Workshop:
     """The library, the cache and the clock of the worker's jobs.
 
     Args:
-        tokenizer: grammars are compiled for.
-        cache: of grammars; holds the memory of lexers.
+        tokenizer: the vocabulary of grammars.
+        cache: the grammars, and the memory of lexers.
         clock: in seconds.
-        work_clock: in seconds that the calling thread has computed.
+        work_clock: CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class Workshop:
         return Ends(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
 
     def compile(self, grammar: CompiledGrammar, max_states: int) -> Lexer | str:
-        """Return a new lexer of the grammar, or why there is none. One that exceeds few states at its beginning gets
-        all."""
+        """Return a new lexer of the grammar, or a text that says why there is none.
+
+        If `max_states` are too few for the start of the grammar, it may learn all states.
+        """
         lexer = compile_lexer(grammar, self._tokenizer, max_states)
         if isinstance(lexer, str) and max_states < MAX_LEXER_STATES:
             lexer = compile_lexer(grammar, self._tokenizer, MAX_LEXER_STATES)
@@ -71,7 +73,7 @@ class Workshop:
 
 
 class Beginning(Job):
-    """Matchers at the beginning of a grammar, on lexers that requests share."""
+    """Makes matchers at the start of a grammar, on lexers that requests share."""
 
     __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
 
@@ -84,7 +86,7 @@ class Beginning(Job):
         self._hold_lexer()
 
     def awaits(self) -> Event | None:
-        """As engine.grammar.Preparation."""
+        """Implement engine.constraints.grammar.Preparation."""
         return None if self._lexer is not None or self._grammar.problem or self.error else self
 
     def work(self) -> Progress:
@@ -97,13 +99,13 @@ class Beginning(Job):
                 grammar.lexers.append(lexer)
             else:
                 grammar.problem = lexer
-        # Another job of the grammar may have compiled it while this one waited.
+        # Another job may have compiled the grammar while this one waited.
         cache.leave(self)
-        # The loop may have retired the lexer again.
+        # The loop may have retired the lexer meanwhile.
         return Progress.DONE if self._hold_lexer() or grammar.problem else Progress.MORE
 
     def matchers(self, num: int) -> list[GuidanceMatcher]:
-        """As engine.grammar.Preparation."""
+        """Implement engine.constraints.grammar.Preparation."""
         grammar = self._grammar
         if self.error is not None:
             raise self.error
@@ -114,12 +116,12 @@ class Beginning(Job):
         return [GuidanceMatcher(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
 
     def cancel(self) -> None:
-        """As engine.grammar.Preparation."""
+        """Implement engine.constraints.grammar.Preparation."""
         self.is_cancelled = True
         self._shop.cache.leave(self)
 
     def _hold_lexer(self) -> bool:
-        """Keep one until the loop asks: it may be forgotten or retired before. False where there is none."""
+        """Hold a lexer until `matchers` is called, so that it is not forgotten; return whether there is one."""
         self._lexer = self._grammar.least_used()
         if self._lexer is not None:
             self._lexer.users.add(self)
@@ -127,7 +129,7 @@ class Beginning(Job):
 
 
 class FurtherLexer(Job):
-    """One more lexer for a grammar that many rows obey: matchers that share one fill their masks one after another."""
+    """Makes one more lexer for a grammar of many rows, since matchers that share one fill masks one after another."""
 
     __slots__ = ("_grammar", "_shop")
 
@@ -147,12 +149,12 @@ class FurtherLexer(Job):
 
 
 class Walk(Job):
-    """A matcher behind ids, on a lexer of its own.
+    """Makes a matcher after ids, on a separate lexer.
 
     Args:
-        request: whose output the ids are of; the first of them it has brought along.
-        ids: to walk. Those that end the output are passed over.
-        is_anew: a matcher had walked them. Its lexer may learn all at once, and the walk takes as long as it takes.
+        request: the request with the output; its continued ids are the first of `ids`.
+        ids: the ids to walk. Ids that end the output are skipped.
+        is_anew: a lost matcher had walked them. The lexer may then learn all states, and the walk has no time limit.
     """
 
     __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
@@ -172,7 +174,7 @@ class Walk(Job):
         self._spent_s = 0.0
 
     def awaits(self) -> Event | None:
-        """As engine.grammar.Preparation."""
+        """Implement engine.constraints.grammar.Preparation."""
         is_done = self.error is not None or (self._matcher is not None and self._at == len(self._ids))
         return None if is_done else self
 
@@ -188,19 +190,19 @@ class Walk(Job):
             return Progress.MORE
 
     def matchers(self, num: int) -> list[GuidanceMatcher]:
-        """As engine.grammar.Preparation; of one output."""
+        """Implement engine.constraints.grammar.Preparation; of one output."""
         if self.error is not None:
             raise self.error
         assert self._matcher is not None
         return [self._matcher]
 
     def cancel(self) -> None:
-        """As engine.grammar.Preparation."""
+        """Implement engine.constraints.grammar.Preparation."""
         self.is_cancelled = True
         self._shop.cache.leave(self)
 
     def _begin(self) -> bool:
-        """Make the matcher; False where there is no room for its lexer."""
+        """Make the matcher; return False if there is no room for its lexer."""
         grammar = self._grammar
         if not self._shop.cache.has_room(self, lexer_bytes(grammar.constraint, self._max_states)):
             return False
@@ -232,7 +234,7 @@ class Walk(Job):
 
     def _refusal(self, token_id: int) -> Exception:
         if self._at >= len(self._request.continued_ids):
-            return ValueError(f"id {token_id} was drawn though the constraint does not allow it")
+            return ValueError(f"id {token_id} was sampled though the constraint does not allow it")
         field = f"continue_from.ids[{self._at}]"
         return InvalidRequest(f"{field}: {token_id} may not follow under {self._grammar.constraint.field}", field=field)
 

@@ -1,7 +1,7 @@
-"""Keeps text from being read as special tokens where a grammar's vocabulary is made.
+"""Keeps text from being read as special tokens in the vocabulary for grammars.
 
-The library of grammars encodes text that a grammar forces, and allows nothing but the ids of it. Where that text spells
-a special token, the only id allowed would be one that is no text.
+The grammar library encodes text that a grammar forces, and allows only those ids. If that text spells a special token,
+it would only allow the id of that token, which is not text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from msgspec import Raw, json
 
 
 def rename_special_tokens(tokenizer: bytes) -> tuple[str, list[int]]:
-    """Return a tokenizer.json whose special tokens have names that no caller can guess, and their ids. Raises
-    msgspec.MsgspecError and KeyError where it is none."""
+    """Return a tokenizer.json whose special tokens have names that no caller can guess, and their ids.
+
+    Raise msgspec.MsgspecError or KeyError if it is not a tokenizer.json.
+    """
     parts = json.decode(tokenizer, type=dict[str, Raw])
     added_tokens = json.decode(parts.get("added_tokens", b"[]"))
     secret, names = secrets.token_hex(16), {}
@@ -28,7 +30,7 @@ def rename_special_tokens(tokenizer: bytes) -> tuple[str, list[int]]:
 
 
 def _rename(model: dict[str, Raw], names: dict[str, str]) -> dict[str, Any]:
-    """Return the model of a tokenizer.json with other names in its vocabulary, to which nothing merges."""
+    """Return the model of a tokenizer.json with other names in its vocabulary and without merges to them."""
     renamed: dict[str, Any] = dict(model)
     vocab = json.decode(model["vocab"])
     if isinstance(vocab, dict):

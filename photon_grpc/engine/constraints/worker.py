@@ -1,7 +1,7 @@
-"""A thread beside the engine's loop, for work that takes long: grammars are compiled and ids are walked there.
+"""A thread beside the engine's loop that compiles grammars and walks ids, which takes long.
 
-Owners take turns, a piece of a job at a time: a thousand jobs of one owner delay another's by one piece each round. Of
-an owner's jobs those that have not begun come first, then the one that began first: were all to go on together, all
+Owners take turns, with one piece of a job at a time, so a thousand jobs of one owner delay the job of another by one
+piece per round. Of an owner's jobs the new ones come first, then the one that began first: if all went on together, all
 would be late.
 """
 
@@ -16,39 +16,39 @@ from enum import Enum, auto
 
 from photon_grpc.core.ports import Event
 
-#: More than the trial in the front ends has: what ended there ends here too.
+#: More than the trial in the front ends has, so that what succeeded there succeeds here.
 _STACK_BYTES = 64 * 2**20
-#: Jobs that found no room look for it again after so long, and so much longer for each of them: all look at all.
+#: Jobs that found no room look again after this time, plus this much for each of them, since each looks at all.
 _NO_ROOM_S, _NO_ROOM_EACH_S = 0.005, 0.001
-#: Pause behind a piece of a job that goes on: on few cores steps are computed by the same ones.
+#: Pause after a piece of an unfinished job, since with few cores steps are computed on the same ones.
 _PAUSE_S = 0.005
 
 
 class Progress(Enum):
     DONE = auto()
-    #: A piece is done, and there is more.
+    #: A piece is done and more remains.
     MORE = auto()
-    #: Nothing was done: memory has to be freed first.
+    #: Nothing was done, since memory has to be freed first.
     NO_ROOM = auto()
 
 
 class Job(Event):
-    """Work of one owner, which wakes the engine when it is done."""
+    """Work for one owner, which wakes the engine when it is done."""
 
     __slots__ = ("__weakref__", "error", "has_begun", "is_cancelled", "owner")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
-        #: A piece is done; the queue's own.
+        #: Whether a piece is done; set by the queue.
         self.has_begun = False
-        #: It cannot be done.
+        #: Why the job cannot be done.
         self.error: BaseException | None = None
-        #: Nobody waits for it any more; from any thread.
+        #: Whether nobody waits for it any more; set by any thread.
         self.is_cancelled = False
 
     @abstractmethod
     def work(self) -> Progress:
-        """Do one piece, in the worker's thread. What it raises is the job's `error`, and its end."""
+        """Do one piece, in the worker's thread. An exception becomes the job's `error` and ends it."""
 
 
 class _Jobs:
@@ -56,12 +56,12 @@ class _Jobs:
 
     def __init__(self) -> None:
         self.new: deque[Job] = deque()
-        #: Those that have begun; the one that began first is first.
+        #: Jobs that have begun, the earliest first.
         self.begun: deque[Job] = deque()
 
 
 class JobQueue:
-    """Jobs of several owners, who take turns."""
+    """Jobs of several owners, which take turns."""
 
     def __init__(self) -> None:
         self._by_owner: OrderedDict[str, _Jobs] = OrderedDict()
@@ -73,7 +73,7 @@ class JobQueue:
         self._by_owner.setdefault(job.owner, _Jobs()).new.append(job)
 
     def put_back(self, job: Job) -> None:
-        """Take a job again that was popped and goes on."""
+        """Put back a job that was popped and is not done."""
         begun = self._by_owner.setdefault(job.owner, _Jobs()).begun
         if job.has_begun:
             begun.appendleft(job)
@@ -92,17 +92,17 @@ class JobQueue:
 
 
 class Worker:
-    """A thread that lives while there are jobs.
+    """A thread that runs while there are jobs.
 
     Args:
-        done: is called in the thread with every job that is done, spare ones excepted.
+        done: called in the thread with every job that is done, except spare ones.
     """
 
     def __init__(self, done: Callable[[Event], None]) -> None:
         self._done = done
         self._lock = threading.Lock()
         self._jobs, self._spare = JobQueue(), JobQueue()
-        #: Have found no room since they last looked, and look again then.
+        #: Jobs that found no room, and when they look again.
         self._no_room: list[Job] = []
         self._look_again_s = 0.0
         self._is_running = False
@@ -111,7 +111,7 @@ class Worker:
         self._submit(self._jobs, job)
 
     def submit_spare(self, job: Job) -> None:
-        """Take a job that no request waits for; it is done when no other is left."""
+        """Add a job that no request waits for; it runs when there is no other."""
         self._submit(self._spare, job)
 
     def _submit(self, jobs: JobQueue, job: Job) -> None:
@@ -122,7 +122,7 @@ class Worker:
             self._is_running = True
         size = threading.stack_size(_STACK_BYTES)
         try:
-            # No daemon: one that is in the library when the interpreter ends takes the process down with it.
+            # Not a daemon: one inside the library when the interpreter exits would crash the process.
             threading.Thread(target=self._run, name="grammars").start()
         except BaseException:
             self._is_running = False
@@ -142,17 +142,17 @@ class Worker:
                 time.sleep(_PAUSE_S)
             elif not is_spare and not job.is_cancelled:
                 self._done(job)
-            # The thread must not keep alive what nobody else holds.
+            # The thread must not keep finished jobs alive.
             del job, taken
 
     def _next(self) -> tuple[Job, bool] | None:
-        """Return the next job, and whether it is a spare one; None when the thread is to end."""
+        """Return the next job, and whether it is a spare one; None when the thread must end."""
         while True:
             with self._lock:
                 if not threading.main_thread().is_alive():
                     self._is_running = False
                     return None
-                self._let_look_again()
+                self._requeue_waiting()
                 for jobs in (self._jobs, self._spare):
                     if jobs:
                         return jobs.pop(), jobs is self._spare
@@ -161,7 +161,7 @@ class Worker:
                     return None
             time.sleep(_NO_ROOM_S)
 
-    def _let_look_again(self) -> None:
+    def _requeue_waiting(self) -> None:
         now_s = time.monotonic()
         if self._no_room and now_s >= self._look_again_s:
             self._look_again_s = now_s + _NO_ROOM_S + _NO_ROOM_EACH_S * len(self._no_room)
@@ -173,6 +173,6 @@ class Worker:
 def _piece(job: Job) -> Progress:
     try:
         return job.work()
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         job.error = error
         return Progress.DONE

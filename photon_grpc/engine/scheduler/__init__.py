@@ -1,1 +1,1 @@
-"""Gives time and memory in the next step."""
+"""Assigns time and memory in the next step."""

@@ -1,4 +1,4 @@
-"""The Batch while it is being chosen, and what the Scheduler must remember of it until it settles."""
+"""The Batch being planned, and what the Scheduler must remember of it until it settles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from photon_grpc.engine.scheduler.prompt_scoring import PendingPromptLogprobs
 
 
 class BatchBuilder:
-    """Columns over the rows, as in Batch, and the sequences that they are."""
+    """The columns of a Batch, and the sequences in its rows."""
 
     __slots__ = (
         "step",
@@ -30,7 +30,7 @@ class BatchBuilder:
 
     def __init__(self, step: int, budget: int, pool: BlockPool, drafts: int = 0) -> None:
         self.step = step
-        #: Tokens that are left.
+        #: Tokens that may still be added.
         self.budget = budget
         self.pool = pool
         self.drafts = drafts
@@ -41,11 +41,11 @@ class BatchBuilder:
         self.admissions: list[Admission] = []
         self.grown: list[Growth] = []
         self.copies: list[tuple[int, int]] = []
-        #: Row -> blocks that became known before this step has filled them.
+        #: Row -> blocks that were published before this step has filled them.
         self.published: dict[int, list[int]] = {}
 
     def place(self, seq: Sequence, count: int, end: int, yields: int) -> None:
-        """Add a row that computes `count` tokens, up to the length `end`, and yields so many ids at most."""
+        """Add a row that computes `count` tokens, up to the length `end`, and yields at most `yields` ids."""
         self.rows.append(seq)
         self.slots.append(seq.slot)
         self.counts.append(count)
@@ -54,11 +54,11 @@ class BatchBuilder:
         seq.flights.append(Flight(self.step, count, yields))
         seq.last_step = self.step
         if end >= seq.table.publish_at and end <= len(seq.ids):
-            # Every id in these blocks is known and is written in this step, before any row of it attends.
+            # All ids of these blocks are known, and the step writes them before any of its rows attends to them.
             self.published[len(self.rows) - 1] = self.pool.publish(seq, end)
 
     def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PendingPromptLogprobs) -> Batch:
-        """Return the Batch; rows of `constrained` sequences wait for masks."""
+        """Return the Batch, in which rows of `constrained` sequences wait for masks."""
         yields, masked = tuple(self.yields), []
         if constrained:
             masked = [row for row, seq in enumerate(self.rows) if yields[row] and seq in constrained]
@@ -73,9 +73,9 @@ class BatchBuilder:
             copies=tuple(self.copies),
             drafts=self.drafts if self.drafts and max(yields) > 1 else 0,
             masked=tuple(masked),
-            scored=scoring.scored(self.rows) if scoring.unscored else (),
+            prompt_logprob_rows=scoring.take_rows(self.rows) if scoring.unscored else (),
         )
 
     def published_by(self, seq: Sequence) -> list[int]:
-        """Blocks of one sequence that became known before this step has filled them."""
+        """Return the blocks of one sequence that were published before this step has filled them."""
         return [block for row, blocks in self.published.items() if self.rows[row] is seq for block in blocks]

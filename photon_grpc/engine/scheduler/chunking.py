@@ -1,4 +1,4 @@
-"""Splits long prompts over steps, or does not. One object per `--enable-chunked-prefill`."""
+"""Splits long prompts over steps, or does not, by `--enable-chunked-prefill`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from typing import Protocol
 
 class Chunking(Protocol):
     def share(self, count: int, budget: int, is_alone: bool) -> int:
-        """Of `count` tokens, more than `budget`, those to compute now; 0: none before a later step. `is_alone`: no
-        other row yet."""
+        """Return how many of `count` tokens to compute now, where `count` exceeds `budget`; 0 waits for a later step.
+
+        Args:
+            is_alone: the step has no other row yet.
+        """
 
 
 class Chunked:
-    """Computes as much as fits, the rest in later steps beside decoding rows."""
+    """Computes as much as fits, and the rest in later steps beside decode rows."""
 
     def share(self, count: int, budget: int, is_alone: bool) -> int:
         return budget
 
 
 class Whole:
-    """All in one step: one that exceeds the budget waits for a step of its own."""
+    """Computes each prompt in one step; one that exceeds the budget waits for a step without other rows."""
 
     def share(self, count: int, budget: int, is_alone: bool) -> int:
         return count if is_alone else 0

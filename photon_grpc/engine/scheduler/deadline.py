@@ -1,9 +1,9 @@
-"""Deadlines that cannot be met: found before they cost others anything.
+"""Finds deadlines that cannot be met before they cost other requests time.
 
-On arrival the fastest steps ever measured decide, and nothing of the wait for others, which nothing bounds from below:
-a request that is refused though it would have been served has lost more than one that waits in vain. Of one that has
-waited longer than it has left, the service is too slow for it, and the steps and outputs of late decide, when its turn
-comes: else a queue would serve in turn what is about to expire, and nothing else.
+On arrival only the fastest steps ever measured count, without any wait for others, which has no lower bound: refusing a
+request that would have been served is worse than letting one wait in vain. When a request that has waited longer than
+it has time left reaches the head of the queue, the durations of recent steps and outputs count. Otherwise an overloaded
+queue would serve only requests that are about to expire.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.scheduler.step_time_estimator import StepTimeEstimator
 from photon_grpc.errors import DeadlineUnreachable
 
-#: Outputs that the mean of recent ones goes back, about.
+#: About the number of outputs in the mean of recent ones.
 _NUM_RECENT = 50
-#: An output is taken to be as long as the mean of recent ones and so many mean deviations, as timers of retransmission
-#: are set (Jacobson, Congestion Avoidance and Control, 1988): hardly any is longer.
+#: An output is assumed to be as long as the mean of recent ones plus this many mean deviations, as for retransmission
+#: timers (Jacobson, Congestion Avoidance and Control, 1988). Hardly any is longer.
 _DEVIATIONS = 4.0
-#: Steps vary, and the first in a queue of equal deadlines has no time to spare.
+#: Safety factor, since steps vary and the first in a queue of equal deadlines has no time to spare.
 _MARGIN = 1.25
 
 
 class Deadlines:
-    """Judges requests that have a deadline, by what was measured.
+    """Judges from measurements whether requests can meet their deadline.
 
     Args:
-        max_num_batched_tokens: of a step.
+        max_num_batched_tokens: most tokens of a step.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
-        #: Told of every step.
+        #: Gets every step.
         self.pace = StepTimeEstimator()
         self._max_num_batched_tokens = max_num_batched_tokens
         #: Mean and mean deviation of recent outputs; 0 until one has ended.
@@ -42,26 +42,32 @@ class Deadlines:
         self._mean_tokens += (num_generated - self._mean_tokens) * weight
 
     def least_s(self, request: Request, num_cached: int = 0) -> float:
-        """For the prompt but for `num_cached` tokens, and for the fewest tokens that may be drawn behind it, were
-        nothing else computed meanwhile; 0 while too little was measured, and where nothing need be drawn."""
-        num_drawn = fewest_samples(request)
-        if not num_drawn:
+        """Return the least seconds for the request if nothing else is computed meanwhile.
+
+        They cover the prompt without `num_cached` tokens and the fewest tokens that must be sampled. Return 0 while too
+        little was measured, or if nothing must be sampled.
+        """
+        num_sampled = fewest_samples(request)
+        if not num_sampled:
             return 0.0
         full, rest = divmod(request.num_given - num_cached, self._max_num_batched_tokens)
         prompt_s = full * self.pace.least_s(self._max_num_batched_tokens) + self.pace.least_s(rest)
-        # The first is drawn by the step that ends the prompt.
-        return prompt_s + self.pace.least_decode_s(num_drawn - 1)
+        # The step that ends the prompt samples the first token.
+        return prompt_s + self.pace.least_decode_s(num_sampled - 1)
 
     def likely_s(self, request: Request, num_cached: int, num_running: int) -> float:
-        """For the rest of the prompt beside `num_running` rows, and for a long one of recent outputs, at most
-        max_tokens, in steps like recent ones."""
+        """Return the likely seconds for the request, in steps like recent ones.
+
+        They cover the rest of the prompt beside `num_running` rows and an output as long as most recent ones, at most
+        max_tokens.
+        """
         long_output = self._mean_tokens + _DEVIATIONS * self._deviation
         num_tokens = min(max(long_output, fewest_samples(request)), request.stop.max_tokens)
         budget = max(self._max_num_batched_tokens - num_running, 1)
         return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
-        """Return the failure of a sequence that waits, of which nothing was computed; None: it may still be in time."""
+        """Return the error of a waiting sequence that never ran and cannot meet its deadline; None if it still can."""
         request = seq.request
         if request.deadline_s is None or seq.first_scheduled_s is not None or not fewest_samples(request):
             return None
@@ -79,8 +85,10 @@ class Deadlines:
 
 
 def check_deadline(left_s: float, needed_s: float) -> None:
-    """Raise DeadlineUnreachable where more is needed than left. A deadline that has passed is not refused here: it
-    ends its request as any other does."""
+    """Raise DeadlineUnreachable if more time is needed than left.
+
+    A deadline that has already passed is not refused here; it ends its request like any other.
+    """
     if 0.0 < left_s < needed_s:
         message = (
             f"the shortest output takes at least {needed_s:.3f} s by the fastest steps measured; {left_s:.3f} s are "
@@ -90,20 +98,23 @@ def check_deadline(left_s: float, needed_s: float) -> None:
 
 
 def fewest_samples(request: Request) -> int:
-    """Tokens that must be drawn before the deadline; 0 where the request may be answered without one: its time limit
-    ends it before, with what it has, or the ids that it continues from do."""
+    """Return the tokens that must be sampled before the deadline.
+
+    Return 0 if the request may be answered without any, since its time limit comes first or the continued ids may
+    already end the output.
+    """
     if (
         request.deadline_s is not None
         and request.time_limit_s is not None
         and request.time_limit_s < request.deadline_s
     ):
         return 0
-    num_given = len(request.continued_ids)
-    return max(request.least_tokens - num_given, 0 if num_given and _may_be_over(request) else 1)
+    num_continued = len(request.continued_ids)
+    return max(request.least_tokens - num_continued, 0 if num_continued and _may_be_over(request) else 1)
 
 
 def _may_be_over(request: Request) -> bool:
-    """Return whether the ids that it continues from may end its output."""
-    given, stop = request.continued_ids, request.stop
-    is_stopped = given[-1] in stop.eos_token_ids or given[-1] in stop.stop_token_ids
-    return is_stopped or request.constraint is not None or len(given) >= stop.max_tokens
+    """Return whether the continued ids may already end the output."""
+    ids, stop = request.continued_ids, request.stop
+    is_stopped = ids[-1] in stop.eos_token_ids or ids[-1] in stop.stop_token_ids
+    return is_stopped or request.constraint is not None or len(ids) >= stop.max_tokens

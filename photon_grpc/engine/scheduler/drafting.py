@@ -1,4 +1,4 @@
-"""Chooses how many tokens a step drafts for every decode row. One object per way of drafting."""
+"""Chooses how many tokens a step drafts for every decode row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 class Drafting(Protocol):
     def num_drafts(self, num_running: int) -> int:
-        """k of the step being planned: each decode row computes its last token and up to k drafts of the runner.
+        """Return k for the step being planned: each decode row computes its last token and up to k drafts.
 
         Args:
-            num_running: sequences that have a seat: what drafts cost grows with the load.
+            num_running: sequences with a slot, since the cost of drafts grows with the load.
         """
 
 

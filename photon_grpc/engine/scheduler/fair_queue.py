@@ -1,9 +1,9 @@
-"""Fair share between owners: start-time fair queueing, with the tokens that were computed for an owner as its cost.
+"""Fair share between owners: start-time fair queueing, with the tokens computed for an owner as its cost.
 
-Goyal, Vin, Cheng, Start-time Fair Queueing (SIGCOMM 1996): the owner whose virtual time is least is served next, and
-one that comes back begins where the service is, so that an absence earns no credit. How long an output will be is not
-known beforehand, so tokens are charged as they come: Sheng et al., Fairness in Serving Large Language Models (OSDI
-2024).
+Goyal, Vin, Cheng, Start-time Fair Queueing (SIGCOMM 1996): the owner with the least virtual time is served next. An
+owner that comes back starts at the virtual time of the service, so that an absence earns no credit. The length of an
+output is unknown beforehand, so tokens are charged as they are computed: Sheng et al., Fairness in Serving Large
+Language Models (OSDI 2024).
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 from photon_grpc.core.sequence import Rank, Sequence
 from photon_grpc.engine.scheduler.queue import RankedQueue
 
-#: So many owners are remembered at least.
+#: Least number of owners that are remembered.
 _LEAST_OWNERS = 64
 
 
 class _Owner:
-    """One owner's waiting sequences, and its virtual time: tokens by weight."""
+    """The waiting sequences of one owner, and its virtual time: tokens divided by weight."""
 
     __slots__ = ("charged", "served", "waiting", "weight")
 
     def __init__(self) -> None:
         self.waiting = RankedQueue()
         self.weight = 1
-        #: Virtual time but for what `charged` has gained since.
+        #: Virtual time without the ids that `charged` has gained since.
         self.served = 0.0
-        #: Sequence that was seated and has neither ended nor come back to wait -> its ids that are paid for.
+        #: Sequence that got a slot and has neither ended nor returned to the queue -> its ids that are paid for.
         self.charged: dict[Sequence, int] = {}
 
     def virtual_time(self) -> float:
@@ -33,7 +33,7 @@ class _Owner:
         return self.served + gained / self.weight
 
     def settle(self, seq: Sequence) -> bool:
-        """Return whether it was charged."""
+        """Charge the unpaid ids of a sequence and forget it; return whether it was being charged."""
         num_paid = self.charged.pop(seq, None)
         if num_paid is not None:
             self.served += (len(seq.ids) - num_paid) / self.weight
@@ -51,24 +51,24 @@ class _Owner:
 
 
 class FairQueue:
-    """A WaitingQueue. The least virtual time is next, arrival decides among equals; within an owner the policy's rank
-    decides alone.
+    """A WaitingQueue that serves the owner with the least virtual time; arrival decides among equals.
 
-    An owner is charged with the ids of its sequences, divided by its weight: with those given when a sequence is
-    seated, but for what the prefix cache had, and with those drawn as they come. What is computed again after a
-    preemption is free. So virtual times of owners that always have sequences waiting differ by at most a prompt and
-    the outputs that fit the seats. Nothing is kept back: an owner alone gets everything.
+    Within an owner only the policy's rank decides. An owner is charged for the ids of its sequences, divided by its
+    weight: for the given ids when a sequence gets a slot, except those found in the prefix cache, and for sampled ids
+    as they come. Recomputation after a preemption is free. The virtual times of owners that always have sequences
+    waiting therefore differ by at most a prompt and the outputs that fit the slots. Nothing is reserved: an owner alone
+    gets everything.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self._num_waiting = 0
-        #: Those that have a sequence, or have had more than the service has come to, and some others.
+        #: Owners with a sequence, owners ahead of the virtual time of the service, and some others.
         self._owners: dict[str, _Owner] = {}
         self._max_owners = _LEAST_OWNERS
-        #: Those that have one waiting.
+        #: Owners with a waiting sequence.
         self._waiting: dict[str, _Owner] = {}
-        #: Of the owner served last, when it was: the service's. At rest, that of the owner with most.
+        #: Of the service: that of the last served owner at that time; while idle, the largest of all owners.
         self._virtual_time = 0.0
         self._num_charged = 0
 
@@ -95,7 +95,7 @@ class FairQueue:
         return owner.waiting.first()
 
     def take(self, seq: Sequence) -> Rank:
-        """Those seated later give way first, whatever their owner; one that comes back keeps its rank."""
+        """Rank by admission, so that the latest is preempted first in any owner; a resumed sequence keeps its rank."""
         owner = self._owners[seq.request.owner]
         is_new = seq.first_scheduled_s is None
         start = owner.virtual_time()
@@ -103,7 +103,7 @@ class FairQueue:
         self.remove(seq)
         owner.charged[seq] = seq.num_computed if is_new else len(seq.ids)
         self._num_charged += 1
-        return (start, seq.rank[1]) if is_new else seq.seat_rank
+        return (start, seq.rank[1]) if is_new else seq.running_rank
 
     def remove(self, seq: Sequence) -> None:
         owner = self._owners[seq.request.owner]
@@ -119,11 +119,11 @@ class FairQueue:
             return
         self._num_charged -= 1
         if not self._num_charged and not self._waiting:
-            # A service at rest owes no owner anything: what one did alone is not paid for when others come.
+            # After idling no owner is behind: what one computed alone does not count when others come.
             self._virtual_time = max(self._virtual_time, *[each.served for each in self._owners.values()])
 
     def _new_owner(self, name: str) -> _Owner:
-        """Forget those that would begin where the service is if they came back, as new ones do."""
+        """Add an owner, and forget those that would be treated as new if they came back."""
         if len(self._owners) >= self._max_owners:
             self._owners = {name: each for name, each in self._owners.items() if not self._is_forgettable(each)}
             self._max_owners = max(2 * len(self._owners), _LEAST_OWNERS)
@@ -146,8 +146,10 @@ class FairQueue:
         return found
 
     def _surplus(self, owner: str, num_ids: int, found: list[Sequence], is_in_tokens: bool) -> Sequence | None:
-        """Of the owner with most waiting but for those `found`, the last, if without it that owner still has as much as
-        `owner` would."""
+        """Return the last sequence of the owner with most waiting, not counting those in `found`.
+
+        Return None if that owner would then have less than `owner` with the new sequence.
+        """
 
         def size(num_seqs: int, num_tokens: int) -> int:
             return num_tokens if is_in_tokens else num_seqs

@@ -1,7 +1,6 @@
-"""Suspects compute alone, one at a time: steps of their own take turns with steps of all others, and of both kinds only
-one step is in flight.
+"""Has suspects compute alone, one at a time: their steps alternate with those of all others, one step in flight.
 
-Others so go on at half their pace, and the engine's death names the one it died of.
+The others continue at half their pace, and a crash of the engine identifies the request that caused it.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ _CUT_OFF = (FinishReason.UNSPECIFIED, FinishReason.ABORTED)
 
 
 class Isolation:
-    """The one request on trial, if there is one: says whose turn the next step is."""
+    """The one request on trial, if there is one, and whose turn the next step is."""
 
     def __init__(self, quarantine: Quarantine | NoQuarantine) -> None:
-        #: Its sequences that are alive; none while there is no trial.
+        #: Its live sequences; empty while there is no trial.
         self.seqs: list[Sequence] = []
         self._quarantine = quarantine
         self._is_its_turn = False
         self._num_suspected = 0
-        #: The end of the trial.
+        #: Happens at the end of the trial.
         self._end = Event()
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Put a request on trial if it is a suspect. Return the event to wait for where another one is on trial."""
+        """Put a request on trial if it is a suspect. Return the event to wait for if another one is on trial."""
         num_suspected = self._quarantine.num_suspected(seqs[0].fingerprint)
         if num_suspected is None or seqs[0] in self.seqs:
             return None
@@ -40,8 +39,10 @@ class Isolation:
         return None
 
     def planned(self, plan: Callable[[], BatchBuilder], is_flying: bool) -> BatchBuilder | None:
-        """Plan a step of all; during a trial one of the suspect or one of the others, in turns, and none while a step
-        is in flight."""
+        """Plan a step of all sequences; during a trial, of the suspect and of the others in turn.
+
+        During a trial return None while a step is in flight.
+        """
         if not self.seqs:
             return plan()
         if is_flying:
@@ -58,12 +59,14 @@ class Isolation:
         return not self.seqs or (seq in self.seqs) is self._is_its_turn
 
     def in_turn(self, seqs: list[Sequence]) -> list[Sequence]:
-        """Return those whose turn it is."""
+        """Return the sequences whose turn it is."""
         return [seq for seq in seqs if self.may_compute(seq)] if self.seqs else seqs
 
     def settled(self) -> None:
-        """Clear the suspect once each of its outputs has drawn a token, and has come further than it had come; end the
-        trial of one that an operator has cleared."""
+        """Clear the suspect once each of its outputs has a new token and is longer than it was at the crash.
+
+        Also end the trial of a suspect that an operator has cleared.
+        """
         if not self.seqs:
             return
         own = self.seqs[0].fingerprint
@@ -73,7 +76,7 @@ class Isolation:
             self._over()
 
     def ended(self, seq: Sequence) -> None:
-        """Clear the suspect where its last output has ended by itself."""
+        """Clear the suspect if its last output was not cut off."""
         if seq not in self.seqs:
             return
         self.seqs.remove(seq)

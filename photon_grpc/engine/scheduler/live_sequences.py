@@ -1,4 +1,4 @@
-"""Every sequence from its coming to its end: waiting, parked or in a seat."""
+"""Every sequence from its arrival to its end: waiting, parked or in a slot."""
 
 from __future__ import annotations
 
@@ -24,51 +24,54 @@ class LiveSequences:
     """Changes the states of sequences; the Scheduler decides when.
 
     Args:
-        num_seats: sequences that may run at a time; seat i is slot i of the runner, from 1.
-        pool: gets back the blocks of those that leave their seat.
-        constraints: which ids may follow in an output.
-        waiting: holds those that wait for a seat.
+        num_slots: sequences that may run at a time; the runner's slots are numbered from 1.
+        pool: gets back the blocks of sequences that leave their slot.
+        constraints: knows which ids may follow in an output.
+        waiting: holds the sequences that wait for a slot.
         trial: has suspects compute alone.
     """
 
     def __init__(
-        self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
+        self, num_slots: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
     ) -> None:
         self.constraints = constraints
         self.trial = trial
         self.prompt_scoring = PendingPromptLogprobs()
         self.waiting = waiting
-        #: Those that have a seat, best seat rank first; one that has left it is here until `sweep`.
+        #: Sequences with a slot, best running rank first. One that has left its slot stays here until `sweep`.
         self.running: list[Sequence] = []
-        #: Slots left since the last Batch.
+        #: Slots that were left since the last Batch.
         self.left: list[int] = []
-        #: Seat rank of the first running sequence that the budget did not reach: it is served first next time.
+        #: Running rank of the first sequence that the budget did not reach; it is served first in the next step.
         self.resume_at: Rank | None = None
-        #: Numbers for the ranks of those that come.
+        #: Arrival numbers, for ranks.
         self.arrivals = count(1)
-        #: Of the sequence that came last.
+        #: Rank of the sequence that arrived last.
         self.newest: Rank = (0.0, 0)
         self._pool = pool
-        self._slots = list(range(num_seats, 0, -1))
+        self._slots = list(range(num_slots, 0, -1))
         self._slot_limbo = Limbo(pool.fences)
         #: Step in flight -> its ticket.
         self._tickets: dict[int, int] = {}
         #: The newest step that was read.
         self.settled_step = 0
-        #: Siblings that wait for the prompt of their leader.
+        #: Sequences that wait for the prompt of their leader.
         self.siblings: Parking[Sequence] = Parking()
         #: Sequences that wait for another thread, or for the end of a trial.
         self._awaiting: Parking[Event] = Parking()
-        #: Of them those whose matcher was lost and is made again. Step -> those whose row in it has no masks.
+        #: Those of them whose matcher was lost and is being made again.
         self.without_matcher: set[Sequence] = set()
+        #: Step -> the sequences whose row in it has no masks.
         self.unmasked: dict[int, set[Sequence]] = {}
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- arriving ------------------------------------------------------------------------------------------------------
 
     def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
-        """Take the sequences of one request; the first computes the prompt that the others share. A request whose
-        constraint is not compiled yet is parked until it is, a suspect while another one is on trial; one whose
-        constraint cannot be met fails."""
+        """Add the sequences of one request; the first computes the prompt that the others share.
+
+        A request is parked until its constraint is compiled, and a suspect while another one is on trial. A request
+        with an invalid constraint fails.
+        """
         leader, *siblings = seqs
         for seq in siblings:
             seq.leader = leader
@@ -91,8 +94,11 @@ class LiveSequences:
         self.siblings.park(siblings, leader)
 
     def happened(self, event: Event, report: StepFrameBuilder) -> None:
-        """Take again what was parked until `event`: requests last in the order of arrival, so that no static batch that
-        is under way takes them in; a sequence whose matcher is there again in the order it had."""
+        """Resume what was parked until `event`.
+
+        Requests get a new arrival number, so that a static batch under way does not include them. A sequence whose
+        matcher was made again keeps its rank.
+        """
         for _, group in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
             seqs = list(group)
             if seqs[0] in self.without_matcher:
@@ -113,35 +119,37 @@ class LiveSequences:
 
     @property
     def num_queued(self) -> int:
-        """Sequences that wait for a seat or for another thread."""
+        """Sequences that wait for a slot or for another thread."""
         return len(self.waiting) + self._awaiting.num_seqs
 
     @property
     def num_queued_tokens(self) -> int:
         return self.waiting.num_tokens + self._awaiting.num_tokens
 
-    # -- seats ---------------------------------------------------------------------------------------------------------
+    # -- slots ---------------------------------------------------------------------------------------------------------
 
     def in_turn(self) -> list[Sequence]:
-        """Return a copy of the running, best rank first; where the budget did not reach all of them, from the first it
-        left out. During a trial, those whose turn it is."""
+        """Return a copy of the running sequences, best rank first; during a trial, only those whose turn it is.
+
+        If the last budget did not reach all of them, start with the first one left out.
+        """
         resume_at, self.resume_at = self.resume_at, None
-        at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_seat_rank)
+        at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_running_rank)
         running = self.running[at:] + self.running[:at] if at else self.running[:]
         return self.trial.in_turn(running)
 
-    def has_seat(self) -> bool:
+    def has_free_slot(self) -> bool:
         return bool(self._slots)
 
-    def seat(self, seq: Sequence) -> None:
-        """Give the first of those that wait a seat."""
-        seq.seat_rank = self.waiting.take(seq)
+    def assign_slot(self, seq: Sequence) -> None:
+        """Give a slot to `seq`, the first of the queue."""
+        seq.running_rank = self.waiting.take(seq)
         seq.slot = self._slots.pop()
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=_seat_rank)
+        insort(self.running, seq, key=_running_rank)
 
-    def vacate(self, seq: Sequence) -> None:
-        """Take seat and blocks; both may be given again once no step in flight touches them."""
+    def release_slot(self, seq: Sequence) -> None:
+        """Take slot and blocks back; both are free again once no step in flight touches them."""
         fence = self.fence(seq)
         self._pool.release(seq.table, fence, of_session=bool(seq.request.session_id))
         self.left.append(seq.slot)
@@ -152,14 +160,14 @@ class LiveSequences:
         seq.slot = 0
 
     def fence(self, seq: Sequence) -> int:
-        """Return the newest ticket that touches its blocks and its slot; 0: none does."""
+        """Return the newest ticket that touches its blocks and its slot; 0 if none does."""
         return self._tickets[seq.last_step] if seq.flights else 0
 
     def launched(self, step: int) -> None:
         self._tickets[step] = self._pool.fences.open()
 
     def settled(self, step: int) -> None:
-        """Open the fences behind a step."""
+        """Close the ticket of a step and free what waited for it."""
         self._pool.fences.close(self._tickets.pop(step))
         if self.unmasked:
             self.unmasked.pop(step, None)
@@ -167,18 +175,20 @@ class LiveSequences:
         if len(self._slot_limbo):
             self._slots += self._slot_limbo.opened()
 
-    # -- matchers that are lost ----------------------------------------------------------------------------------------
+    # -- lost matchers -------------------------------------------------------------------------------------------------
 
     def lost_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
-        """Has the matcher of a sequence that has left its seat made again; the sequence is parked meanwhile. What the
-        steps in flight draw for it is void: they have no masks of it."""
+        """Park a sequence that has left its slot until its matcher is made again.
+
+        Ids that steps in flight sample for it are void, since they were sampled without masks.
+        """
         for flight in seq.flights:
             if flight.may_yield:
                 self.unmasked.setdefault(flight.step, set()).add(seq)
         self._begin_anew(seq, report)
 
     def is_void(self, seq: Sequence, step: int) -> bool:
-        """Return whether the step drew for this sequence without masks, or an id before has cost it its matcher."""
+        """Return whether the step sampled for this sequence without masks, or an earlier id cost it its matcher."""
         return seq in self.unmasked.get(step, ()) or seq in self.without_matcher
 
     def _begin_anew(self, seq: Sequence, report: StepFrameBuilder) -> None:
@@ -202,21 +212,23 @@ class LiveSequences:
             self.wait(seq)
 
     def landed(self, seq: Sequence) -> None:
-        """The last flight of a sequence without a seat was read."""
+        """Queue a sequence without a slot whose last flight was read."""
         if seq not in self.without_matcher:
             self.wait(seq)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
-        """Take a drawn id if the matcher does. Returns whether that has ended the sequence. Raises MatcherLost behind
-        an id that has not."""
+        """Append a sampled id if the matcher accepts it; return whether the sequence has ended.
+
+        Raise MatcherLost if the id was appended, did not end the sequence, and the matcher was lost.
+        """
         is_complete, is_lost = False, False
         if seq in self.constraints.matchers and token not in seq.stop_ids:
             try:
                 is_complete = self.constraints.advance(seq, token)
             except MatcherLost:
-                # The id is one of its masks; whether it completes the output is seen once there is another.
+                # The mask allowed the id. The new matcher will show whether it completes the output.
                 is_lost = True
             except RequestError as error:
                 self.fail(seq, Fault.of(error), report)
@@ -241,18 +253,18 @@ class LiveSequences:
             report.failed(seq, fault)
 
     def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
-        """End a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
+        """End a sequence at once in any state. Rows in flight are dropped when they settle."""
         if seq.status is Status.FINISHED:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
-        had_seat = seq.status is Status.RUNNING
+        had_slot = seq.status is Status.RUNNING
         self._end(seq, reason)
-        if had_seat:
+        if had_slot:
             self.sweep()
 
     def _end_of_given(self, seq: Sequence) -> FinishReason | None:
-        """Return the reason of an output that the ids it continues from have ended; None: it goes on."""
+        """Return the finish reason if the continued ids already ended the output, else None."""
         num_continued = seq.num_given - seq.num_prompt
         if not num_continued:
             return None
@@ -266,7 +278,7 @@ class LiveSequences:
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is Status.RUNNING:
-            self.vacate(seq)
+            self.release_slot(seq)
         elif seq.status is Status.PARKED:
             self.siblings.leave(seq)
             self._awaiting.leave(seq)
@@ -285,30 +297,32 @@ class LiveSequences:
     # -- several outputs -----------------------------------------------------------------------------------------------
 
     def has_prompt(self, leader: Sequence) -> bool:
-        """Return whether its prompt may be copied from. What it was admitted with may be written by that very step, and
-        copies come first."""
-        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self.settled_step
+        """Return whether its prompt may be copied.
+
+        The step that admitted it must have settled: it may write the blocks, and a step makes its copies first.
+        """
+        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.admitted_step <= self.settled_step
         return leader.status is Status.RUNNING and is_written
 
     def wake_siblings(self) -> None:
-        """Release those whose leader has its prompt by now."""
+        """Queue the siblings whose leader has computed the prompt."""
         for leader in self.siblings.awaited():
             if self.has_prompt(leader):
                 self.release_siblings(leader)
 
     def release_siblings(self, leader: Sequence) -> None:
-        """The prompt is there, or will not be: its siblings wait for seats of their own."""
+        """Queue the siblings of a leader that has computed the prompt or never will."""
         for seq in self.siblings.release(leader):
             self.wait(seq)
 
 
 def end_reason(seq: Sequence) -> FinishReason:
-    """Return the reason of an output that its last id ends."""
+    """Return the finish reason of an output that its last id ends."""
     token, stop = seq.ids[-1], seq.request.stop
     if token in stop.eos_token_ids:
         return FinishReason.EOS
     return FinishReason.STOP_TOKEN if token in seq.stop_ids else stop.limit_reason
 
 
-def _seat_rank(seq: Sequence) -> Rank:
-    return seq.seat_rank
+def _running_rank(seq: Sequence) -> Rank:
+    return seq.running_rank

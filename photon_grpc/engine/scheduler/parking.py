@@ -1,4 +1,4 @@
-"""Sequences that cannot run before something has happened."""
+"""Sequences that wait for something other than a slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Parking(Generic[K]):
-    """Sequences that are PARKED, each until one thing: an Event of another thread, or its leader's prompt."""
+    """PARKED sequences, each waiting for one key: an Event of another thread, or the leader with its prompt."""
 
     def __init__(self) -> None:
         self._parked: dict[K, list[Sequence]] = {}
@@ -28,7 +28,7 @@ class Parking(Generic[K]):
             self.num_tokens += len(seq.ids)
 
     def leave(self, seq: Sequence) -> None:
-        """Forget a sequence that has ended; one that is not here is none of ours."""
+        """Forget a sequence that has ended; ignore one that is not parked here."""
         until = self._until.pop(seq, None)
         if until is None:
             return
@@ -39,7 +39,7 @@ class Parking(Generic[K]):
             del self._parked[until]
 
     def release(self, until: K) -> list[Sequence]:
-        """Those that waited for it, in order of their coming; their status is the caller's to set."""
+        """Remove and return the sequences that wait for `until`, in order of parking; the caller sets their status."""
         seqs = self._parked.pop(until, [])
         for seq in seqs:
             del self._until[seq]

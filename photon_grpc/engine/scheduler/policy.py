@@ -1,4 +1,4 @@
-"""Ranks requests: the next to be admitted, the first to give way. One object per `--scheduling-policy`."""
+"""Ranks requests for admission and preemption. One class per `--scheduling-policy`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from photon_grpc.core.sequence import Rank
 from photon_grpc.engine.scheduler.fair_queue import FairQueue
 from photon_grpc.engine.scheduler.queue import RankedQueue, WaitingQueue
 
-#: Waiting this long counts as much as one step of priority, so no request starves.
+#: Waiting this long counts as much as one level of priority, so no request starves.
 AGEING_S = 30.0
 
 
 class Policy(Protocol):
     @property
     def obeys_priority(self) -> bool:
-        """False where `Request.priority` means nothing; front ends refuse it then."""
+        """Whether `Request.priority` has a meaning; otherwise front ends refuse it."""
 
     def queue(self) -> WaitingQueue:
-        """Return a new one, empty."""
+        """Return a new, empty queue."""
 
     def rank(self, request: Request) -> float:
-        """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
+        """Return the rank: smaller runs first, the largest is preempted first. Arrival decides among equals."""
 
     def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
-        """Return whether the first of those that wait may be seated in the step being planned, if there is room.
+        """Return whether the first waiting sequence may be admitted to the step being planned, if there is room.
 
         Args:
-            rank: its own.
-            newest: of all that ever came, the last.
-            num_running: sequences that have a seat.
+            rank: its rank.
+            newest: rank of the sequence that arrived last.
+            num_running: sequences with a slot.
         """
 
 
@@ -50,10 +50,10 @@ class Fcfs:
 
 
 class Priority(Fcfs):
-    """Higher priority first, first come among equals; waiting raises it slowly.
+    """Higher priority first, arrival order among equals; waiting raises the priority slowly.
 
-    The key does not change while a request waits: ageing at the same rate for all leaves the order of two requests as
-    it was at the arrival of the later one.
+    The key does not change while a request waits: all age at the same rate, so the order of two requests is fixed when
+    the later one arrives.
     """
 
     obeys_priority = True
@@ -63,22 +63,24 @@ class Priority(Fcfs):
 
 
 class Deadline(Fcfs):
-    """Earliest deadline first; those without one come last, by arrival."""
+    """Earliest deadline first; requests without one come last, by arrival."""
 
     def rank(self, request: Request) -> float:
-        # Monotonic clocks stay far below this, so requests without a deadline keep their order behind all others.
+        # Monotonic clocks stay far below 1e12, so requests without a deadline come after all others.
         return request.deadline_s if request.deadline_s is not None else 1e12 + request.arrival_s
 
 
 class Static(Fcfs):
-    """A batch is admitted when the one before is done: all that wait at that moment make up the next one, all outputs
-    of a request included. They take seats as these come free; one that is preempted stays in its batch."""
+    """Admits a batch when the previous one is done: all that wait at that moment, with all outputs of a request.
+
+    Its sequences get slots as these become free. A preempted sequence stays in its batch.
+    """
 
     def __init__(self) -> None:
         self._last: Rank = (0.0, -1)
 
     def rank(self, request: Request) -> float:
-        # By arrival at the engine alone: a latecomer never stands before one of the batch.
+        # Only arrival at the engine counts, so a later request never precedes one of the batch.
         return 0.0
 
     def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
@@ -91,7 +93,7 @@ POLICIES: dict[str, type[Fcfs]] = {"fcfs": Fcfs, "priority": Priority, "deadline
 
 
 class FairShare:
-    """Another policy, within owners: between them, the one that has had least is next."""
+    """Applies a policy within each owner; between owners, the one that was served least is next."""
 
     def __init__(self, within: Policy) -> None:
         self._within = within

@@ -1,7 +1,7 @@
-"""Prompt positions that are still to be scored.
+"""Prompt positions that still need log-probabilities.
 
-A prompt is scored once, by the first output of its request, while it is computed. The position that is scored next
-stands here; so a chunk goes on where the one before it ended, and a resumed prefill scores nothing again.
+A prompt is scored once, for the first output of its request, while it is computed. The next position to score is kept
+here, so that each chunk continues after the previous one and a resumed prefill scores nothing twice.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ _UNLIMITED = sys.maxsize
 
 
 class PendingPromptLogprobs:
-    """The sequences whose prompt is not yet scored, from `begin` to its last position or `forget`."""
+    """The sequences whose prompt is not fully scored, from `begin` to the last position or `forget`."""
 
     def __init__(self) -> None:
         #: Sequence -> the first position that no launched step scores.
         self.unscored: dict[Sequence, int] = {}
 
     def begin(self, seq: Sequence) -> None:
-        """Take the first output of a request; nothing precedes the first id, so it has no scores."""
-        if seq.request.scores.prompt_records and seq.num_prompt > 1:
+        """Add the first output of a request. Scoring starts at the second id, since nothing precedes the first."""
+        if seq.request.logprobs.num_prompt_records and seq.num_prompt > 1:
             self.unscored[seq] = 1
 
     def forget(self, seq: Sequence) -> None:
         self.unscored.pop(seq, None)
 
     def max_cached(self, seq: Sequence) -> int:
-        """Tokens that may be found computed: the logits of the position before an unscored one are needed."""
+        """Return the most tokens to take from the prefix cache: scoring needs the logits of the position before."""
         return self.unscored.get(seq, _UNLIMITED) - 1
 
-    def scored(self, rows: list[Sequence]) -> tuple[tuple[int, int], ...]:
-        """`Batch.scored` of these rows, whose flights are those of the batch; to be called once for a batch."""
-        scored = []
+    def take_rows(self, rows: list[Sequence]) -> tuple[tuple[int, int], ...]:
+        """Return `Batch.prompt_logprob_rows` for the rows of a launched batch; call once per batch."""
+        taken = []
         for row, seq in enumerate(rows):
             first = self.unscored.get(seq)
             if first is None:
                 continue
             end = seq.num_computed + sum(flight.computes for flight in seq.flights)
             if first <= end:
-                scored.append((row, first))
+                taken.append((row, first))
                 self.unscored[seq] = end + 1
                 if end >= seq.num_prompt - 1:
                     del self.unscored[seq]
-        return tuple(scored)
+        return tuple(taken)

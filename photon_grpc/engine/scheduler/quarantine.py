@@ -1,8 +1,8 @@
-"""Requests that were being computed when an engine died.
+"""Requests that were being computed when an engine crashed.
 
-Each is a suspect: sent again, it computes alone once (scheduler/isolation.py). Where the engine dies of that too, it is
-quarantined: refused until that expires. A suspect is cleared when it has finished, or has come further alone than it
-had come beside others, or by an operator. What one engine knows the next one learns from the flight recorder.
+Each is a suspect: when it is sent again, it computes alone once (scheduler/isolation.py). If the engine crashes again,
+it is quarantined, that is, refused for a time. A suspect is cleared when it finishes, gets further alone
+than it got beside others, or by an operator. The flight recorder passes all this from one engine to the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from photon_grpc.errors import EngineFailure, EngineRestarting, InternalFailure,
 _LOG = logging.getLogger(__name__)
 
 _FINGERPRINT_BYTES = 16
-#: Of more records, those that expire first are forgotten. So many fit the recorder's memory, whatever their names.
+#: With more records, those that expire first are forgotten. This many fit the recorder's memory with any names.
 _MAX_RECORDS = 4096
 _SUSPECTED_S = 600.0
 _QUARANTINED_S = 3600.0
@@ -34,29 +34,29 @@ _RETRY_AFTER_S = 0.1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A suspect, or one that is quarantined."""
+    """What is known of a suspect or quarantined request."""
 
-    #: CLOCK_MONOTONIC.
+    #: In CLOCK_MONOTONIC seconds.
     expires_s: float
-    #: Its output's length at most when the engine died.
+    #: Most tokens that its output had when the engine crashed.
     num_tokens: int = 0
     is_quarantined: bool = False
-    #: Steps of it that an engine died in, or that failed; the last one's Unix time.
+    #: Its steps that crashed an engine or failed, and the Unix time of the last one.
     num_crashes: int = 1
     crashed_at_s: float = 0.0
-    #: Of its newest attempt while it was a suspect.
+    #: Id and owner of its newest attempt since it became a suspect.
     request_id: str = ""
     owner: str = ""
 
 
 class Quarantine:
-    """Knows suspects by their fingerprints, and has the flight recorder trace the steps in flight.
+    """Knows suspects by their fingerprints, and passes the steps in flight to the flight recorder.
 
     Args:
         recorder: outlives the engine.
-        wake: brings an Event to the engine's loop, as core.ports.Inbox.
-        in_flight: what the engine before this one died of, one of them: fingerprint -> tokens of its output at most.
-        known: what that engine had its recorder remember.
+        wake: delivers an Event to the engine's loop, as in core.ports.Inbox.
+        in_flight: the requests one of which crashed the previous engine: fingerprint -> most tokens of its output.
+        known: what that engine had stored in its recorder.
     """
 
     def __init__(
@@ -72,15 +72,18 @@ class Quarantine:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def receive(self, request: Request) -> bytes:
-        """Return the request's fingerprint; what fails until `received` is its fault alone. Raise
-        RequestQuarantined."""
+        """Return the request's fingerprint. A crash until `received` is blamed on this request alone.
+
+        Raise RequestQuarantined.
+        """
         own = fingerprint(request)
         self._recorder.receiving(own)
         record = self._record(own)
         if record is not None and record.is_quarantined:
             left_s = record.expires_s - time.monotonic()
             raise RequestQuarantined(
-                f"the engine died of this request twice, the second time of it alone; it is refused for {left_s:.0f} s"
+                "the engine crashed twice while computing this request, the second time alone; "
+                f"it is refused for {left_s:.0f} s"
             )
         if record is not None and (record.request_id, record.owner) != (request.request_id, request.owner):
             self._records[own] = replace(record, request_id=request.request_id, owner=request.owner)
@@ -91,19 +94,19 @@ class Quarantine:
         self._recorder.received()
 
     def num_suspected(self, fingerprint: bytes) -> int | None:
-        """Tokens that a suspect's output had at most when the engine died; None: it is no suspect."""
+        """Return the most tokens that a suspect's output had when the engine crashed; None if it is not a suspect."""
         record = self._record(fingerprint)
         return None if record is None else record.num_tokens
 
     def clear(self, fingerprint: bytes) -> None:
-        """It was not this one."""
+        """Forget a suspect that did not cause the crash."""
         if self._records.pop(fingerprint, None) is not None:
             self._remember()
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """All that are known, the newest crash first."""
+        """Return all suspects, the newest crash first."""
         now_s = time.monotonic()
         known = [
             Suspect(
@@ -121,7 +124,7 @@ class Quarantine:
         return tuple(sorted(known, key=lambda each: each.crashed_at_s, reverse=True))
 
     def forget(self, fingerprints: Iterable[str]) -> tuple[str, ...]:
-        """Forget these (none named: all), in hex; return those that were known."""
+        """Forget these fingerprints, in hex, or all if none are named; return those that were known."""
         wanted = set(fingerprints)
         known = tuple(each.fingerprint for each in self.suspects() if not wanted or each.fingerprint in wanted)
         for each in known:
@@ -132,8 +135,8 @@ class Quarantine:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def seated(self, seq: Sequence, step: int) -> None:
-        self._recorder.seated(seq.slot, step - seq.num_output, seq.fingerprint)
+    def admitted(self, seq: Sequence, step: int) -> None:
+        self._recorder.admitted(seq.slot, step - seq.num_output, seq.fingerprint)
 
     def launching(self, batch: Batch) -> None:
         self._recorder.launching(batch.step, batch.slots)
@@ -144,8 +147,11 @@ class Quarantine:
     # -- steps that fail -----------------------------------------------------------------------------------------------
 
     def attributed(self, faults: dict[int, Fault], rows: list[Sequence]) -> dict[int, Fault]:
-        """Return the faults of a step's rows. A launch fails by one of its requests, for want of memory: where there
-        are several, all are suspects and are to come again."""
+        """Return the faults of a step's rows.
+
+        One of the requests made the launch fail, for example by lack of memory. If there are several, all become
+        suspects and are asked to retry.
+        """
         failed = {
             row: rows[row]
             for row, fault in faults.items()
@@ -161,7 +167,7 @@ class Quarantine:
         return {**faults, **{row: self.lost(seq, faults[row]) for row, seq in failed.items()}}
 
     def lost(self, seq: Sequence, fault: Fault) -> Fault:
-        """Return the error of a sequence that a step of others took with it."""
+        """Return the error of a sequence that failed because of another one in its step."""
         again: type[Unavailable] = EngineRestarting
         message = "a step that it shared with others failed; nothing was sent yet"
         if seq.num_generated:
@@ -169,15 +175,15 @@ class Quarantine:
             message = "a step that it shared with others failed: continue from what was sent"
         return Fault.of(again(message, retry_after_s=_RETRY_AFTER_S))
 
-    # -- after a death -------------------------------------------------------------------------------------------------
+    # -- after a crash -------------------------------------------------------------------------------------------------
 
     def _judge(self, in_flight: Mapping[bytes, int]) -> None:
-        """A suspect that was alone is the one; else all are suspects."""
+        """Quarantine a suspect that was in flight alone; otherwise make all requests suspects."""
         now_s = time.monotonic()
         first, *others = in_flight
         if not others and self._record(first) is not None:
             self._accuse(first, Record(now_s + _QUARANTINED_S, is_quarantined=True))
-            _LOG.error("the engine died of one request for the second time: %s is quarantined", first.hex())
+            _LOG.error("the engine crashed a second time while computing one request: %s is quarantined", first.hex())
             return
         self._suspect(in_flight)
         _LOG.warning("requests in the steps that the engine died in: %d; each computes alone once", len(in_flight))
@@ -209,7 +215,7 @@ class Quarantine:
 
 
 class NoQuarantine:
-    """For an engine in the caller's own program, which nothing outlives: suspects and traces nothing."""
+    """The quarantine of an engine in the caller's program, which records nothing, since nothing outlives a crash."""
 
     def wake(self, event: Event) -> None:
         pass
@@ -232,7 +238,7 @@ class NoQuarantine:
     def forget(self, fingerprints: Iterable[str]) -> tuple[str, ...]:
         return ()
 
-    def seated(self, seq: Sequence, step: int) -> None:
+    def admitted(self, seq: Sequence, step: int) -> None:
         pass
 
     def launching(self, batch: Batch) -> None:
@@ -249,11 +255,14 @@ class NoQuarantine:
 
 
 def fingerprint(request: Request) -> bytes:
-    """Digest what decides a request's steps: the same for every attempt, also for one that continues an earlier one's
-    output, and for constraints that differ in nothing but annotations and the order of keys."""
+    """Return a digest of what decides a request's steps.
+
+    It is the same for every attempt, also one that continues the output of an earlier one, and for constraints that
+    differ only in annotations and the order of keys.
+    """
     sampling, constraint = request.sampling, request.constraint
     if request.is_seed_random:
         sampling = replace(sampling, seed=0)
     meaning = constraint and (constraint.digest or constraint)
-    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, meaning)
-    return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=_FINGERPRINT_BYTES).digest()
+    decisive = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.logprobs, meaning)
+    return hashlib.blake2b(msgspec.msgpack.encode(decisive), digest_size=_FINGERPRINT_BYTES).digest()

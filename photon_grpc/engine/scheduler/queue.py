@@ -1,4 +1,4 @@
-"""Those that wait for a seat, best rank first."""
+"""The sequences that wait for a slot, best rank first."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ def _is_unserved(seq: Sequence) -> bool:
 
 
 class WaitingQueue(Protocol):
-    """Bounded by its owner. Hears of every sequence from its first wait to its end."""
+    """A queue that its user bounds. It is notified of every sequence from its first wait to its end."""
 
-    #: Ids of those that wait.
+    #: Ids of the waiting sequences.
     num_tokens: int
 
     def __len__(self) -> int: ...
 
     def push(self, seq: Sequence) -> None:
-        """It waits: for the first time, or again after a preemption."""
+        """Add a sequence, for the first time or after a preemption."""
 
     def first(self) -> Sequence:
-        """Return the next to be seated."""
+        """Return the next sequence to admit."""
 
     def take(self, seq: Sequence) -> Rank:
-        """Return the first has been seated. Returns its rank among those that run."""
+        """Remove the first sequence, which got a slot; return its rank among running sequences."""
 
     def remove(self, seq: Sequence) -> None:
-        """It ends while it waits. Raises ValueError when it does not wait here."""
+        """Remove a sequence that ends while it waits. Raise ValueError if it does not wait here."""
 
     def ended(self, seq: Sequence) -> None:
-        """It has ended, wherever it was."""
+        """Note that a sequence has ended, in any state."""
 
     def longest(self) -> int:
-        """Sequences that wait of the owner with most of them; 0 where owners are not told apart."""
+        """Return the waiting sequences of the owner that has most; 0 if owners are not distinguished."""
 
     def room(self, owner: str, num_ids: int, num_seqs: int, num_tokens: int) -> list[Sequence]:
-        """Those to give their places in a full queue to a new sequence of `owner` with `num_ids` ids, so that at least
-        `num_seqs` sequences and `num_tokens` ids less wait; empty: the new one is refused."""
+        """Return sequences to remove from a full queue for a new one of `owner` with `num_ids` ids.
+
+        They are at least `num_seqs` sequences with at least `num_tokens` ids. If there are none, the new one is
+        refused.
+        """
 
 
 class RankedQueue:
-    """Sorted by rank, which is unique: (the policy's number, arrival order). Knows no owners."""
+    """A queue sorted by rank, which is unique: (the policy's number, arrival order). It ignores owners."""
 
     def __init__(self) -> None:
         self._seqs: list[Sequence] = []
@@ -65,7 +68,7 @@ class RankedQueue:
         return self._seqs[0]
 
     def last_unserved(self, but: list[Sequence]) -> Sequence | None:
-        """Return the last of those of whose request nothing was computed, `but` these."""
+        """Return the last sequence whose request has computed nothing, except those in `but`."""
         return next((seq for seq in reversed(self._seqs) if _is_unserved(seq) and seq not in but), None)
 
     def take(self, seq: Sequence) -> Rank:

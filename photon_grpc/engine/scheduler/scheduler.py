@@ -1,9 +1,9 @@
 """Chooses the next Batch and settles the oldest StepOutput.
 
-Two phases: RUNNING sequences first, then WAITING ones are admitted into what is left of the token budget. What a
-sequence computes is one subtraction (see core.sequence), so that prefill, chunks, decode, prefix hits and resumption
-need no modes. Step n + 1 may be chosen before step n is read: a Sequence keeps its Flights, and `settle` pops exactly
-the one of its Batch.
+RUNNING sequences are planned first, then WAITING ones are admitted into the rest of the token budget. What a sequence
+computes is one subtraction (see core.sequence), so that prefill, chunks, decode, prefix hits and resumption need no
+modes. Step n + 1 may be chosen before step n is read: a Sequence keeps its Flights, and `settle` pops the one of its
+Batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from photon_grpc.engine.scheduler.isolation import Isolation
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
-from photon_grpc.engine.scheduler.seating import Seating
+from photon_grpc.engine.scheduler.slot_assigner import SlotAssigner
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
@@ -36,9 +36,9 @@ from photon_grpc.errors import InvalidConstraint, NumericFailure
 class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
-    #: Steps, at least 1: when step n is given its masks, all up to n - depth have settled.
+    #: Number of steps, at least 1: when step n gets its masks, all up to n - depth have settled.
     depth: int = 1
-    #: Splits prompts that exceed what a step has left, or does not.
+    #: Whether prompts that exceed the rest of a step are split.
     chunking: Chunking = field(default_factory=Chunked)
 
 
@@ -46,11 +46,11 @@ class Scheduler:
     """Chooses the rows of every step; settles the steps in their order.
 
     Args:
-        limits: seats, tokens per step and how prompts are split over steps.
+        limits: slots, tokens per step and how prompts are split over steps.
         policy: ranks requests.
         pool: the KV blocks.
-        drafting: how many tokens the runner drafts for a decode row.
-        constraints: which ids may follow in an output.
+        drafting: chooses how many tokens the runner drafts for a decode row.
+        constraints: knows which ids may follow in an output.
         quarantine: knows which requests must compute alone, and traces the steps in flight.
     """
 
@@ -72,11 +72,11 @@ class Scheduler:
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
         trial = Isolation(self.quarantine)
         self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
-        self.seating = Seating(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
+        self.slot_assigner = SlotAssigner(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
         self.num_preemptions = 0
         self._step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
-        #: Preempted while it flew -> the blocks that its flights read, until the last of them has landed.
+        #: Sequence preempted with steps in flight -> the blocks that these steps read, until the last one is read.
         self._read_blocks: dict[Sequence, frozenset[int]] = {}
 
     @property
@@ -87,8 +87,10 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
-        """Return the next Batch, or None when no sequence can compute anything now. Reports preemptions, and the
-        failure of those whose turn comes too late."""
+        """Return the next Batch, or None when no sequence can compute anything now.
+
+        Report preemptions, and the failure of sequences that can no longer meet their deadline.
+        """
         plan = self.live.trial.planned(partial(self._plan, now_s, report), bool(self._flying))
         if plan is None or not plan.rows:
             return None
@@ -105,14 +107,14 @@ class Scheduler:
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self.seating.admit(plan, now_s, report)
+            self.slot_assigner.admit(plan, now_s, report)
         return plan
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         is_open = bool(plan.drafts or self.live.constraints.matchers)
         for seq in self.live.in_turn():
             if plan.budget <= 0:
-                self.live.resume_at = seq.seat_rank
+                self.live.resume_at = seq.running_rank
                 return
             if seq.status is not Status.RUNNING:
                 continue
@@ -139,16 +141,14 @@ class Scheduler:
             plan.place(seq, count, end, 1 if end == wanted else 0)
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
-        """Return whether ids of this sequence are in a step that will not have settled when masks are made for the one
-        being planned."""
+        """Return whether a step with ids of this sequence will be unsettled when the planned step gets its masks."""
         if not seq.flights or seq not in self.live.constraints.matchers:
             return False
         newest = seq.flights[-1]
         return newest.may_yield > 0 and newest.step > plan.step - self.limits.depth
 
     def _place_drafting(self, plan: BatchBuilder, seq: Sequence, wanted: int, report: StepFrameBuilder) -> None:
-        """Places a decode row with as many drafts as max_tokens, the budget and free blocks allow; drafts preempt
-        nothing."""
+        """Place a decode row with as many drafts as max_tokens, budget and free blocks allow, without preemption."""
         drafts = min(plan.drafts, seq.max_len - 1 - wanted, plan.budget - 1)
         end = wanted + drafts
         if end > seq.table.capacity:
@@ -165,8 +165,10 @@ class Scheduler:
         plan.place(seq, count, end, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
-        """Extend the table, preempting the worst rank if need be. False when this sequence must sit out or was
-        preempted itself."""
+        """Extend the table, preempting the worst rank if necessary.
+
+        Return False if this sequence must skip the step or was preempted itself.
+        """
         while True:
             grown = self.pool.grow(seq, num_tokens)
             if grown is not None:
@@ -181,28 +183,34 @@ class Scheduler:
                 return False
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
+        """Take slot and blocks away; the ids stay.
+
+        Steps in flight still yield their ids, but their keys and values are void.
+        """
         self.num_preemptions += 1
-        self._unseat(seq)
+        self._release_slot(seq)
         if not seq.flights:
             self.live.wait(seq)
 
-    def _unseat(self, seq: Sequence) -> None:
+    def _release_slot(self, seq: Sequence) -> None:
         if seq.flights:
             self._read_blocks[seq] = frozenset(chain.from_iterable(seq.table.groups))
-        self.live.vacate(seq)
+        self.live.release_slot(seq)
         self.live.running.remove(seq)
         seq.status = Status.PARKED
         seq.num_computed = 0
         if seq not in self.live.prompt_scoring.unscored:
-            # Else they would draw before the prompt is scored.
+            # Otherwise they would sample before the prompt has its log-probabilities.
             self.live.release_siblings(seq)
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def masks(self, drafts: tuple[int, ...], report: StepFrameBuilder) -> memoryview:
-        """Return the bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts`
-        and the result are those of core.ports.Pending. A matcher that fails ends its sequence and no other."""
+        """Return the bitmasks of the newest Batch; a matcher that fails ends only its own sequence.
+
+        Call it once all steps but the newest `limits.depth` have settled. `drafts` and the result are those of
+        core.ports.Pending.
+        """
         batch, plan = self._flying[-1]
         masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
@@ -215,19 +223,19 @@ class Scheduler:
         return masks
 
     def _lose_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
-        """Take the seat until its matcher is made again."""
+        """Take the slot away until the matcher is made again."""
         if seq.status is Status.RUNNING:
-            self._unseat(seq)
+            self._release_slot(seq)
             report.preempted(seq)
         self.live.lost_matcher(seq, report)
 
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
-        """Append what the oldest step in flight produced, ends what ended, opens the fences behind it."""
+        """Append what the oldest step in flight produced, end what has ended and close the fence of the step."""
         batch, plan = self._flying.popleft()
         yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
         if faults:
             faults = self.quarantine.attributed(faults, plan.rows)
-        num_known = {row: len(plan.rows[row].ids) for row in output.scores}
+        num_known = {row: len(plan.rows[row].ids) for row in output.logprobs}
         ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
         ended = False
         for row, seq in enumerate(plan.rows):
@@ -246,7 +254,7 @@ class Scheduler:
                 seq.num_computed += flight.computes
             if token is not None:
                 if is_plain:
-                    # As `append`, without a call.
+                    # The same as `append`, without the cost of a call.
                     seq.ids.append(token)
                     report.token(seq, token)
                     if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
@@ -261,8 +269,8 @@ class Scheduler:
                     self.live.landed(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
-        if num_known or output.prompt_scores:
-            _report_scores(output, plan, num_known, report)
+        if num_known or output.prompt_logprobs:
+            _report_logprobs(output, plan, num_known, report)
         self.live.settled_step = output.step
         if self.live.siblings.num_seqs:
             self.live.wake_siblings()
@@ -275,8 +283,10 @@ class Scheduler:
         self.quarantine.settled(batch.step)
 
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
-        """Append an id that a masked or drafting step drew, unless it is void. Returns whether the sequence has ended,
-        or has lost its matcher by this id."""
+        """Append an id that a masked or drafting step sampled, unless it is void.
+
+        Return whether this ended the sequence or cost it its matcher.
+        """
         live = self.live
         if (live.without_matcher or live.unmasked) and live.is_void(seq, step):
             report.overrun_tokens += 1
@@ -290,8 +300,10 @@ class Scheduler:
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
     ) -> list[int]:
-        """Append all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose
-        keys and values are written again. Returns the last ids, one for each row that yields."""
+        """Append all but the last id of every row; return the last ids, one for each row that yields.
+
+        Rejected drafts are subtracted from `num_computed`, since their keys and values are written again.
+        """
         last: list[int] = []
         ids, lengths = iter(output.ids), iter(output.lengths or repeat(1))
         for row, seq in enumerate(plan.rows):
@@ -311,18 +323,18 @@ class Scheduler:
         return last
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
-        """End a sequence whose row failed; what the row was to fill is forgotten."""
+        """End a sequence whose row failed, and forget the blocks that the row was to fill."""
         if fault.reason == InvalidConstraint.reason:
-            # The row was computed and is sound: it only had nothing to draw.
+            # The row was computed correctly; only nothing could be sampled.
             self.live.fail(seq, Fault.of(nothing_to_sample(seq.request)), report)
             return
         if fault.reason == NumericFailure.reason:
-            # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its
-            # own logits whether it is sound; no other is to find it.
+            # Any block that the row read may be corrupt. Sequences that share one are checked by their own logits; no
+            # other may find it in the prefix cache.
             self.pool.forget_prefix(seq)
             self.live.fail(seq, fault, report)
             return
-        # Steps launched behind this one stand on it.
+        # Steps launched after this one depend on it.
         plans = (plan, *(later for _, later in self._flying))
         void = {block for each in plans for block in each.published_by(seq)}
         self.live.fail(seq, fault, report)
@@ -337,18 +349,21 @@ class Scheduler:
                 self.live.fail(other, self.quarantine.lost(other, fault), report)
 
 
-def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder) -> None:
-    """Tells the scores of the ids that were appended, not of those dropped behind an end, and of prompts whose sequence
-    is alive.
+def _report_logprobs(
+    output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder
+) -> None:
+    """Report the log-probabilities of appended ids, and those of prompts of live sequences.
+
+    Those of ids dropped after an end are dropped.
 
     Args:
-        num_known: row -> the ids it had before the step was settled.
+        num_known: row -> the ids that it had before the step was settled.
     """
-    for row, records in output.scores.items():
+    for row, records in output.logprobs.items():
         seq = plan.rows[row]
-        num_bytes = (len(seq.ids) - num_known[row]) * seq.request.scores.records * RECORD.size
-        report.scores(seq, records[:num_bytes])
-    for row, records in output.prompt_scores.items():
+        num_bytes = (len(seq.ids) - num_known[row]) * seq.request.logprobs.num_records * RECORD.size
+        report.logprobs(seq, records[:num_bytes])
+    for row, records in output.prompt_logprobs.items():
         seq = plan.rows[row]
         if seq.status is not Status.FINISHED or seq.num_generated:
-            report.prompt_scores(seq, records)
+            report.prompt_logprobs(seq, records)

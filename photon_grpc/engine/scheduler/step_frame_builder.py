@@ -1,4 +1,4 @@
-"""Gathers the news of a step in columns per front end."""
+"""Collects what a step reports, in columns per front end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Columns:
         "started",
         "preempted",
         "newest_added",
-        "scores",
-        "prompt_scores",
+        "logprobs",
+        "prompt_logprobs",
     )
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class _Columns:
         self.started: list[Started] = []
         self.preempted: list[int] = []
         self.newest_added = 0
-        self.scores: dict[int, bytes] = {}
-        self.prompt_scores: dict[int, bytes] = {}
+        self.logprobs: dict[int, bytes] = {}
+        self.prompt_logprobs: dict[int, bytes] = {}
 
 
 class StepFrameBuilder:
@@ -50,7 +50,7 @@ class StepFrameBuilder:
 
     def __init__(self) -> None:
         self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
-        #: Sequences whose entries in maps are to go.
+        #: Sequences whose map entries must be removed.
         self.ended: list[Sequence] = []
         self._num_ended = 0
         self.overrun_tokens = 0
@@ -66,15 +66,15 @@ class StepFrameBuilder:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
             self._count_prompt(seq)
 
-    def scores(self, seq: Sequence, records: bytes) -> None:
-        """Of the ids that the last settled step brought."""
+    def logprobs(self, seq: Sequence, records: bytes) -> None:
+        """Add the RECORDs of the ids from the last settled step."""
         if records:
-            scores = self.columns[seq.frontend].scores
-            scores[seq.handle] = scores.get(seq.handle, b"") + records
+            column = self.columns[seq.frontend].logprobs
+            column[seq.handle] = column.get(seq.handle, b"") + records
 
-    def prompt_scores(self, seq: Sequence, records: bytes) -> None:
-        scores = self.columns[seq.frontend].prompt_scores
-        scores[seq.handle] = scores.get(seq.handle, b"") + records
+    def prompt_logprobs(self, seq: Sequence, records: bytes) -> None:
+        column = self.columns[seq.frontend].prompt_logprobs
+        column[seq.handle] = column.get(seq.handle, b"") + records
 
     def finished(self, seq: Sequence) -> None:
         if not seq.num_generated:
@@ -88,7 +88,7 @@ class StepFrameBuilder:
         self.ended.append(seq)
 
     def newly_ended(self) -> list[Sequence]:
-        """Those that have ended since the last call."""
+        """Return the sequences that have ended since the last call."""
         begin, self._num_ended = self._num_ended, len(self.ended)
         return self.ended[begin:]
 
@@ -99,15 +99,15 @@ class StepFrameBuilder:
         self.columns[seq.frontend].preempted.append(seq.handle)
 
     def added(self, frontend: int, handle: int) -> None:
-        """An Add was read: its front end is told so in this step."""
+        """Report the newest Add that was read from this front end."""
         self.columns[frontend].newest_added = handle
 
     def _count_prompt(self, seq: Sequence) -> None:
-        """Count the tokens of its prompt once for all outputs of the request."""
+        """Count the prompt tokens once for all outputs of the request."""
         leader = seq.leader or seq
-        if leader.is_prompt_told:
+        if leader.is_prompt_counted:
             return
-        leader.is_prompt_told = True
+        leader.is_prompt_counted = True
         self.prompt_tokens += seq.num_given
         self.cached_tokens += seq.num_cached
         if seq.request.session_id:
@@ -127,8 +127,8 @@ class StepFrameBuilder:
                     tuple(c.started),
                     tuple(c.preempted),
                     c.newest_added,
-                    c.scores,
-                    c.prompt_scores,
+                    c.logprobs,
+                    c.prompt_logprobs,
                 ),
             )
             for frontend, c in self.columns.items()

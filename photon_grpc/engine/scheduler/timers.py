@@ -1,4 +1,4 @@
-"""Deadlines and limits of time, due whatever a sequence is doing then."""
+"""Deadlines and time limits, which fall due in any state of a sequence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class Due(IntEnum):
 
 
 class Timers:
-    """A heap of (time, order, what, sequence); entries of finished sequences are skipped, and swept when they are most
-    of it."""
+    """A heap of (time, order, what, sequence).
+
+    Entries of finished sequences are skipped, and removed once they are the majority.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Due, Sequence]] = []
@@ -46,7 +48,7 @@ class Timers:
                 yield due, seq
 
     def sweep(self, num_live: int) -> None:
-        """Drop what belongs to finished sequences once that is more than half."""
+        """Drop the entries of finished sequences once they are more than half."""
         if len(self._heap) > 6 * num_live + 64:
             self._heap = [entry for entry in self._heap if entry[3].status is not Status.FINISHED]
             heapq.heapify(self._heap)

@@ -14,7 +14,7 @@ import llguidance
 import msgspec
 
 from photon_grpc.core.ask import ConstraintAsk
-from photon_grpc.core.constraint import Constraint, told
+from photon_grpc.core.constraint import Constraint, readable_error
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.constraints.constraint import field_of, write_grammar
 from photon_grpc.frontend.constraints.digest import digest_of
@@ -104,7 +104,7 @@ def _told(ask: ConstraintAsk, problem: str) -> str:
 
 
 def _cut(words: str) -> str:
-    words = told(words)
+    words = readable_error(words)
     if _ONE_OF in words:
         words = (
             "the schemas of a oneOf must visibly exclude each other: by type, or by the value of a required property"

@@ -41,12 +41,12 @@ class MetricsEndpoint:
         _LOG.info("metrics on http://%s/metrics", await self._http.start(self._address))
 
     def told(self, frontend: int, counted: Counted) -> None:
-        self._frontends.told(frontend, counted.series)
-        self._engines.told(counted.life, counted.load)
+        self._frontends.update(frontend, counted.series)
+        self._engines.update(counted.life, counted.load)
 
     def requests_lost(self, num_requests: int) -> None:
         self._num_lost += num_requests
-        self._frontends.told(_OWN, (Series(metrics.LOST.name, (), (self._num_lost,)),))
+        self._frontends.update(_OWN, (Series(metrics.LOST.name, (), (self._num_lost,)),))
 
     def frontend_ended(self, frontend: int) -> None:
         self._frontends.gone(frontend)

@@ -39,7 +39,7 @@ def main() -> None:
             time.sleep(2 * ALLOWED_S)
         if "in a step" in behaviour:
             recorder = SharedFlightRecorder(*shared)
-            recorder.seated(1, 1, b"s" * 16)
+            recorder.admitted(1, 1, b"s" * 16)
             recorder.launching(3, (1,))
         if behaviour == "deaf":
             time.sleep(60)

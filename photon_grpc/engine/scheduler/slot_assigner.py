@@ -1,4 +1,4 @@
-"""Gives sequences that wait a seat in the step being planned."""
+"""Assigns slots to waiting sequences in the step being planned."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
 
-class Seating:
-    """Seats what fits into the budget that a step has left, and fails those whose turn comes too late.
+class SlotAssigner:
+    """Admits what fits into the rest of a step, and fails sequences that can no longer meet their deadline.
 
     Args:
-        policy: says who may be seated.
+        policy: decides which sequences may be admitted.
         chunking: splits prompts over steps, or does not.
         pool: the KV blocks.
         live: every sequence.
-        deadlines: find those that come too late.
-        quarantine: traces who has which seat.
+        deadlines: find sequences that cannot meet their deadline.
+        quarantine: records which request has which slot.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Seating:
         self._quarantine = quarantine
 
     def admit(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
-        """Seat those that wait, the first of them first, until one finds no place in the step."""
-        while plan.budget > 0 and self._live.has_seat() and len(self._live.waiting):
+        """Admit waiting sequences in order, until one does not fit into the step."""
+        while plan.budget > 0 and self._live.has_free_slot() and len(self._live.waiting):
             seq = self._live.waiting.first()
             if not self._policy.admits(seq.rank, self._live.newest, len(self._live.running)):
                 return
@@ -61,10 +61,10 @@ class Seating:
             copies = self._take_blocks(seq)
             if copies is None:
                 return
-            self._seat(plan, seq, copies, now_s)
+            self._admit(plan, seq, copies, now_s)
 
     def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
-        """Return whether it could not be in time any more, and has been failed for that."""
+        """Fail the sequence if its deadline is out of reach; return whether it did."""
         num_running = len(self._live.running)
         if self._deadlines.missed(seq, 0, num_running, now_s) is None:
             return False
@@ -76,7 +76,7 @@ class Seating:
         return True
 
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
-        """Copy to make, after the sequence got its blocks; None when there is no room for it now."""
+        """Give the sequence its blocks and return the copies to make; None if there is no room for it now."""
         leader = seq.leader
         if (
             leader is not None
@@ -90,16 +90,16 @@ class Seating:
         return () if self._pool.admit(seq, root, len(self._live.running), max_cached) else None
 
     def num_known(self, seq: Sequence) -> int:
-        """Tokens of `seq` that need not be computed, were it admitted now."""
+        """Return the tokens of `seq` that would be found in the prefix cache if it were admitted now."""
         return self._pool.num_known(seq, _root(seq.request))
 
-    def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
-        self._live.seat(seq)
-        seq.seated_step = plan.step
-        self._quarantine.seated(seq, plan.step)
+    def _admit(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+        self._live.assign_slot(seq)
+        seq.admitted_step = plan.step
+        self._quarantine.admitted(seq, plan.step)
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
-            # What a resumption finds again is not what the caller is told.
+            # Callers see the hit of the first admission only, not that of a resumption.
             seq.num_cached = seq.num_computed
         stop = seq.request.stop
         plan.admissions.append(
@@ -113,16 +113,17 @@ class Seating:
                 output_index=seq.index,
                 min_tokens=stop.min_tokens,
                 banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
-                scores=seq.request.scores,
+                logprobs=seq.request.logprobs,
             )
         )
         plan.copies.extend(copies)
-        left = len(seq.ids) - seq.num_computed
-        count = left if left <= plan.budget else self._chunking.share(left, plan.budget, not plan.rows)
+        remaining = len(seq.ids) - seq.num_computed
+        fits = remaining <= plan.budget
+        count = remaining if fits else self._chunking.share(remaining, plan.budget, not plan.rows)
         end = seq.num_computed + count
         plan.place(seq, count, end, 1 if end == len(seq.ids) else 0)
 
 
 def _root(request: Request) -> Hashable:
-    """Prefixes are shared below it."""
+    """Return the key within which prefixes are shared."""
     return request.adapter, request.owner, request.salt
