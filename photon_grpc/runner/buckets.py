@@ -33,7 +33,7 @@ class Buckets:
 
     def shape(self, batch: Batch) -> StepShape | None:
         """Return the smallest shape for the batch; None if none holds it or if it scores prompts."""
-        if batch.scored:
+        if batch.prompt_logprob_rows:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
         if num_rows <= self.rows[-1] and is_decode(batch):

@@ -51,7 +51,7 @@ def output_records(records: torch.Tensor | None, batch: Batch, params: dict[int,
     if records is None:
         return NO_RECORDS
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
-    wanted = [(row, params[slot].records) for row, (slot, yields) in columns if yields and slot in params]
+    wanted = [(row, params[slot].num_records) for row, (slot, yields) in columns if yields and slot in params]
     return LogprobRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
 
 
@@ -70,7 +70,7 @@ class PromptLogprobRecorder:
         self._logprobs = kernels.logprobs
 
     def __call__(self, batch: Batch, hidden: torch.Tensor) -> LogprobRecords:
-        """Return the records of the rows of `batch.scored`.
+        """Return the records of the rows of `batch.prompt_logprob_rows`.
 
         `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row after row.
         """

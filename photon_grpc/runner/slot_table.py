@@ -227,13 +227,13 @@ class SlotTable:
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
-        if admission.scores.records:
-            self.logprob_params[slot] = admission.scores
-        if admission.scores.prompt_records:
-            self.prompt_logprob_params[slot] = admission.scores, admission.num_prompt
+        if admission.logprobs.num_records:
+            self.logprob_params[slot] = admission.logprobs
+        if admission.logprobs.num_prompt_records:
+            self.prompt_logprob_params[slot] = admission.logprobs, admission.num_prompt
 
     def _numbers(self, admission: Admission) -> _Numbers:
-        sampling, logprobs = admission.sampling, admission.scores
+        sampling, logprobs = admission.sampling, admission.logprobs
         return _Numbers(
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
@@ -247,8 +247,8 @@ class SlotTable:
             output_index=admission.output_index,
             num_prompt=admission.num_prompt,
             min_length=self.banned.get(admission.slot, 0),
-            num_best=max(logprobs.logprobs, 0) if logprobs.records else -1,
-            num_prompt_best=logprobs.prompt_logprobs,
+            num_best=max(logprobs.num_logprobs, 0) if logprobs.num_records else -1,
+            num_prompt_best=logprobs.num_prompt_logprobs,
             num_given=len(logprobs.token_ids),
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),

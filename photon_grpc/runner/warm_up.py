@@ -31,7 +31,9 @@ def warm_up(runner: ModelRunner) -> float:
     processed = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
     both = structs.replace(processed, sampling=_FILTERED)
-    with_logprobs = [structs.replace(admission, scores=LogprobParams(logprobs=0)) for admission in (processed, plain)]
+    with_logprobs = [
+        structs.replace(admission, logprobs=LogprobParams(num_logprobs=0)) for admission in (processed, plain)
+    ]
     *_, seconds = [
         compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
         for admission in (*with_logprobs, both, processed, filtered, plain)

@@ -101,7 +101,7 @@ def outputs_of(device: str, num_rows: int) -> list[Output]:
 
 def positions_of(output: Output) -> list[list[Record]]:
     """Return the records of each token: its own, those of the best."""
-    records, size = list(RECORD.iter_unpack(output.scores)), 1 + NUM_BEST
+    records, size = list(RECORD.iter_unpack(output.logprobs)), 1 + NUM_BEST
     return [records[at : at + size] for at in range(0, len(records), size)]
 
 

@@ -67,7 +67,7 @@ def runner_on(device: str, eager: bool) -> ModelRunner:
 
 def steps() -> list[Batch]:
     """Return steps of every sampling level beside rows without log-probabilities, then a prompt in two chunks."""
-    entered = admission(7, LONG, GREEDY, LogprobParams(logprobs=1, prompt_logprobs=3))
+    entered = admission(7, LONG, GREEDY, LogprobParams(num_logprobs=1, num_prompt_logprobs=3))
     others, ones = tuple(range(1, len(ROWS) + 1)), (1,) * len(ROWS)
     first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), prompt_logprob_rows=((6, 1),))
     return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), prompt_logprob_rows=((6, 41),))]

@@ -91,7 +91,7 @@ def test_a_batch_that_only_scores_filters_and_masks_nothing(runner: ModelRunner)
 
 def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -> None:
     """The rank of the sampled id counts ids that could not be sampled."""
-    params = LogprobParams(logprobs=4, token_ids=(6,))
+    params = LogprobParams(num_logprobs=4, token_ids=(6,))
     free = expected_at(prompt_of(1), 0, params)[1][0]
     banned = admission(2, prompt_of(1), GREEDY, params, min_tokens=2, banned_until_min=(free,))
     batch = Batch(
@@ -174,10 +174,10 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
             Batch(4, (1, 2), (1, 15), (1, 1), prompt_logprob_rows=((1, 46),)),
         )
     ]
-    assert [set(output.prompt_scores) for output in outputs] == [{1, 2}, {1}, {1}]
-    assert_prompt(outputs[0].prompt_scores[2], expected_prompt(prompt_of(3), 0))
-    assert_prompt(b"".join(output.prompt_scores[1] for output in outputs), expected_prompt(LONG, 3))
-    assert [set(output.scores) for output in outputs] == [{0, 2}, {0, 2}, {0, 1}]
+    assert [set(output.prompt_logprobs) for output in outputs] == [{1, 2}, {1}, {1}]
+    assert_prompt(outputs[0].prompt_logprobs[2], expected_prompt(prompt_of(3), 0))
+    assert_prompt(b"".join(output.prompt_logprobs[1] for output in outputs), expected_prompt(LONG, 3))
+    assert [set(output.logprobs) for output in outputs] == [{0, 2}, {0, 2}, {0, 1}]
     # After a row that samples nothing.
     _, drawn = outputs[0].ids
     assert_equal(unpacked(outputs[0].logprobs[2]), expected_at(prompt_of(3), drawn, short))

@@ -50,7 +50,7 @@ class CountsReport:
         except (OSError, BufferError):
             # The supervisor is gone or reads nothing; the next report repeats these changes.
             return
-        self._counts.told()
+        self._counts.acknowledge()
         self._sent = now
 
 
