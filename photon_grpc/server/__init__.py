@@ -1,2 +1,4 @@
-"""Speaks messages: protobuf in, protobuf out, over grpc.aio. Computes nothing and knows neither tokens' texts nor
-blocks nor tensors."""
+"""The layer that speaks messages: protobuf in, protobuf out, over grpc.aio.
+
+It computes nothing, and knows no token texts, blocks or tensors.
+"""

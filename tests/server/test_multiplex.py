@@ -288,7 +288,7 @@ async def test_many_requests_while_their_reader_sleeps_are_bounded(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more actions are read than may wait to be told; nothing is lost."""
-    monkeypatch.setattr(multiplex, "MAX_UNTOLD", 32)
+    monkeypatch.setattr(multiplex, "MAX_UNSENT", 32)
     service.link.answers = True
     gate = asyncio.Event()
     write = service.server._writer.write

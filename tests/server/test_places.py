@@ -20,7 +20,7 @@ from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.server import admin, inference
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.calls import receiver as intake
+from photon_grpc.server.calls import receiver
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
 from photon_grpc.server.calls.held_memory import HeldMemory
@@ -302,8 +302,8 @@ async def streams_make_room(
 
 async def received(stage: Stage) -> None:
     method = stage.channel.stream_unary(GENERATE)
-    held = [method(silence(), metadata=FIRST) for _ in range(2 * intake.MAX_RECEIVING)]
-    turns = stage.server._guard._intake.turns
+    held = [method(silence(), metadata=FIRST) for _ in range(2 * receiver.MAX_RECEIVING)]
+    turns = stage.server._guard._receiver.turns
     await until(lambda: turns.waiting.size > 0)
     for _ in range(3):
         assert await stage.inference.Generate(ASK, metadata=SECOND)
@@ -328,14 +328,14 @@ async def turns_make_room(turns: SharedTurns, *sizes: int) -> None:
 
 
 async def waiting_to_send(stage: Stage) -> None:
-    turns = intake.MessageReceiver(max_receiving=1).turns
+    turns = receiver.MessageReceiver(max_receiving=1).turns
     turns.waiting.limit = FEW
     turns._is_newest_first = False
     await turns_make_room(turns, 1, 1, 1)
 
 
 async def waiting_to_be_parsed(stage: Stage) -> None:
-    await turns_make_room(intake.MessageReceiver(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
+    await turns_make_room(receiver.MessageReceiver(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
 
 
 async def waiting_to_be_encoded(stage: Stage) -> None:
@@ -372,13 +372,13 @@ async def encoded(turns: FairTurns) -> None:
 async def held_by_messages(stage: Stage) -> None:
     held_bytes = 0
     reading = Places("reflection streams", 10), Places("calls of MultiplexGenerate", 10, oldest_first=False)
-    received = intake.MessageReceiver(reading, memory=HeldMemory(lambda: held_bytes))
+    received = receiver.MessageReceiver(reading, memory=HeldMemory(lambda: held_bytes))
     hostile, busy, small = Held(1.0), Held(None), Held(5.0)
     for held in (hostile, busy):
         reading[1].take("first", held)
     reading[1].take("second", small)
-    received._look_later()
-    held_bytes = intake.MAX_HELD_BYTES + 1
+    received._schedule_check()
+    held_bytes = receiver.MAX_HELD_BYTES + 1
     await until(lambda: hostile.error is not None)
     assert small.error is None and busy.error is None
     held_bytes = 0
@@ -386,7 +386,7 @@ async def held_by_messages(stage: Stage) -> None:
     assert small.error is None and busy.error is None
     # Memory has an end, even where nothing is idle.
     small.since_s = None
-    held_bytes = intake.MAX_HELD_BYTES + 1
+    held_bytes = receiver.MAX_HELD_BYTES + 1
     await until(lambda: busy.error is not None or small.error is not None)
 
 
@@ -415,12 +415,12 @@ TABLES: dict[str, tuple[int, Callable[[Stage], Awaitable[None]]]] = {
     "health watches": (health.MAX_WATCHES, watches),
     "reflection streams": (reflection.MAX_STREAMS, reflected),
     "calls of operators": (admin.MAX_CALLS, operated),
-    "messages received at a time": (intake.MAX_RECEIVING, received),
-    "calls that wait to send their message": (intake.MAX_WAITING, waiting_to_send),
-    "bytes of messages that wait to be parsed": (intake.MAX_UNPARSED_BYTES, waiting_to_be_parsed),
+    "messages received at a time": (receiver.MAX_RECEIVING, received),
+    "calls that wait to send their message": (receiver.MAX_WAITING, waiting_to_send),
+    "bytes of messages that wait to be parsed": (receiver.MAX_UNPARSED_BYTES, waiting_to_be_parsed),
     "inputs that wait to be encoded": (encoder_client._MAX_JOBS, waiting_to_be_encoded),
     "bytes that wait to be encoded": (encoder_client._MAX_JOBS_BYTES, bytes_waiting_to_be_encoded),
-    "bytes held by messages that arrive": (intake.MAX_HELD_BYTES, held_by_messages),
+    "bytes held by messages that arrive": (receiver.MAX_HELD_BYTES, held_by_messages),
     "connections for metrics": (http_endpoint.MAX_CONNECTIONS, scraped),
 }
 #: Of no Places, but of turns, and of the memory of all.
@@ -493,20 +493,20 @@ async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held_bytes = 0
-    monkeypatch.setattr(intake, "HeldMemory", lambda: HeldMemory(lambda: held_bytes))
+    monkeypatch.setattr(receiver, "HeldMemory", lambda: HeldMemory(lambda: held_bytes))
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         reflecting = channel.stream_stream(f"/{descriptors.REFLECTION[0]}/ServerReflectionInfo")(silence())
         shared = stub.MultiplexGenerate()
         await asyncio.sleep(0.05)
-        held_bytes = 2 * intake.MAX_HELD_BYTES
+        held_bytes = 2 * receiver.MAX_HELD_BYTES
         await evicted(reflecting)
         await evicted(shared)
         await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 120)
 
 
 async def test_a_slow_message_is_not_cut_off_for_the_crowd_of_another_owner() -> None:
-    made = intake.MessageReceiver(max_receiving=4)
+    made = receiver.MessageReceiver(max_receiving=4)
     made.turns.held.update(slow=1, crowd=3)
     waiting = [asyncio.create_task(made.turns.take("crowd")) for _ in range(5)]
     made.turns.num_free = 0

@@ -14,7 +14,7 @@ import pytest
 
 from photon_grpc.errors import QueueFull
 from photon_grpc.server.calls import guard as errors
-from photon_grpc.server.calls import receiver as intake
+from photon_grpc.server.calls import receiver
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2
@@ -26,11 +26,11 @@ MiB = 2**20
 
 
 @pytest.fixture
-def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.MessageReceiver]:
+def small_receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., receiver.MessageReceiver]:
     """The next server's, with limits that a test meets."""
 
-    def make(**limits: int) -> intake.MessageReceiver:
-        made = intake.MessageReceiver(**limits)
+    def make(**limits: int) -> receiver.MessageReceiver:
+        made = receiver.MessageReceiver(**limits)
         monkeypatch.setattr(errors, "MessageReceiver", lambda reading: made)
         return made
 
@@ -82,22 +82,22 @@ async def test_large_messages_arrive_whole(
 
 
 async def test_unparsed_bytes_are_bounded(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = small_intake(max_unparsed_bytes=3 * MiB)
+    made = small_receiver(max_unparsed_bytes=3 * MiB)
     gate = asyncio.Event()
     inside = 0
 
-    async def wait(self: intake.MessageReceiver, message: bytes, parse: Any) -> Any:
+    async def wait(self: receiver.MessageReceiver, message: bytes, parse: Any) -> Any:
         nonlocal inside
         inside += 1
         await gate.wait()
-        return intake.parsed(message, parse)
+        return receiver.parsed(message, parse)
 
     loop_run = asyncio.get_running_loop().run_in_executor
 
     def run(pool: object, work: Any, *args: Any) -> Any:
-        return wait(made, *args) if work is intake._counted_and_parsed else loop_run(pool, work, *args)  # type: ignore[arg-type]
+        return wait(made, *args) if work is receiver._counted_and_parsed else loop_run(pool, work, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", run)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
@@ -114,11 +114,11 @@ async def test_unparsed_bytes_are_bounded(
 
 
 async def test_slow_senders_do_not_shut_others_out(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone they may take their time; where others wait, they are ended with a reason."""
-    monkeypatch.setattr(intake, "_GRACE_S", 0.3)
-    made = small_intake(max_receiving=2)
+    monkeypatch.setattr(receiver, "_GRACE_S", 0.3)
+    made = small_receiver(max_receiving=2)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         slow = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(2)]
         await until(lambda: len(made._receiving) == 2)
@@ -133,9 +133,9 @@ async def test_slow_senders_do_not_shut_others_out(
     assert not made._receiving and made.turns.num_free == 2
 
 
-async def test_the_newest_is_received_first(small_intake: Callable[..., intake.MessageReceiver]) -> None:
+async def test_the_newest_is_received_first(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
     """Whoever comes while a hundred wait does not wait for a hundred."""
-    made = small_intake(max_receiving=1)
+    made = small_receiver(max_receiving=1)
     order: list[int] = []
 
     async def receive(number: int) -> None:
@@ -153,8 +153,8 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.M
     assert made.turns.num_free == 1
 
 
-async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.MessageReceiver]) -> None:
-    made = small_intake(max_receiving=1)
+async def test_a_cancelled_call_gives_its_place_back(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
+    made = small_receiver(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
         await until(lambda: made.turns.waiting.size == 2)
@@ -205,9 +205,9 @@ def varint(value: int) -> bytes:
 
 @pytest.mark.parametrize("by_host", [False, True])
 async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
-    small_intake: Callable[..., intake.MessageReceiver], by_host: bool
+    small_receiver: Callable[..., receiver.MessageReceiver], by_host: bool
 ) -> None:
-    made = small_intake(max_receiving=1)
+    made = small_receiver(max_receiving=1)
     order: list[str] = []
 
     async def receive(connection: str, number: int) -> None:
@@ -228,10 +228,10 @@ async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone
 
 
 async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MAX_WAITING", 2)
-    made = small_intake(max_receiving=1)
+    monkeypatch.setattr(receiver, "MAX_WAITING", 2)
+    made = small_receiver(max_receiving=1)
     await made.turns.take("a")
     tasks = [asyncio.create_task(made.turns.take("b")) for _ in range(3)]
     with pytest.raises(QueueFull) as refused:
