@@ -193,7 +193,7 @@ def test_tools_are_described_by_their_messages() -> None:
 def test_well_known_types_are_described_as_their_json() -> None:
     (start,) = json.loads(tools_json({pb.GenerationStart: ""}))
     assert start["function"]["parameters"]["properties"]["createTime"] == {"type": "string", "format": "date-time"}
-    with pytest.raises(InvalidRequest, match=r"google\.protobuf\.DescriptorProto holds itself"):
+    with pytest.raises(InvalidRequest, match=r"google\.protobuf\.DescriptorProto is recursive"):
         tools_json({descriptor_pb2.DescriptorProto: ""})
 
 
