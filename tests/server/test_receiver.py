@@ -1,4 +1,4 @@
-"""How messages come in: none, half of one, slow ones, large ones, many at once."""
+"""Receiving of messages: none, half of one, slow ones, large ones, many at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from photon_grpc.errors import QueueFull
-from photon_grpc.server.calls import guard as errors
-from photon_grpc.server.calls import receiver
+from photon_grpc.server.calls import guard, receiver
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2
@@ -27,11 +26,11 @@ MiB = 2**20
 
 @pytest.fixture
 def small_receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., receiver.MessageReceiver]:
-    """The next server's, with limits that a test meets."""
+    """Return a function that makes the next server's receiver, with limits that a test can reach."""
 
     def make(**limits: int) -> receiver.MessageReceiver:
         made = receiver.MessageReceiver(**limits)
-        monkeypatch.setattr(errors, "MessageReceiver", lambda reading: made)
+        monkeypatch.setattr(guard, "MessageReceiver", lambda reading: made)
         return made
 
     return make
@@ -116,7 +115,7 @@ async def test_unparsed_bytes_are_bounded(
 async def test_slow_senders_do_not_shut_others_out(
     small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone they may take their time; where others wait, they are ended with a reason."""
+    """Alone they may take their time; while others wait, they are ended with a reason."""
     monkeypatch.setattr(receiver, "_GRACE_S", 0.3)
     made = small_receiver(max_receiving=2)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
@@ -134,7 +133,7 @@ async def test_slow_senders_do_not_shut_others_out(
 
 
 async def test_the_newest_is_received_first(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
-    """Whoever comes while a hundred wait does not wait for a hundred."""
+    """A call that arrives while a hundred wait does not wait for all of them."""
     made = small_receiver(max_receiving=1)
     order: list[int] = []
 
@@ -168,7 +167,7 @@ async def test_a_cancelled_call_gives_its_place_back(small_receiver: Callable[..
 async def test_nothing_of_a_message_outlives_its_call(
     channel: grpc.aio.Channel, frontend: FakeFrontend, outcome: str
 ) -> None:
-    """Without the garbage collector: 32 MiB each are gigabytes before it comes."""
+    """No garbage collection is needed: messages of 32 MiB would become gigabytes before it runs."""
     message = pb.GenerateRequest(text="x" * MiB).SerializeToString()
     if outcome == "malformed":
         message = message[:-1] + b"\xff"
@@ -247,7 +246,7 @@ async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused
 
 
 async def test_calls_without_a_message_leave_others_served(address: str) -> None:
-    """More of them, from one connection, than may be received at a time or cut off."""
+    """One connection sends more of them than may be received or cut off at a time."""
     async with grpc.aio.insecure_channel(address) as hostile, grpc.aio.insecure_channel(address) as channel:
         calls = [hostile.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(200)]
         await asyncio.sleep(0.1)
