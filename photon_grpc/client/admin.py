@@ -86,17 +86,11 @@ class AdminClient:
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def replica(self, timeout_s: float = 10.0) -> Replica:
-        """Return the replica's identity.
-
-        Raise PhotonError: Unavailable while the model loads, FeatureNotSupported if the target has no AdminService.
-        """
+        """Return the identity. Raise PhotonError: Unavailable while loading, FeatureNotSupported if not served."""
         return _replica(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout_s))
 
     async def watch_load(self, interval_s: float) -> AsyncIterator[LoadSample]:
-        """Yield a sample at once, then one after each change, at least `interval_s` apart, until the server ends.
-
-        Raise PhotonError.
-        """
+        """Yield a sample at once, then one per change, at least `interval_s` apart. Raise PhotonError."""
         request = pb.WatchLoadRequest()
         request.min_interval.FromNanoseconds(round(interval_s * 1e9))
         call = self._stub.WatchLoad(request, metadata=with_trace_context(self._metadata))

@@ -49,13 +49,7 @@ def open_channel(
 
 
 def tls_credentials(ca: bytes | None, certificate: bytes | None, key: bytes | None) -> grpc.ChannelCredentials:
-    """Return credentials from the contents of PEM files.
-
-    Args:
-        ca: trusted authorities; None for gRPC's own.
-        certificate: the client's certificate, for servers that request one.
-        key: its key.
-    """
+    """Return credentials from PEM contents: trusted authorities (None: gRPC's), the client's certificate, its key."""
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 

@@ -102,11 +102,7 @@ class Client:
     def stream_messages(
         self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]
     ) -> AsyncGenerator[M, None]:
-        """Yield the message of one output as it grows, the whole one last.
-
-        Each one holds more than the previous: complete values, and strings as far as they are written. Raise
-        MessageMismatch if it is cut off.
-        """
+        """Yield ever more of one output's message, the whole one last. Raise MessageMismatch if it is cut off."""
         typed: Options = {**options, "message_type": message_type, "num_outputs": 1}
         return growing_messages(self.stream(prompt, **typed), message_type)
 
@@ -130,10 +126,7 @@ class Client:
         return unordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
-        """Return a context manager for many requests on one stream; see Multiplex.
-
-        All belong to the current span, since a stream has one trace context.
-        """
+        """Return many requests on one stream, all of the current span, as a context manager; see Multiplex."""
         metadata = self._call_metadata()
 
         def open_call() -> MultiplexGenerateCall:

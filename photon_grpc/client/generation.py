@@ -76,10 +76,7 @@ class Output:
 
     @property
     def parsed(self) -> Any:
-        """With a class as json_schema, an object of that class; else None.
-
-        Raise MessageMismatch if the output is cut off or the class refuses it.
-        """
+        """With a class as json_schema, its object; else None. Raise MessageMismatch if cut off or refused."""
         return unwrapped(self._parsed)
 
 

@@ -26,10 +26,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result; an interrupt while waiting cancels it.
-
-        Raise Closed after `close`, RuntimeError in another process.
-        """
+        """Return the result; an interrupt cancels it. Raise Closed after `close`, RuntimeError after a fork."""
         future = self._submit(coroutine)
         try:
             return future.result()

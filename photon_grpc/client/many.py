@@ -77,11 +77,7 @@ async def unordered(
 
 
 async def persist(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Send until there is an answer, and return it.
-
-    Repeat while the server reports that it is full, and for a while if no server answers or a proxy is full. Raise any
-    other failure.
-    """
+    """Repeat while the server is full, and for a while if it or a proxy fails temporarily. Raise other failures."""
     attempts = Attempts(PERSISTENT)
     while True:
         try:
@@ -92,10 +88,7 @@ async def persist(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def hedged(send: Callable[[bool], Coroutine[Any, Any, T]], after_s: float) -> T:
-    """Return the first answer of `send(False)` and, if it takes longer than `after_s`, of `send(True)` sent then.
-
-    The other one is cancelled. Raise the last failure if both fail.
-    """
+    """Return the first answer of `send(False)` or, sent after `after_s` without one, `send(True)`."""
     first = asyncio.create_task(send(False))
     waiting = {first}
     try:

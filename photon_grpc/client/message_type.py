@@ -95,10 +95,7 @@ def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:
 
 
 def parse_message(text: bytes | str, message_type: type[M]) -> M:
-    """Parse a message from its JSON. Raise ParseError.
-
-    A duplicate key of a map keeps its last value, as in the server's messages; protobuf's Parse would refuse it.
-    """
+    """Parse JSON; a map's duplicate key keeps its last value, as in the server. Raise ParseError."""
     try:
         return ParseDict(json.loads(text), message_type())
     except ParseError:

@@ -24,10 +24,7 @@ _NO_LISTS = (bytes, bytearray, memoryview, Mapping)
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Return the request for a prompt with options.
-
-    Raise InvalidRequest for a value that its field cannot hold, TypeError for an unknown option or a list of prompts.
-    """
+    """Return the request. Raise InvalidRequest for a bad value, TypeError for an unknown option or several prompts."""
     request = pb.GenerateRequest()
     write_prompt(request, prompt)
     write_options(request, options)

@@ -1,7 +1,4 @@
-"""A stream that outlives its server.
-
-When it is cut off, it continues at another server from the ids received so far and with the same seed.
-"""
+"""A stream that, when cut off, continues at another server from the ids received and with the same seed."""
 
 from __future__ import annotations
 

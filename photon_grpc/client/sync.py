@@ -104,11 +104,7 @@ class SyncMultiplex:
 
 
 class SyncClient:
-    """Client for callers without an event loop.
-
-    Every call blocks its thread. Any number of threads may call at the same time, including threads with a running
-    loop, as in a notebook.
-    """
+    """Client for callers without a usable event loop. Calls block their thread; any number of threads may call."""
 
     def __init__(
         self,

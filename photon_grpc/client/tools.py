@@ -50,10 +50,7 @@ def tools_json(tools: Mapping[type[Message], str]) -> str:
 
 
 def read_tool_message(call: ToolCall, *types: type[Message]) -> Message:
-    """Return the call as a message of the class that it names.
-
-    Raise MessageMismatch if it names none of `types`, or its arguments do not fit the class.
-    """
+    """Return the call as a message of the class that it names. Raise MessageMismatch if none of `types` fits."""
     by_name = {each.DESCRIPTOR.name: each for each in types}
     if call.name not in by_name:
         raise MessageMismatch(f"the call is of {call.name!r}, not of {', '.join(by_name)}")

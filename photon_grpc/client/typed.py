@@ -71,9 +71,6 @@ class _Growing(Generic[M]):
         return message if self._num_bytes > before_bytes else None
 
     def _is_worth_parsing(self) -> bool:
-        """Return whether another value is complete, or the text has grown by a fixed share.
-
-        Each parse reads the whole text, so parsing a long string at every small piece would take quadratic time.
-        """
+        """Return whether a value is complete or the text grew by a share; parsing always would be quadratic."""
         is_complete = self._json.num_complete > self._num_complete
         return is_complete or self._num_chars - self._num_parsed > self._num_parsed * _GROWN_SHARE

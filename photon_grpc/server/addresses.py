@@ -39,9 +39,9 @@ def bind(
 ) -> str:
     """Make `server` listen at `address`; return the bound address, with the port that was chosen for port 0.
 
-    With `reuse_port` processes may share a port, never a Unix path. A Unix socket is replaced only if nobody listens on
-    it. A port uses `credentials`. A Unix socket is plain text and guarded by its mode: `unix_mode`, or what the umask
-    leaves. Raise ConfigError naming the address and what to do.
+    With `reuse_port` processes may share a port, never a Unix path. A Unix socket is replaced only without a listener. A
+    port uses `credentials`. A Unix socket is plain text and guarded by its mode: `unix_mode`, or what the umask leaves.
+    Raise ConfigError naming the address and what to do.
     """
     if address.startswith(_UNIX):
         return _bind_unix(server, address, unix_mode)
@@ -77,10 +77,7 @@ def check_apart(addresses: Iterable[str]) -> None:
 
 
 def _places(address: str) -> set[tuple[str, int]]:
-    """Return where an address listens: (path, 0), or each (IP address, port) of its host.
-
-    Return an empty set for port 0 and for an unknown name.
-    """
+    """Return an address's places: (path, 0) or (IP address, port); none for port 0 and unknown names."""
     if address.startswith(_UNIX):
         return {(os.path.realpath(_unix_path(address)), 0)}
     host, port = split_address(address)

@@ -173,10 +173,7 @@ def _entry_message(suspect: Suspect) -> pb.QuarantineEntry:
 
 
 def _names(names: Collection[str], is_all: bool, field: str, max_chars: int) -> tuple[str, ...]:
-    """Return the names, without those that are too long to exist.
-
-    Raise InvalidRequest if both names and `all` are set, or neither, or if there are too many names.
-    """
+    """Return the names that can exist. Raise InvalidRequest unless either names or `all` are set, or for too many."""
     if bool(names) is is_all:
         raise InvalidRequest(f"one of {field} and all must be set", field=field)
     check_count(len(names), _MAX_NAMES, field)

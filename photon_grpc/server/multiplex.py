@@ -113,10 +113,7 @@ class MultiplexCall:
     # The rest runs in the task that writes.
 
     async def answer(self, context: Context, writer: StreamWriter) -> None:
-        """Write until the client has half-closed and every request has ended.
-
-        Raise Draining, DeadlinePassed, IdleStreamEvicted.
-        """
+        """Write until all has ended. Raise Draining, DeadlinePassed, IdleStreamEvicted."""
         self._task = asyncio.current_task()
         try:
             await self._write_frames(context, writer)
@@ -138,10 +135,7 @@ class MultiplexCall:
             await writer.write(context, frame)
 
     def idle_since_s(self) -> float | None:
-        """Return since when nothing happens; None while a request is in flight or has an update.
-
-        A call whose reader reads nothing is idle.
-        """
+        """Return since when it is idle; None with requests or updates. A stalled reader counts as idle."""
         if self._members or self._ready:
             return None
         is_writing = self._is_writing and time.monotonic() - self._active_s < _STALLED_S

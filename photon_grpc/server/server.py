@@ -70,10 +70,7 @@ class Server:
         self._watches: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
-        """Listen and answer; return the bound addresses. With `reuse_port` other processes may share them.
-
-        Raise ConfigError if an address cannot be bound; then nothing listens.
-        """
+        """Listen and return the bound addresses. Raise ConfigError; then nothing listens."""
         server = self._build(reuse_port)
         try:
             bound = self._bind_all(server, addresses, reuse_port)

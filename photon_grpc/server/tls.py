@@ -18,10 +18,7 @@ class Certificates:
     """The files of --tls-cert, --tls-key and --tls-client-ca."""
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
-        """Read the files. With `client_ca`, require a client certificate of that authority.
-
-        Raise ConfigError naming the file and what is wrong with it.
-        """
+        """Read the files. `client_ca` makes client certificates mandatory. Raise ConfigError naming the file."""
         self._files = {"--tls-cert": cert, "--tls-key": key} | ({"--tls-client-ca": client_ca} if client_ca else {})
         self._seen = self._signatures()
         self._configuration = self._read()

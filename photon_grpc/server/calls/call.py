@@ -130,10 +130,7 @@ class Call:
         )
 
     async def send_initial_metadata(self, context: Context) -> None:
-        """Send the request id and the replica id.
-
-        Call this only when a message follows: gRPC never retries a call that fails after its initial metadata.
-        """
+        """Send the ids of request and replica. A message must follow: after this gRPC never retries a failure."""
         replica_id = self.ending.replica_id if self.ending else ""
         await context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id), (REPLICA_KEY, replica_id)))
 

@@ -35,10 +35,7 @@ class HeldMemory:
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system; pieces of it would otherwise stay in the process.
-
-    This takes about 10 ms for 100 MiB, so run it in a thread.
-    """
+    """Return freed memory to the system. This takes about 10 ms for 100 MiB, so run it in a thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

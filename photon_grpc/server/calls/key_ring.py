@@ -29,10 +29,7 @@ class KeyRing:
         self._use(read_api_keys(path))
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key whose secret is `secret`, or None.
-
-        Every digest is compared, each in constant time, so the duration does not depend on the result.
-        """
+        """Return the key, or None. Compares all digests in constant time, so the duration reveals nothing."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         found = None
         for known, key in self._keys.items():

@@ -24,10 +24,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str | bytes] | None:
-    """Return the last value of each of a call's headers.
-
-    Return None if they are larger than what gRPC accepts from a client that has acknowledged SETTINGS.
-    """
+    """Return the last value of each header; None if they exceed what gRPC accepts after SETTINGS."""
     num_bytes = 0
     headers = {}
     for name, value in metadata or ():

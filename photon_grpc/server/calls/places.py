@@ -121,10 +121,7 @@ class Places:
             del self._places[place.owner], self._sizes[place.owner]
 
     def shed(self, *, busy: bool = False) -> bool:
-        """Evict the longest idle place, from the owner with the most; with `busy` its oldest place, idle or not.
-
-        Return False if there is none.
-        """
+        """Evict the longest idle place of the owner with most; with `busy` its oldest. Return whether there was one."""
         for owner in sorted(self._places, key=self._sizes.__getitem__, reverse=True):
             place = next(iter(self._places[owner])) if busy else self._longest_idle(owner, frozenset(), 0.0)
             if place is not None:

@@ -90,10 +90,7 @@ class MessageReceiver:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def message(self, call: Call, parse: Parse) -> Any:
-        """Return the call's only message.
-
-        Raise MalformedMessage (also if there is none), InvalidRequest (too many fields), QueueFull.
-        """
+        """Return the only message. Raise MalformedMessage (also without one), InvalidRequest, QueueFull."""
         received = await self._receive(call)
         if received is grpc.aio.EOF:
             # A cancelled call also reads EOF; its task is about to be cancelled.
@@ -102,10 +99,7 @@ class MessageReceiver:
         return await self.parse(call.caller, received, parse)
 
     def messages(self, call: Call, parse: Parse, max_bytes: int) -> Messages:
-        """Return the messages of a stream of requests.
-
-        While it is read it may hold a message of the largest size, so it must have a place among `reading`.
-        """
+        """Return a stream's messages. Its call must have a place among `reading`, since each may be of any size."""
         self._schedule_check()
         return Messages(call, self, parse, max_bytes)
 
@@ -206,10 +200,7 @@ async def _end(call: Call, error: PhotonError) -> None:
 
 
 class Messages:
-    """The messages of a stream of requests, as an async iterator that can hold its call's place.
-
-    After a message that is refused, which raises, the next one may be read.
-    """
+    """An async iterator over a stream of requests, for its call's place. It continues after a refused message."""
 
     #: Enough to contain the request id.
     _NUM_BEGINNING_BYTES = 256

@@ -26,10 +26,7 @@ class _Kind(NamedTuple):
 
 
 class FailureLog:
-    """The log. In each interval the first calls of a kind get a line each, and the others share one at its end.
-
-    Belongs to one event loop.
-    """
+    """The log of one event loop. Per interval the first calls of a kind get a line each, and the others share one."""
 
     def __init__(self, interval_s: float = 5.0, *, has_requests: bool = True) -> None:
         """Create the log. Pass `has_requests=False` if refused requests have their line in the request log."""
@@ -40,10 +37,7 @@ class FailureLog:
     def report(
         self, error: Exception, status: CallStatus, method: str, duration_s: float, *, is_request: bool = False
     ) -> None:
-        """Log one failed call. Of an unexpected exception, log the frames but not the text.
-
-        `is_request`: the call counts as a request.
-        """
+        """Log one failed call (`is_request`: counted as a request); an unexpected exception without its text."""
         is_foreseen = isinstance(error, PhotonError)
         if is_request and not self._has_requests and is_foreseen and not isinstance(error, InternalFailure):
             return

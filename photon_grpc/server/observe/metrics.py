@@ -57,10 +57,7 @@ SUCCESS = Metric(
 )
 ANSWERED = Metric("photon_requests_answered_total", "Requests that were answered, whatever ended their outputs.")
 REJECTED = Metric(
-    "photon_requests_rejected_total",
-    "Requests refused or failed before any output.",
-    ("reason",),
-    known=_FAILURES,
+    "photon_requests_rejected_total", "Requests refused or failed before any output.", ("reason",), known=_FAILURES
 )
 FAILED = Metric(
     "photon_requests_failed_total", "Requests that failed after output began.", ("reason",), known=_FAILURES

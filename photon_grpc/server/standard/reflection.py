@@ -1,7 +1,4 @@
-"""Server reflection under both of its names, with the same messages.
-
-Descriptors are as protoc writes them, with the JSON names of fields.
-"""
+"""Server reflection under both of its names. Descriptors are as protoc writes them, with JSON names of fields."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcH
 
 
 class _Servicer(reflection.aio.ReflectionServicer):
-    """The package's servicer, extended to find methods by name, which Python's descriptor pool cannot.
-
-    `grpcurl describe` of a method and ghz need it.
-    """
+    """The package's servicer, extended to find methods by name, which `grpcurl describe` and ghz need."""
 
     def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
         pool = descriptor_pool.DescriptorPool()
@@ -98,10 +92,7 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
 
 
 def _files(services: Sequence[str]) -> list[FileDescriptorProto]:
-    """Return the files of `services`, health and reflection, and of a status's details, which clients print by name.
-
-    A file follows those that it imports.
-    """
+    """Return the files of `services`, health, reflection and status details, each after those that it imports."""
     served = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
     names = {_DETAILS}
     found = []

@@ -101,10 +101,7 @@ class TooManyFields(Exception):
 
 
 class JsonGrammar:
-    """The rules for one message type and a depth, which limits the nesting of messages, map entries included.
-
-    Raises TooManyFields.
-    """
+    """The rules for one message type with messages (and map entries) nested to a depth. Raises TooManyFields."""
 
     def __init__(self, graph: MessageGraph, depth: int) -> None:
         self._graph = graph

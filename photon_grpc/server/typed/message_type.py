@@ -61,10 +61,7 @@ class MessageType:
         return ConstraintAsk("protobuf", self.grammar)
 
     def parse(self, text: str) -> Message:
-        """Parse a message from its JSON. Raise ValueError, google.protobuf.json_format.ParseError.
-
-        A duplicate key of a map keeps its last value; protobuf's Parse would refuse it.
-        """
+        """Parse JSON; a map's duplicate key keeps its last value. Raise ValueError, ParseError."""
         return ParseDict(json.loads(text), self.message_class())
 
 
@@ -84,17 +81,11 @@ class MessageTypes:
         self._num_made_bytes = 0
         self._threads = ThreadPoolExecutor(_NUM_READERS, "types")
         self._turns = FairTurns(
-            _NUM_READERS,
-            "message types wait to be read",
-            max_jobs=_MAX_READING,
-            max_bytes=_MAX_READING_BYTES,
+            _NUM_READERS, "message types wait to be read", max_jobs=_MAX_READING, max_bytes=_MAX_READING_BYTES
         )
 
     def wanted(self, request: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
-        """Return the type of a request, to be found once that has its place.
-
-        Raise InvalidConstraint, InvalidRequest.
-        """
+        """Return the type of a request, found once that has its place. Raise InvalidConstraint, InvalidRequest."""
         files, name = request.file_descriptor_set, request.message_type
         _check(files, name)
         return WantedType(self, files, name, origin)
@@ -214,10 +205,7 @@ def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: st
 
 
 def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
-    """Yield the names of the `roots` and of their imports, imports first.
-
-    Raise InvalidConstraint for a missing import and for a circle.
-    """
+    """Yield the `roots` and their imports, imports first. Raise InvalidConstraint if one is missing or circular."""
     done, begun = set[str](), set[str]()
     for first in roots:
         waiting = [first]

@@ -54,17 +54,8 @@ _DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if fie
 # --- message → Ask ---------------------------------------------------------------------------------------------------
 
 
-def ask_of(
-    request: pb.GenerateRequest,
-    facts: ModelFacts,
-    origin: Origin,
-    *,
-    replaces: bool = False,
-) -> Ask:
-    """Return the Ask in `request` for the model of `facts`. The grammar of typed output is UNWRITTEN.
-
-    Raise InvalidRequest for an invalid Duration or a list that is too long.
-    """
+def ask_of(request: pb.GenerateRequest, facts: ModelFacts, origin: Origin, *, replaces: bool = False) -> Ask:
+    """Return the Ask in `request`; typed output has the grammar UNWRITTEN. Raise InvalidRequest."""
     refuse_empty(request)
     _check_durations(request)
     has = request.HasField

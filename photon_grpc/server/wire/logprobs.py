@@ -32,10 +32,7 @@ _SHORT_RANKS = tuple([_RANK + varint(rank) for rank in range(0x80)])
 
 
 class _Candidates(dict[int, bytes]):
-    """Id -> the beginning of its Candidate with a one-byte rank, up to the tag of its logprob.
-
-    Filled as ids occur, with 120 bytes each, at most one per id of the vocabulary.
-    """
+    """Id -> its Candidate with a one-byte rank, up to the logprob. Filled as ids occur, with 120 bytes each."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes

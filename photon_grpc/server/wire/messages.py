@@ -21,10 +21,7 @@ _LONG_BYTES = 4096
 
 
 async def add(outputs: Iterable[pb.Output], deltas: Iterable[OutputDelta], message_type: MessageType) -> None:
-    """Add the message of every complete output.
-
-    Raise InternalFailure if one cannot be parsed, which the grammar should have prevented.
-    """
+    """Add the message of every complete output. Raise InternalFailure if one does not parse, despite its grammar."""
     for output, delta in zip(outputs, deltas, strict=True):
         json = b"" if delta.finish is None else delta.finish.message_json
         if len(json) > _LONG_BYTES:

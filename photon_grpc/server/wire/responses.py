@@ -36,10 +36,7 @@ class ResponseWriter:
         self.message_type = message_type
 
     def plain(self, update: Update) -> bytes | None:
-        """Return the next response in wire form; None if `full` must make it.
-
-        That is the case for the first one, if it holds more than new text, ids and scores, or if writing takes long.
-        """
+        """Return the next response in wire form; None if `full` must make it: the first, rich and long ones."""
         if update.usage is not None or not self.sequence:
             return None
         deltas, num_ids = b"", 0
@@ -57,10 +54,7 @@ class ResponseWriter:
         return deltas + _SEQUENCE + varint(self.sequence)
 
     async def full(self, update: Update, start: Start) -> pb.StreamGenerateResponse:
-        """Return the next response, whatever it holds; the first includes `start`.
-
-        Raise InternalFailure if the message of typed output cannot be made.
-        """
+        """Return the next response, whatever it holds; the first includes `start`. Raise InternalFailure."""
         self.sequence += 1
         response = codec.stream_message(update, self.sequence, start if self.sequence == 1 else None)
         await logprobs.add_to_message(response, update)

@@ -1,7 +1,4 @@
-"""Numbers in wire form.
-
-https://protobuf.dev/programming-guides/encoding#varints
-"""
+"""Numbers in wire form, see https://protobuf.dev/programming-guides/encoding#varints."""
 
 from __future__ import annotations
 
