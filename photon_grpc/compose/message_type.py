@@ -41,5 +41,5 @@ def object_of(output: OutputDelta, object_type: ObjectType) -> Any:
 
 
 def given_object(answer: Any) -> Any:
-    """Return the object that `object_of` made. Raise its MessageMismatch where it made none."""
+    """Return the object that `object_of` returned. Raise it if it is a MessageMismatch."""
     return unwrapped(answer)

@@ -39,8 +39,8 @@ def bind(
 ) -> str:
     """Make `server` listen at `address`; return the bound address, with the port that was chosen for port 0.
 
-    With `reuse_port` processes may share a port, never a Unix path. A Unix socket is replaced only without a listener. A
-    port uses `credentials`. A Unix socket is plain text and guarded by its mode: `unix_mode`, or what the umask leaves.
+    With `reuse_port` processes may share a port, never a Unix path. Only a Unix socket without listener is replaced. A
+    port uses `credentials`; a Unix socket is plain text, guarded by its mode: `unix_mode`, or what the umask leaves.
     Raise ConfigError naming the address and what to do.
     """
     if address.startswith(_UNIX):
@@ -199,7 +199,7 @@ def _explained(error: OSError) -> tuple[str, str]:
         case errno.EACCES:
             return "the port needs privileges", "choose one above 1023"
         case errno.EADDRNOTAVAIL:
-            return "the address is none of this machine", "use 127.0.0.1, 0.0.0.0 or an address of this machine"
+            return "the address is not one of this machine", "use 127.0.0.1, 0.0.0.0 or an address of this machine"
         case _:
             return (error.strerror or "the system refused it").lower(), "choose another address"
 

@@ -87,7 +87,7 @@ def _page_begin(models: tuple[ModelFacts, ...], token: str) -> int:
     for index, facts in enumerate(models):
         if facts.name == token:
             return index
-    raise InvalidRequest("page_token is none that this server gave out", field="page_token")
+    raise InvalidRequest("page_token was not issued by this server", field="page_token")
 
 
 def _tokenize_input(request: pb.TokenizeRequest) -> TextInput | ChatInput:

@@ -84,7 +84,7 @@ async def test_a_failed_start_leaves_nothing_bound(address: str) -> None:
         ("127.0.0.1:65536", "HOST:PORT"),
         ("127.0.0.1:http", "HOST:PORT"),
         ("dns:///127.0.0.1:1", "HOST:PORT"),
-        ("192.0.2.1:0", "none of this machine"),
+        ("192.0.2.1:0", "not one of this machine"),
         ("no-such-host.invalid:0", "host name"),
         ("unix:", "empty"),
         ("unix:/no/such/directory/s", "does not exist"),

@@ -63,7 +63,7 @@ FAILED = Metric(
     "photon_requests_failed_total", "Requests that failed after output began.", ("reason",), known=_FAILURES
 )
 CANCELLED = Metric("photon_requests_cancelled_total", "Requests whose caller cancelled them or was lost.")
-LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died: no line tells of them.")
+LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died; the request log lacks them.")
 QUEUE_S = Metric("photon_request_queue_time_seconds", "From arrival to the first step.", bounds=_REQUEST_S)
 PREFILL_S = Metric("photon_request_prefill_time_seconds", "From the first step to the first token.", bounds=_REQUEST_S)
 FIRST_TOKEN_S = Metric("photon_time_to_first_token_seconds", "From arrival to the first token.", bounds=_FIRST_TOKEN_S)

@@ -159,7 +159,7 @@ class JsonGrammar:
         return [(json.dumps(field.json_name, ensure_ascii=False) + ":", value) for field, value in values if value]
 
     def _field(self, field: FieldDescriptor, depth: int) -> str:
-        """Return the symbol of a field whose messages may have `depth`; empty where they do not fit."""
+        """Return the symbol of a field whose messages may have `depth`; "" if they do not fit."""
         if is_map(field):
             return self._map(field, depth) if depth >= 1 else ""
         value = self._element(field, depth)
