@@ -1,4 +1,4 @@
-"""Calls a photon_grpc server from outside: typed, asyncio first, no torch.
+"""A typed client for a photon_grpc server: asyncio first, without torch.
 
     from photon_grpc.client import Client
 

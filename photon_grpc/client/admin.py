@@ -1,4 +1,4 @@
-"""AdminService from outside: what a replica is, its load as it changes, and its quarantine."""
+"""A client for AdminService: identity, changing load and quarantine of one replica."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Identity of a server."""
+    """The identity of a server."""
 
     version: str
     start_time_s: float
@@ -37,7 +37,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """A server's load. Rates are averages over about a second."""
+    """A server's load at one moment. Rates are averages over about a second."""
 
     running: int = 0
     queued: int = 0
@@ -55,23 +55,23 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """A request that an engine died of, or may have died of."""
+    """A request that crashed an engine, or may have done so."""
 
     fingerprint: str
-    #: It is refused; else it computes alone once.
+    #: True: it is refused. False: it may compute alone once.
     is_quarantined: bool
     num_crashes: int
     #: Unix seconds.
     crashed_at_s: float
-    #: Until it is forgotten.
+    #: Time until the entry is forgotten.
     left_s: float
-    #: Of its newest attempt while it was a suspect; empty: none came.
+    #: Id of the newest attempt while it was a suspect; empty if there was none.
     request_id: str
     api_key_name: str
 
 
 class AdminClient:
-    """Calls the AdminService of one replica, which has a listener of its own: `target` is unix:PATH or HOST:PORT."""
+    """A client for the AdminService of one replica. `target` is its own listener, unix:PATH or HOST:PORT."""
 
     def __init__(
         self,
@@ -86,12 +86,11 @@ class AdminClient:
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def replica(self, timeout_s: float = 10.0) -> Replica:
-        """Raise PhotonError: Unavailable while the model loads, FeatureNotSupported where no AdminService is."""
+        """Return the identity. Raise PhotonError: Unavailable while loading, FeatureNotSupported if not served."""
         return _replica(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout_s))
 
     async def watch_load(self, interval_s: float) -> AsyncIterator[LoadSample]:
-        """Yield a sample at once, then one after each change, `interval_s` apart or more, until the server ends. Raise
-        PhotonError."""
+        """Yield a sample at once, then one per change, at least `interval_s` apart. Raise PhotonError."""
         request = pb.WatchLoadRequest()
         request.min_interval.FromNanoseconds(round(interval_s * 1e9))
         call = self._stub.WatchLoad(request, metadata=with_trace_context(self._metadata))
@@ -104,12 +103,12 @@ class AdminClient:
             call.cancel()
 
     async def quarantine(self, timeout_s: float = 10.0) -> tuple[QuarantineEntry, ...]:
-        """Return the newest crash first. Raise PhotonError."""
-        told = await self._call(self._stub.ListQuarantine, pb.ListQuarantineRequest(), timeout_s)
-        return tuple(_suspect(each) for each in told.entries)
+        """Return the entries, the newest crash first. Raise PhotonError."""
+        response = await self._call(self._stub.ListQuarantine, pb.ListQuarantineRequest(), timeout_s)
+        return tuple(_suspect(each) for each in response.entries)
 
     async def clear_quarantine(self, fingerprints: Sequence[str] | None, timeout_s: float = 10.0) -> tuple[str, ...]:
-        """Forget these (None: all); return those that were known. Raise PhotonError."""
+        """Remove entries (None: all), and return the fingerprints of those that existed. Raise PhotonError."""
         request = pb.ClearQuarantineRequest(fingerprints=fingerprints, all=fingerprints is None)
         return tuple((await self._call(self._stub.ClearQuarantine, request, timeout_s)).cleared_fingerprints)
 
@@ -133,8 +132,8 @@ class AdminClient:
     def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
         error = to_error(failure, self.target)
         if isinstance(error, FeatureNotSupported):
-            told = "it has an address of its own, which the server tells at start: `admin service on unix:…`"
-            return FeatureNotSupported(f"{self.target} serves no AdminService; {told}")
+            remedy = "it has its own address, which the server logs at start: `admin service on unix:…`"
+            return FeatureNotSupported(f"{self.target} serves no AdminService; {remedy}")
         return error
 
 

@@ -1,4 +1,4 @@
-"""The client: one channel, typed calls, failures as exceptions."""
+"""The asyncio client, with typed calls and failures as exceptions."""
 
 from __future__ import annotations
 
@@ -34,22 +34,20 @@ from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import DeadlinePassed, ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
-#: The health service's name for "a request sent now would run".
+#: The health service's name for readiness: a request sent now would run.
 READINESS = "photon_grpc.v1.InferenceService"
 
 T = TypeVar("T")
 
 
 class Client:
-    """Calls one server, or one name behind which several stand. To be used from one event loop; calls may run at the
-    same time.
+    """A client for one server, or for one name with several servers. Calls may be concurrent, in one event loop.
 
-    `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear
-    text. A call that fails with a code of clients/service_config.json before anything was received is tried again up to
-    `retries` times, at most 4; a stream that is cut off later goes on at a server that is ready (`resume`). Generations
-    go to servers that are ready, questions about models and readiness to any. A call without a `timeout` of its own has
-    the client's, in seconds. `metadata` goes with every call, and so does the current span of OpenTelemetry, where
-    there is one and `metadata` has no traceparent.
+    `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is plain text.
+    A call that fails with a code of clients/service_config.json before anything was received is retried up to `retries`
+    times, at most 4. A stream that is cut off later continues at a ready server (`resume`). Generations go to ready
+    servers; calls about models and readiness go to any. A call without `timeout` uses the client's, in seconds. Every
+    call carries `metadata` and, unless it has a traceparent, the current OpenTelemetry span.
     """
 
     def __init__(
@@ -67,17 +65,16 @@ class Client:
         self._retries = retries
         self._policy = RetryPolicy(max_retries=retries if resume else 0, resumes=resume, timeout_s=timeout)
         self._metadata = tuple(metadata)
-        #: By whether they lead to ready servers alone.
+        #: Whether it uses only ready servers -> the channel.
         self._channels: dict[bool, grpc.aio.Channel] = {}
 
     async def generate(
         self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]
     ) -> Generation:
-        """Return the whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on
-        the server.
+        """Return the whole result. `timeout` ends the call on both sides, and so does cancelling the task.
 
-        With `hedge_after` the request is sent a second time, to the next server in turn, where it has no answer after
-        so many seconds; the first answer is returned and the other call cancelled.
+        If there is no answer after `hedge_after` seconds, the request is sent again, to the next server. The first
+        answer is returned, and the other call is cancelled.
         """
         request = build_request(prompt, options)
         if hedge_after is None:
@@ -89,35 +86,34 @@ class Client:
         return await hedged(lambda again: self._generate(other if again else request, options), hedge_after)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """Return the result as it is produced; see Stream."""
+        """Return a stream of the result as it is produced; see Stream."""
         request = build_request(prompt, options)
-        # Kept for the calls that go on: another span may be current then.
+        # Kept for resumed calls, when another span may be current.
         open_call = partial(self._open_stream, metadata=self._call_metadata())
         policy = replace(self._policy, is_after_grpc=True)
         call = ResumingCall(request, open_call, self.target, options.get("timeout"), policy)
         return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
-        """Return a message of a generated class, with `generate`'s options. Raise MessageMismatch where it was cut
-        off."""
+        """Return a message of a generated class, with `generate`'s options. Raise MessageMismatch if it is cut off."""
         typed: Options = {**options, "message_type": message_type}
         return message_of(await self.generate(prompt, **typed), message_type)
 
     def stream_messages(
         self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]
     ) -> AsyncGenerator[M, None]:
-        """Return the message as it fills, each with more than the one before: values that are complete, strings as far
-        as they are written. The whole one last. Of one output. Raise MessageMismatch where it was cut off."""
+        """Yield ever more of one output's message, the whole one last. Raise MessageMismatch if it is cut off."""
         typed: Options = {**options, "message_type": message_type, "num_outputs": 1}
         return growing_messages(self.stream(prompt, **typed), message_type)
 
     def map(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[Generation, None]:
-        """Return the results in the order of the prompts, `concurrency` at a time; prompts are taken as there is room.
+        """Yield the results in the order of the prompts, which are read as needed, `concurrency` at a time.
 
-        A full server is asked again when it says, however often; a lost one for a while. What else fails is raised in
-        its place, and ends the rest. Raise TypeError for one bare text, ValueError for a concurrency below 1.
+        Requests to a full server are repeated without limit, when it allows; to a lost one for a while. Any other
+        failure is raised in its place and ends the rest. Raise TypeError for a bare text, ValueError for a concurrency
+        below 1.
         """
         check(prompts, concurrency)
         return ordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
@@ -125,13 +121,12 @@ class Client:
     def map_unordered(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[tuple[int, Generation], None]:
-        """As `map`, in the order in which they end: (index of the prompt, result)."""
+        """Yield (index of the prompt, result) as `map` does, but in the order in which they end."""
         check(prompts, concurrency)
         return unordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
-        """Many requests on one stream, as a context manager; see Multiplex. All are of the span that is current now: a
-        stream has one trace context."""
+        """Return many requests on one stream, all of the current span, as a context manager; see Multiplex."""
         metadata = self._call_metadata()
 
         def open_call() -> MultiplexGenerateCall:
@@ -140,41 +135,41 @@ class Client:
         return Multiplex(open_call, self.target, self._policy)
 
     async def models(self) -> list[Model]:
-        """Every served model, the default one first."""
+        """Return every served model, the default one first."""
         found: list[Model] = []
         page = model_pb2.ListModelsRequest()
         while True:
-            response = await self._ask(self._models.ListModels, page)
+            response = await self._unary(self._models.ListModels, page)
             found += [read_model(model) for model in response.models]
             if not response.next_page_token:
                 return found
             page.page_token = response.next_page_token
 
     async def model(self, name: str = "") -> Model:
-        """One model; "" is the default one. Raise ModelNotFound."""
+        """Return a model; "" is the default one. Raise ModelNotFound."""
         request = model_pb2.GetModelRequest(model=name)
-        return read_model((await self._ask(self._models.GetModel, request)).model)
+        return read_model((await self._unary(self._models.GetModel, request)).model)
 
     async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
         """Return the ids that `generate` would see for a text or a list of chat messages."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
-        return tuple((await self._ask(self._models.Tokenize, request)).token_ids)
+        return tuple((await self._unary(self._models.Tokenize, request)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
     ) -> str:
-        """Return the text that ids release."""
+        """Return the text of token ids."""
         request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         request.token_ids.ids.extend(token_ids)
-        return (await self._ask(self._models.Detokenize, request)).text
+        return (await self._unary(self._models.Detokenize, request)).text
 
     async def is_ready(self) -> bool:
-        """Return whether a request sent now would run. Raise Unreachable where no server answers."""
+        """Return whether a request sent now would run. Raise Unreachable if no server answers."""
         return await self._is_ready(self._policy.timeout_s)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return when a request sent now would run. Raise Unreachable or ModelLoading when that took too long."""
+        """Wait until a request sent now would run. Raise Unreachable or ModelLoading after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         missing: PhotonError = Unreachable(f"no answer from {self.target} within {timeout_s:g} s")
         while time.monotonic() < deadline:
@@ -214,7 +209,7 @@ class Client:
         return model_pb2_grpc.ModelServiceStub(self._channel(only_ready=False))
 
     def _channel(self, *, only_ready: bool) -> grpc.aio.Channel:
-        # Opened on first use: a channel belongs to the event loop that runs then.
+        # Opened on first use, since a channel belongs to the event loop that runs then.
         if only_ready not in self._channels:
             self._channels[only_ready] = open_channel(
                 self.target, credentials=self._credentials, retries=self._retries, only_ready=only_ready
@@ -240,7 +235,7 @@ class Client:
     def _call_metadata(self) -> Metadata:
         return with_trace_context(self._metadata)
 
-    async def _ask(self, method: Callable[..., Awaitable[T]], request: Message) -> T:
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Message) -> T:
         return await self._raised(method(request, timeout=self._policy.timeout_s, metadata=self._call_metadata()))
 
     async def _raised(self, call: Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""Results of calls as plain data. Durations are seconds."""
+"""Results of calls as plain data. Durations are in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from photon_grpc.client.answer_types import AnswerTypes, given, parsed
+from photon_grpc.client.answer_types import AnswerTypes, parsed, unwrapped
 from photon_grpc.client.message_type import read_message
 from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
@@ -21,7 +21,7 @@ NO_TYPES = AnswerTypes()
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an output. `reason` is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ..."""
+    """The end of an output. `reason` is a FinishReason of the proto without its prefix, such as "MAX_TOKENS"."""
 
     reason: str
     stop_string: str | None = None
@@ -31,28 +31,28 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text, ids and scores of one output. The joined texts of an index are its whole text."""
+    """New text, ids and scores of one output. The texts of an index, joined, are its whole text."""
 
     index: int
     text: str = ""
-    #: Only with token_ids=True.
+    #: Filled with token_ids=True.
     token_ids: tuple[int, ...] = ()
     finish: Finish | None = None
-    #: One for each new token, with logprobs or score_token_ids.
+    #: One per new token, with logprobs or score_token_ids.
     scores: tuple[TokenScore, ...] = ()
-    #: Of a chat, where the model's features have REASONING or TOOL_CALLS: the parts of the text.
+    #: The parts of a chat's text, if the model's features include REASONING or TOOL_CALLS.
     reasoning: str = ""
     content: str = ""
-    #: Complete ones, with tools_json.
+    #: Complete calls, with tools_json.
     tool_calls: tuple[ToolCall, ...] = ()
-    #: With message_type and `finish`, where the output is complete.
+    #: With message_type, set with `finish` if the output is complete.
     message: Message | None = None
     _parsed: Any = field(default=None, repr=False)
 
     @property
     def parsed(self) -> Any:
-        """See Output.parsed. None before `finish`."""
-        return given(self._parsed)
+        """Output.parsed, once there is a `finish`; None before."""
+        return unwrapped(self._parsed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +63,26 @@ class Output:
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
-    #: One for each token, with logprobs or score_token_ids.
+    #: One per token, with logprobs or score_token_ids.
     scores: tuple[TokenScore, ...] = ()
-    #: Of a chat, where the model's features have REASONING or TOOL_CALLS: the parts of the text.
+    #: The parts of a chat's text, if the model's features include REASONING or TOOL_CALLS.
     reasoning: str = ""
     content: str = ""
-    #: With tools_json.
+    #: Filled with tools_json.
     tool_calls: tuple[ToolCall, ...] = ()
-    #: With message_type, where the output is complete: of that type.
+    #: With message_type, a message of that type if the output is complete.
     message: Message | None = None
     _parsed: Any = field(default=None, repr=False)
 
     @property
     def parsed(self) -> Any:
-        """With a class as json_schema, an object of it; else None. Raise MessageMismatch where the output was cut off
-        or the class refuses it."""
-        return given(self._parsed)
+        """With a class as json_schema, its object; else None. Raise MessageMismatch if cut off or refused."""
+        return unwrapped(self._parsed)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The whole result of a call; what an output has and this lacks is the first output's."""
+    """The whole result of a call. `text`, `finish` and the like are those of the first output."""
 
     request_id: str
     model: str
@@ -92,7 +91,7 @@ class Generation:
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
     prompt_token_ids: tuple[int, ...] = ()
-    #: One for each token of the prompt, with prompt_logprobs.
+    #: One per token of the prompt, with prompt_logprobs.
     prompt_scores: tuple[TokenScore, ...] = ()
 
     @property
@@ -125,12 +124,12 @@ class Generation:
 
     @property
     def parsed(self) -> Any:
-        """See Output.parsed."""
+        """Output.parsed of the first output."""
         return self.outputs[0].parsed
 
 
 def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: str = "") -> Delta:
-    """`text_before` is the output's text up to here, where an object is to be made of it."""
+    """Read a delta. `text_before` is the output's earlier text, needed only to make an object."""
     finish = read_finish(message.finish) if message.HasField("finish") else None
     return Delta(finish=finish, **_parts(message, types), _parsed=_object(types, text_before + message.text, finish))
 
@@ -202,7 +201,7 @@ def read_tool_calls(messages: Iterable[pb.ToolCall]) -> tuple[ToolCall, ...]:
 
 def read_finish(message: pb.Finish) -> Finish:
     matched = message.WhichOneof("matched")
-    # A reason of a newer server has no name here yet: its number stands for it.
+    # A reason of a newer server has no name here, so its number is used.
     known = message.reason in pb.FinishReason.values()
     reason = pb.FinishReason.Name(message.reason).removeprefix(_REASON_PREFIX) if known else str(int(message.reason))
     return Finish(reason, **({matched: getattr(message, matched)} if matched else {}))

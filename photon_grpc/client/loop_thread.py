@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none, have many, or are inside one."""
+"""An event loop in its own thread, for callers without a loop, with many threads, or inside another loop."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any number of threads, which wait."""
+    """The thread. It runs coroutines for any number of other threads, which wait."""
 
     def __init__(self) -> None:
-        #: A fork takes the loop along, not the thread that runs it.
+        #: A fork copies the loop but not the thread that runs it.
         self._process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, name="photon-grpc-client", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Its result; an interrupt of the wait cancels it. Raise Closed after `close`, RuntimeError in another
-        process."""
+        """Return the result; an interrupt cancels it. Raise Closed after `close`, RuntimeError after a fork."""
         future = self._submit(coroutine)
         try:
             return future.result()
@@ -37,7 +36,7 @@ class LoopThread:
             future.cancel()
 
     def call_soon(self, function: Callable[[], Any]) -> None:
-        """Call it on the loop; do nothing after `close` and in another process."""
+        """Call `function` on the loop; do nothing after `close` or in another process."""
         if os.getpid() != self._process_id:
             return
         with contextlib.suppress(RuntimeError):
@@ -62,7 +61,7 @@ class LoopThread:
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("a call that waits, from the thread that it would wait for")
+            raise RuntimeError("a blocking call in the client's own thread would wait for itself")
         if os.getpid() != self._process_id:
             coroutine.close()
             raise RuntimeError("this client was made before the process forked; make one in each process")
@@ -74,7 +73,7 @@ class LoopThread:
 
     def _live(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            # Closing the Runner cancels what is left.
+            # Closing the Runner cancels the remaining tasks.
             runner.get_loop().run_forever()
 
 

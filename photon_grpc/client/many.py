@@ -1,4 +1,4 @@
-"""Many prompts, some at a time: all of them answered, however full the server is; and one prompt, sent twice."""
+"""Many prompts, some at a time, repeated until a full server answers; and one prompt sent twice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 #: Answers one prompt.
 Answer = Callable[[P], Coroutine[Any, Any, T]]
 
-#: Of one prompt among many: a full server is asked until it has room.
+#: The policy for one prompt of many: repeat until a full server has room.
 PERSISTENT = RetryPolicy(max_retries=math.inf, waits_for_room=True)
 
-#: Of `map`, unless it says otherwise.
+#: The default of `map`.
 CONCURRENCY = 64
 
 
 def check(prompts: object, concurrency: int) -> None:
-    """Raise TypeError, ValueError for arguments of `map` that are mistakes of the program."""
+    """Check the arguments of `map`. Raise TypeError, ValueError."""
     if isinstance(prompts, str | bytes):
         raise TypeError("prompts is an iterable of prompts, not one; did you mean [prompt]?")
     if concurrency < 1:
@@ -34,8 +34,7 @@ def check(prompts: object, concurrency: int) -> None:
 
 
 async def ordered(answer: Answer[P, T], prompts: Iterable[P], concurrency: int) -> AsyncGenerator[T, None]:
-    """Return the answers in the order of the prompts, `concurrency` asked for at a time, at most as many more held
-    back."""
+    """Yield the answers in the order of the prompts, `concurrency` at a time, with at most as many waiting in turn."""
     places = asyncio.Semaphore(concurrency)
 
     async def in_a_place(prompt: P) -> T:
@@ -59,39 +58,37 @@ async def ordered(answer: Answer[P, T], prompts: Iterable[P], concurrency: int) 
 async def unordered(
     answer: Answer[P, T], prompts: Iterable[P], concurrency: int
 ) -> AsyncGenerator[tuple[int, T], None]:
-    """Index of the prompt and answer, as they come, `concurrency` at a time."""
+    """Yield (index of the prompt, answer) as they end, `concurrency` at a time."""
     waiting = enumerate(prompts)
-    asked: dict[asyncio.Task[T], int] = {}
+    running: dict[asyncio.Task[T], int] = {}
     done: deque[asyncio.Task[T]] = deque()
     try:
         while True:
-            for index, prompt in islice(waiting, concurrency - len(asked)):
-                asked[asyncio.create_task(answer(prompt))] = index
-            if not asked:
+            for index, prompt in islice(waiting, concurrency - len(running)):
+                running[asyncio.create_task(answer(prompt))] = index
+            if not running:
                 return
             if not done:
-                done.extend((await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0])
+                done.extend((await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))[0])
             task = done.popleft()
-            yield asked.pop(task), task.result()
+            yield running.pop(task), task.result()
     finally:
-        await _end(asked)
+        await _end(running)
 
 
-async def persist(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Ask again while the server says that it is full, and for a while where none is there or something on the way is
-    full. Raise what else fails."""
+async def persist(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Repeat while the server is full, and for a while if it or a proxy fails temporarily. Raise other failures."""
     attempts = Attempts(PERSISTENT)
     while True:
         try:
-            return await ask()
+            return await send()
         except PhotonError as error:
             pause_s = attempts.pause_s(error)
         await asyncio.sleep(pause_s)
 
 
 async def hedged(send: Callable[[bool], Coroutine[Any, Any, T]], after_s: float) -> T:
-    """Return the first answer of two: `send(False)` at once and, where it has no answer `after_s` later, `send(True)`;
-    the other one is cancelled. Raise the last failure where both fail."""
+    """Return the first answer of `send(False)` or, sent after `after_s` without one, `send(True)`."""
     first = asyncio.create_task(send(False))
     waiting = {first}
     try:
@@ -107,7 +104,7 @@ async def hedged(send: Callable[[bool], Coroutine[Any, Any, T]], after_s: float)
 
 
 async def _end(tasks: Iterable[asyncio.Task[T]]) -> None:
-    left = list(tasks)
-    for task in left:
+    remaining = list(tasks)
+    for task in remaining:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*remaining, return_exceptions=True)

@@ -27,34 +27,34 @@ from photon_grpc.v1 import inference_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-#: Files that the server has.
+#: Directory of the files that the server has.
 _WELL_KNOWN = "google/protobuf/"
-#: Those that a set may leave out.
+#: Modules of the files that a set may omit.
 _WELL_KNOWN_MODULES: tuple[Any, ...] = (
     *(any_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2),
 )
 
 
 class MessageMismatch(RequestError):
-    """The answer is no whole message, or object, of the type."""
+    """The output is not a complete message, or object, of the type."""
 
     reason = "MESSAGE_MISMATCH"
 
     def __init__(self, message: str, *, text: str = "", finish_reason: str = "") -> None:
-        """`text` is what came, `finish_reason` why it ended."""
+        """Take the output's text and finish reason."""
         super().__init__(message)
         self.text = text
         self.finish_reason = finish_reason
 
 
 def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
-    """Return a class of the message that a serialized FileDescriptorSet describes. Raise InvalidRequest."""
+    """Return a class for message `name` of a serialized FileDescriptorSet. Raise InvalidRequest."""
     try:
-        listed = FileDescriptorSet.FromString(descriptor_set).file
+        parsed = FileDescriptorSet.FromString(descriptor_set).file
     except DecodeError:
         raise _no_message_type("the file is not a serialized google.protobuf.FileDescriptorSet") from None
     files = {module.DESCRIPTOR.name: _described(module.DESCRIPTOR) for module in _WELL_KNOWN_MODULES}
-    files |= {file.name: file for file in listed}
+    files |= {file.name: file for file in parsed}
     pool = DescriptorPool()
     try:
         for each in [*files]:
@@ -62,12 +62,12 @@ def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
         return GetMessageClass(pool.FindMessageTypeByName(name))
     except KeyError:
         raise _no_message_type(f"the set has no message {name!r}") from None
-    except TypeError as error:  # protobuf's, of a file that is invalid or lacks an import
+    except TypeError as error:  # raised by protobuf for an invalid file or a missing import
         raise _no_message_type(str(error)) from None
 
 
 def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) -> None:
-    """The class's file and all that it imports. Raise InvalidRequest for what is no generated class."""
+    """Write the class's name, its file and all imports. Raise InvalidRequest if it is not a generated class."""
     if not isinstance(message_type, type) or not issubclass(message_type, Message):
         raise InvalidRequest(f"message_type: {message_type!r} is not a message class", field="message_type")
     target.file_descriptor_set = _files_of(message_type.DESCRIPTOR.file).SerializeToString()
@@ -75,7 +75,7 @@ def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) 
 
 
 def read_message(output: pb.Output, message_type: type[Message] | None) -> Message | None:
-    """Return the message of an output, None where it has none. Raise InternalFailure where it is of another type."""
+    """Return the message of an output; None if it has none. Raise InternalFailure if it has another type."""
     if message_type is None or not output.HasField("message"):
         return None
     message = message_type()
@@ -89,21 +89,18 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
 
 
 def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:
-    """Return the error of an output that ended before the whole of its type was there."""
-    told = f"the output ended by {finish_reason} before its {name} was whole; {len(text)} characters came"
-    return MessageMismatch(told, text=text, finish_reason=finish_reason)
+    """Return the error for an output that ended before its type was complete."""
+    problem = f"the output ended by {finish_reason} before its {name} was whole; {len(text)} characters came"
+    return MessageMismatch(problem, text=text, finish_reason=finish_reason)
 
 
 def parse_message(text: bytes | str, message_type: type[M]) -> M:
-    """Return the message of its JSON. Raise ParseError.
-
-    A key that a map has twice keeps its last value, as in the server's messages; protobuf's Parse would refuse it.
-    """
+    """Parse JSON; a map's duplicate key keeps its last value, as in the server. Raise ParseError."""
     try:
         return ParseDict(json.loads(text), message_type())
     except ParseError:
         raise
-    except Exception as error:  # as Parse does: JSON that is not an object fails in many ways
+    except Exception as error:  # as Parse does, since JSON that is not an object fails in many ways
         raise ParseError(f"{type(error).__name__}: {error}") from error
 
 
@@ -118,7 +115,7 @@ def _described(file: FileDescriptor) -> FileDescriptorProto:
 
 
 def _add_file(pool: DescriptorPool, files: dict[str, FileDescriptorProto], name: str) -> None:
-    """Move a file into the pool, what it imports first. Those that are in `files` no longer are there already."""
+    """Move a file into the pool, after its imports. Files that are not in `files` any more are in the pool already."""
     if (file := files.pop(name, None)) is not None:
         for imported in file.dependency:
             _add_file(pool, files, imported)

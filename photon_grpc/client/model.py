@@ -11,8 +11,11 @@ from photon_grpc.v1 import model_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model. `state` and `features` are names of the proto's enums without their prefix: "READY", "CHAT",
-    ...; those that this client does not know are numbers: "9"."""
+    """A served model.
+
+    `state` and `features` are names of the proto's enums without their prefix, such as "READY" and "CHAT". Values that
+    this client does not know are numbers, such as "9".
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -21,7 +24,7 @@ class Model:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     features: tuple[str, ...]
-    #: Name of the limit -> what one request may ask for.
+    #: Name of a limit -> the most that one request may have.
     limits: Mapping[str, int] = field(default_factory=dict)
     revision: str = ""
     dtype: str = ""
@@ -45,5 +48,5 @@ def read_model(message: pb.Model) -> Model:
 
 
 def _name(kind: Any, number: int, prefix: str) -> str:
-    """Return a newer server's may have no name here yet: its number stands for it."""
+    """Return an enum value's name without prefix; its number if it is unknown, as of a newer server."""
     return str(kind.Name(number)).removeprefix(prefix) if number in kind.values() else str(number)

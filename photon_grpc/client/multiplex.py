@@ -27,12 +27,12 @@ MultiplexGenerateCall: TypeAlias = (
     "grpc.aio.StreamStreamCall[pb.MultiplexGenerateRequest, pb.MultiplexGenerateResponse]"
 )
 
-#: No message but the first and the last.
+#: Sends only the first and the last message of a stream.
 _AT_THE_END = 2**32 - 1
 
 
 class MultiplexedCall:
-    """One request of many, read like a StreamGenerate call."""
+    """One request of a multiplexed stream, read like a StreamGenerate call."""
 
     def __init__(self, cancel: Callable[[str], None], request_id: str, timeout_s: float) -> None:
         self.request_id = request_id
@@ -40,7 +40,7 @@ class MultiplexedCall:
         self._messages: deque[pb.StreamGenerateResponse] = deque()
         self._error: PhotonError | None = None
         self._is_over = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
 
     def __aiter__(self) -> Self:
@@ -59,8 +59,8 @@ class MultiplexedCall:
                 raise self._error
             if self._is_over:
                 return grpc.aio.EOF
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._messages.popleft()
 
     def cancel(self) -> None:
@@ -68,18 +68,18 @@ class MultiplexedCall:
         if not self._is_over:
             self._cancel(self.request_id)
 
-    def tell(self, message: pb.StreamGenerateResponse) -> None:
+    def add(self, message: pb.StreamGenerateResponse) -> None:
         self._messages.append(message)
-        self._news.set()
+        self._changed.set()
 
     def end(self, error: PhotonError | None) -> None:
-        """After what was told."""
+        """End the call, after the messages that were added."""
         if self._is_over:
             return
         self._is_over = True
         self._error = error
         self._deadline.cancel()
-        self._news.set()
+        self._changed.set()
 
     def _expire(self, timeout_s: float) -> None:
         self.cancel()
@@ -89,13 +89,13 @@ class MultiplexedCall:
 class Multiplex:
     """Requests that share a stream: `async with client.multiplex() as many`. Leaving the block ends what still runs.
 
-    One that fails harms no other. When the stream is lost, or its server drains, the next request opens another, and
-    streams of one output go on there; the other requests in flight fail with the reason. A server that needs the place
-    of a stream ends it while it is idle: the next request opens another, and one that was under way is sent there.
+    The failure of one request does not affect the others. When the stream is lost or its server drains, the next
+    request opens another, where streams of one output continue; other requests in flight fail with the reason. A server
+    may end an idle stream to use its place; the next request opens another, and a request on its way is resent there.
     """
 
     def __init__(self, open_call: Callable[[], MultiplexGenerateCall], target: str, policy: RetryPolicy) -> None:
-        """gRPC repeats whole streams: `policy` is of the requests on them."""
+        """Take the call to open and the retry policy for single requests; gRPC itself retries only whole streams."""
         self._open_call = open_call
         self._target = target
         self._policy = policy
@@ -121,13 +121,13 @@ class Multiplex:
         return read_generation(_gathered(messages), answer_types(options))
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
-        """Return the call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
+        """Send a request once, with an id if it has none, and return its call. Raise DuplicateRequestId."""
         if self._is_closed:
             raise Unreachable("the stream was closed")
         return self._wire().ask(request, timeout_s)
 
     def _wire(self) -> _Wire:
-        """Return the one for new requests."""
+        """Return the wire for new requests."""
         self._wires = [wire for wire in self._wires if not wire.is_over]
         if not self._wires or self._wires[-1].is_leaving:
             self._wires.append(_Wire(self._open_call(), self._target))
@@ -147,7 +147,7 @@ class Multiplex:
         return ResumingCall(request, self.ask, self._target, options.get("timeout"), self._policy)
 
 
-#: Servers tell no more of an id, by which the answer finds its request.
+#: Servers send at most this much of an id, by which an answer finds its request.
 _MAX_ID_CHARS = 128
 
 
@@ -157,12 +157,12 @@ class _Wire:
     def __init__(self, call: MultiplexGenerateCall, target: str) -> None:
         self._call = call
         self._target = target
-        #: Those in flight.
+        #: Requests in flight.
         self._by_id: dict[str, MultiplexedCall] = {}
         self._by_handle: dict[int, MultiplexedCall] = {}
         self._actions: asyncio.Queue[pb.MultiplexGenerateRequest] = asyncio.Queue()
         self._tasks = (asyncio.create_task(self._write()), asyncio.create_task(self._read()))
-        #: No request can be asked for here any more; nor will one end.
+        #: `is_leaving`: no new request may be sent. `is_over`: none is in flight either.
         self.is_leaving = False
         self.is_over = False
 
@@ -173,7 +173,7 @@ class _Wire:
             raise InvalidRequest(text, field="request_id", needed=len(request_id), limit=_MAX_ID_CHARS)
         if request_id in self._by_id:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")
-        # The server's deadline, which ends it there; this side's, should the server be silent.
+        # The server enforces this deadline; the call has its own, in case the server is silent.
         _set_timeout(request, timeout_s)
         call = self._by_id[request_id] = MultiplexedCall(self.cancel, request_id, timeout_s)
         self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
@@ -198,7 +198,7 @@ class _Wire:
         try:
             async for frame in self._call:
                 for item in frame.items:
-                    self._tell(item)
+                    self._deliver(item)
         except grpc.aio.AioRpcError as failure:
             self._fail(self._error(failure))
         else:
@@ -207,12 +207,12 @@ class _Wire:
     def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
         if failure.code() is not grpc.StatusCode.INTERNAL or failure.trailing_metadata():
             return to_error(failure, self._target)
-        # Of grpc.aio itself: a message met the end of the stream, whose status it has thrown away.
+        # grpc.aio raises this if a message is written after the stream's end, and drops the stream's status.
         error = Unreachable(f"{self._target} has ended the stream")
         error.was_lost, error.target, error.is_left_to_caller = True, self._target, True
         return error
 
-    def _tell(self, item: pb.MultiplexItem) -> None:
+    def _deliver(self, item: pb.MultiplexItem) -> None:
         call = self._by_handle.get(item.handle)
         if call is None:
             call = self._by_id.get(item.request_id)
@@ -223,7 +223,7 @@ class _Wire:
         if isinstance(error, Draining):
             self.is_leaving = True
         if item.HasField("response"):
-            call.tell(item.response)
+            call.add(item.response)
         if error is not None or item.response.HasField("timing"):
             del self._by_handle[item.handle], self._by_id[call.request_id]
             call.end(error)
@@ -243,7 +243,7 @@ def _set_timeout(request: pb.GenerateRequest, timeout_s: float) -> None:
 
 
 def _gathered(messages: list[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
-    """All that a stream said, as one."""
+    """Merge the messages of a stream into one response."""
     start, last = messages[0].start, messages[-1]
     outputs: dict[int, pb.Output] = {}
     for message in messages:

@@ -1,4 +1,4 @@
-"""Keyword options into a GenerateRequest. Options are named like the fields of the proto, wherever they stand in it."""
+"""Keyword options, written into a GenerateRequest. An option has the name of its proto field, in whatever message."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: These have entries, too, but none of the kinds that a list in a request has.
+#: Types with a length and entries that cannot stand for a list in a request.
 _NO_LISTS = (bytes, bytearray, memoryview, Mapping)
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Raise InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of and a
-    list of prompts."""
+    """Return the request. Raise InvalidRequest for a bad value, TypeError for an unknown option or several prompts."""
     request = pb.GenerateRequest()
     write_prompt(request, prompt)
     write_options(request, options)
@@ -33,7 +32,7 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
 
 
 def write_options(request: pb.GenerateRequest, options: Mapping[str, Any]) -> None:
-    """Write options into a request that has its prompt. Raise as `build_request`."""
+    """Write options into a request that has its prompt. Raise what `build_request` raises."""
     object_type = object_type_of(options)
     for name, value in options.items():
         if value is None:
@@ -56,19 +55,19 @@ def _write_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise TypeError for an option that is none of `known`."""
+    """Raise TypeError for an option that is not among `known`."""
     for name in options.keys() - known:
         raise TypeError(f"{unknown_option(name, known)}; there are {', '.join(sorted(known))}")
 
 
 def plain(value: Any) -> Any:
-    """Return the Python value of an array or number of numpy or torch, and any other value as it is."""
+    """Convert an array or number of numpy or torch to its Python value; return any other value unchanged."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type | memoryview)
     return value.tolist() if is_array else value
 
 
 def write_prompt(request: Any, prompt: Prompt) -> None:
-    """Into the `input` of a GenerateRequest or TokenizeRequest. Raise InvalidRequest; TypeError for several prompts."""
+    """Write the input of a GenerateRequest or TokenizeRequest. Raise InvalidRequest, TypeError for several prompts."""
     prompt = plain(prompt)
     if isinstance(prompt, str):
         write_field(request, "text", prompt)
@@ -93,7 +92,7 @@ def _is_list(value: Any) -> bool:
 
 
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
-    """Set one field from its Python value; None leaves it unset. Raise InvalidRequest."""
+    """Set one field from a Python value. Raise InvalidRequest."""
     target = getattr(message, name)
     try:
         _check_kind(target, value)
@@ -114,10 +113,10 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
 
 
 def _check_kind(target: Any, value: Any) -> None:
-    """Raise TypeError for a value that protobuf would take for something else.
+    """Raise TypeError for a value that protobuf would silently convert.
 
-    It takes a bool for a number and a number for a bool, bytes for text, and the characters of a text or the keys of a
-    mapping for a list.
+    It accepts a bool as a number, a number as a bool, bytes as text, and a string or mapping as a list of its
+    characters or keys.
     """
     if isinstance(target, str):
         if not isinstance(value, str):
@@ -135,7 +134,7 @@ def _check_kind(target: Any, value: Any) -> None:
 
 
 def group_of(name: str) -> str:
-    """Return the message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
+    """Return the field of GenerateRequest whose message holds an option; "" for its own fields. Raise TypeError."""
     field = FIELDS.get(name)
     if field is None:
         raise TypeError(unknown_option(name, FIELDS))

@@ -1,4 +1,4 @@
-"""A message's JSON on its way in, seen at any time as JSON of what is known."""
+"""A message's JSON while it arrives, completed at any time to valid JSON of what is known."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import Any, Self
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-#: Their JSON has no fields.
+#: Messages whose JSON has no declared fields.
 _ANY_JSON = frozenset(f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue", "StringValue"))
 _UNICODE_CHARS = len("\\ud83d")
 
 
 class PartialJson:
-    """Takes the pieces of a text that is the JSON of one message, and reads each character once. A value counts once it
-    is complete (a number with what follows it, an object or a list with its first bracket), the string of a text field
-    as far as it is written. Other strings (enums, numbers of 64 bits, timestamps) make no sense before they end."""
+    """A reader of the JSON of one message in pieces, each character once.
+
+    A value counts once it is complete: a number with the character after it, an object or list with its first bracket.
+    The string of a text field counts as far as it is written; other strings (enums, 64-bit numbers, timestamps) only
+    when they end.
+    """
 
     def __init__(self, message_type: type[Message]) -> None:
         self._text = ""
         self._root = _of_message(message_type.DESCRIPTOR)
-        #: The objects and lists that are open, the innermost last.
+        #: The open objects and lists, the innermost last.
         self._open: list[_Level] = []
-        #: Up to here all is complete but for their closing brackets.
+        #: Position up to which all values are complete, and the closing brackets that are missing there.
         self._safe, self._safe_closers = 0, ""
-        #: Where the content of the string at hand begins; None outside of one.
+        #: Position of the current string's content; None outside a string.
         self._string_start: int | None = None
-        #: The escape at hand, which is not whole.
+        #: The current, incomplete escape.
         self._escape = ""
 
     def add(self, piece: str) -> None:
@@ -40,16 +43,16 @@ class PartialJson:
 
     @property
     def text(self) -> str:
-        """All that has come."""
+        """All text so far."""
         return self._text
 
     @property
     def num_complete(self) -> int:
-        """Characters up to which every value is complete."""
+        """The number of characters up to which every value is complete."""
         return self._safe
 
     def complete(self) -> str:
-        """JSON of what is known; empty before the first bracket."""
+        """Return JSON of what is known; "" before the first bracket."""
         if self._grows():
             return self._text[: len(self._text) - len(self._escape)] + '"' + self._closers()
         return self._text[: self._safe] + self._safe_closers
@@ -71,11 +74,11 @@ class PartialJson:
 
     def _read_in_string(self, character: str, place: int) -> None:
         if len(self._escape) == _UNICODE_CHARS and character != "\\":
-            # Half a surrogate pair, without the other half.
+            # Half of a surrogate pair without the other half.
             self._escape = ""
         if self._escape or character == "\\":
             self._escape += character
-            if _is_whole(self._escape):
+            if _is_complete_escape(self._escape):
                 self._escape = ""
         elif character == '"':
             self._end_string(place)
@@ -83,7 +86,7 @@ class PartialJson:
     def _end_string(self, place: int) -> None:
         level = self._open[-1]
         if level.wants_key:
-            level.shape = level.around.member(self._text[self._string_start : place])
+            level.shape = level.container.member(self._text[self._string_start : place])
         else:
             self._mark(place + 1)
         self._string_start = None
@@ -101,14 +104,14 @@ class PartialJson:
 
 
 class _Shape:
-    """A value as its field has it."""
+    """The form of a value, by its field."""
 
     def __init__(self, *, message: Any = None, each: Self | None = None, grows: bool = False) -> None:
-        #: An object of these fields.
+        #: The fields of an object.
         self._fields = {} if message is None else {field.json_name: field for field in message.fields}
-        #: What a list or a map holds.
+        #: The form of the items of a list or map.
         self.each = each
-        #: A string that makes sense before it is complete.
+        #: Whether an incomplete string is useful.
         self.grows = grows
 
     def member(self, key: str) -> _Shape:
@@ -117,12 +120,12 @@ class _Shape:
 
 
 class _Level:
-    """An object or a list that is open, its values' shape: of an object's, the one whose key came last."""
+    """An open object or list. `shape` is that of its items or, for an object, of the value of the last key."""
 
-    def __init__(self, bracket: str, around: _Shape) -> None:
+    def __init__(self, bracket: str, container: _Shape) -> None:
         self.closer = "}" if bracket == "{" else "]"
-        self.around = around
-        self.shape = around.each or _OPAQUE
+        self.container = container
+        self.shape = container.each or _OPAQUE
         self.wants_key = bracket == "{"
 
 
@@ -150,8 +153,8 @@ def _of_value(field: FieldDescriptor) -> _Shape:
     return _TEXT if field.type == field.TYPE_STRING else _OPAQUE
 
 
-def _is_whole(escape: str) -> bool:
-    """Of a surrogate with its other half."""
+def _is_complete_escape(escape: str) -> bool:
+    """Return whether an escape is complete; a surrogate is complete with its other half."""
     if escape[1:2] != "u":
         return len(escape) == 2
     is_high = escape[2:3] in ("d", "D") and escape[3:4] in tuple("89abAB")

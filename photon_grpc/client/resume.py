@@ -1,5 +1,4 @@
-"""A stream that outlives its server: cut off, it goes on at another one, from the ids that have come and with the same
-seed, as if nothing had been."""
+"""A stream that, when cut off, continues at another server from the ids received and with the same seed."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ from photon_grpc.client.stream import MessageCall
 from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Sends a request, which has so many seconds.
+#: Sends a request with a timeout in seconds.
 OpenCall = Callable[[pb.GenerateRequest, float], MessageCall]
 
 _SHORTEST_S = 0.001
 
 
 class ResumingCall:
-    """A StreamGenerate call over as many calls as it takes.
+    """One StreamGenerate call made of as many calls as necessary.
 
-    With a policy that resumes, it asks for ids and removes them for a caller who did not. What has come is told once:
-    one start, texts that join without a gap, usage and timing of the whole. A request of several outputs cannot be
-    continued: its error says so.
+    If the policy resumes, it requests ids, and removes them for a caller who did not. The caller sees one stream: one
+    start, texts without gaps, and usage and timing of the whole. A request with several outputs cannot be continued;
+    its error says so.
     """
 
     def __init__(
@@ -49,11 +48,11 @@ class ResumingCall:
         if policy.resumes:
             self._request.output.token_ids = True
         self._ids: list[int] = []
-        #: The last message has come; the status may still be lost.
-        self._is_whole = False
+        #: The last message has arrived; only the status may still be lost.
+        self._is_complete = False
         self._first_s = 0.0
-        #: How many of the ids the call at hand continues from, and the time that earlier calls took.
-        self._num_given = 0
+        #: The number of ids from which the current call continues, and the time that earlier calls took.
+        self._num_continued = 0
         self._before_s = 0.0
         self._cancelled = asyncio.Event()
         self._call = open_call(self._request, timeout_s)
@@ -64,24 +63,24 @@ class ResumingCall:
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as failure:
-                if self._is_whole:
+                if self._is_complete:
                     return grpc.aio.EOF
                 error = to_error(failure, self._target)
                 error.__cause__ = failure
-                await self._go_on(error)
+                await self._resume(error)
             except PhotonError as error:
-                await self._go_on(error)
+                await self._resume(error)
             else:
-                return self._told(message) if isinstance(message, pb.StreamGenerateResponse) else message
+                return self._merged(message) if isinstance(message, pb.StreamGenerateResponse) else message
 
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
         self._cancelled.set()
         self._call.cancel()
 
-    # -- what has come -------------------------------------------------------------------------------------------------
+    # -- received messages ---------------------------------------------------------------------------------------------
 
-    def _told(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
+    def _merged(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
         self._attempts.progress()
         for delta in message.deltas:
             self._ids.extend(delta.token_ids)
@@ -92,9 +91,9 @@ class ResumingCall:
                 self._begin(message.start)
         elif message.HasField("start"):
             message.ClearField("start")
-        if self._num_given:
-            self._count_all(message)
-        self._is_whole = message.HasField("timing")
+        if self._num_continued:
+            self._add_totals(message)
+        self._is_complete = message.HasField("timing")
         return message
 
     def _begin(self, start: pb.GenerationStart) -> None:
@@ -103,22 +102,22 @@ class ResumingCall:
         self._request.request_id = start.request_id
         self._request.sampling.seed = start.seed
 
-    def _count_all(self, message: pb.StreamGenerateResponse) -> None:
-        """The last call's usage and timing into those of all: what it continues from was output, not prompt."""
+    def _add_totals(self, message: pb.StreamGenerateResponse) -> None:
+        """Turn the last call's usage and timing into those of all calls. The ids it continues from are output."""
         if message.HasField("usage"):
             usage = message.usage
-            usage.output_tokens += self._num_given
-            usage.prompt_tokens -= self._num_given
+            usage.output_tokens += self._num_continued
+            usage.prompt_tokens -= self._num_continued
             usage.cached_prompt_tokens = min(usage.cached_prompt_tokens, usage.prompt_tokens)
         if message.HasField("timing"):
-            # The clock of the lost server is lost, too: this side's stands in.
+            # The lost server's times are lost too, so the client's clock replaces them.
             _set(message.timing.first_token_duration, self._first_s)
             _set(message.timing.total_duration, self._before_s + message.timing.total_duration.ToNanoseconds() / 1e9)
 
-    # -- going on ------------------------------------------------------------------------------------------------------
+    # -- resuming ------------------------------------------------------------------------------------------------------
 
-    async def _go_on(self, error: PhotonError) -> None:
-        """Wait and ask again. Raise `error` where that is of no use."""
+    async def _resume(self, error: PhotonError) -> None:
+        """Wait, then send the rest of the request. Raise `error` if that is useless."""
         num_outputs = self._request.sampling.num_outputs
         pause_s = self._attempts.pause_s(error)
         if self._attempts.has_begun and num_outputs > 1:
@@ -127,7 +126,7 @@ class ResumingCall:
         await self._sleep(pause_s)
         left_s = self._attempts.left_s(error)
         self._before_s = self._attempts.spent_s
-        self._num_given = len(self._ids)
+        self._num_continued = len(self._ids)
         self._call = self._open_call(self._continued(left_s), left_s)
 
     async def _sleep(self, pause_s: float) -> None:
@@ -143,7 +142,7 @@ class ResumingCall:
         if not self._attempts.has_begun:
             return request
         request.continue_from.ids.extend(self._ids)
-        # Told with the first token.
+        # The caller has these since the first token.
         request.output.ClearField("prompt_token_ids")
         request.output.ClearField("prompt_logprobs")
         if request.scheduling.HasField("timeout"):

@@ -1,4 +1,4 @@
-"""Failures of a request: which are worth another attempt, after what pause, and for how long."""
+"""The retry policy: which failures of a request to retry, after what pause, and for how long."""
 
 from __future__ import annotations
 
@@ -20,56 +20,62 @@ from photon_grpc.errors import (
     Unavailable,
 )
 
-#: Of a call that brings none of its own.
+#: The default timeout of a call.
 DEFAULT_TIMEOUT_S = 600.0
 
 #: Time without progress after which a request is given up.
 PATIENCE_S = 60.0
 
-#: Times a request that no server has read is sent on another stream: a server that evicts every new one is full.
+#: How often a request that no server has read is sent on another stream; a server that evicts every new one is full.
 _MAX_REOPENED = 8
 
-#: The delays of gRPC's own retries hold for ours.
+#: The delays of gRPC's retries, which also hold for ours.
 _DELAYS = SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]
 _FIRST_S = float(_DELAYS["initialBackoff"].removesuffix("s"))
 _LONGEST_S = float(_DELAYS["maxBackoff"].removesuffix("s"))
 _FACTOR = float(_DELAYS["backoffMultiplier"])
 
-#: Failures that may be over soon, or at another server. A lost server may still hold the id.
-_PASSING = (Unavailable, Overloaded, DuplicateRequestId)
-#: A server's own reasons, which end as other requests do. gRPC and proxies give none.
+#: Failures that may be temporary or limited to one server. A lost server may still hold the id.
+_TEMPORARY = (Unavailable, Overloaded, DuplicateRequestId)
+#: Reasons that only our servers give, and that pass as other requests end.
 _FULL = (QueueFull, QueueTimeout, QuotaExceeded)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The failures that are tried again, after what pause, and for how long.
+    """The failures that are retried, after what pause, and for how long.
 
     | failure | before output | after output has begun |
     |---|---|---|
-    | Unavailable, Overloaded | `max_retries` times; with `is_after_grpc` lost connections alone | with `resumes` |
+    | Unavailable, Overloaded | `max_retries` times; with `is_after_grpc` only lost connections | with `resumes` |
     | QuotaExceeded without RetryInfo | no | no |
     | DuplicateRequestId | no | with `resumes` |
     | the stream was evicted while idle | 8 times, at once | with `resumes` |
     | anything else | no | no |
 
-    Where it is tried again, this ends after `patience_s` without progress, and at the deadline of the request.
+    Retries end after `patience_s` without progress, and at the deadline of the request.
     """
 
     max_retries: float = MAX_RETRIES
     resumes: bool = True
-    #: gRPC repeats the call until the headers of its answer have come; then the connection may still be lost.
+    #: gRPC itself retries the call until response headers arrive; after that the connection may still be lost.
     is_after_grpc: bool = False
-    #: A server that says that it is full does not cost patience.
+    #: Time at a server that reports being full does not count against `patience_s`.
     waits_for_room: bool = False
     patience_s: float = PATIENCE_S
-    #: The deadline of a request that brings none of its own.
+    #: The default timeout of a request.
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def pause_s(self, error: PhotonError, attempt: int, stalled_s: float = 0.0, *, has_begun: bool) -> float | None:
-        """Return the pause after the failure of the attempt with this number, counted from 1 since there was progress;
-        None if there is to be no other. `stalled_s`: time since the first of these failures."""
-        if not self._may_pass(error) or not (self.resumes if has_begun else self._may_retry(error, attempt)):
+        """Return the pause before the next attempt, or None to give up.
+
+        Args:
+            error: failure of the last attempt.
+            attempt: its number, counted from 1 since the last progress.
+            stalled_s: time since the first failure without progress.
+            has_begun: output has begun.
+        """
+        if not self._is_temporary(error) or not (self.resumes if has_begun else self._may_retry(error, attempt)):
             return None
         pause_s = _backoff_s(attempt) if has_begun or not error.is_left_to_caller else 0.0
         if isinstance(error, Overloaded):
@@ -78,16 +84,16 @@ class RetryPolicy:
         return pause_s if is_patient else None
 
     def timeout_of(self, own_s: float | None) -> float:
-        """Return the time that a request has, given its own timeout."""
+        """Return the timeout of a request: its own, or the default if that is None."""
         return self.timeout_s if own_s is None else own_s
 
     def is_waiting_for_room(self, error: PhotonError) -> bool:
-        """Return whether the server is there, but full, and its room is worth any wait."""
+        """Return whether the server is merely full, and the policy waits for that without limit."""
         return self.waits_for_room and isinstance(error, _FULL)
 
-    def _may_pass(self, error: PhotonError) -> bool:
+    def _is_temporary(self, error: PhotonError) -> bool:
         is_over_quota = isinstance(error, QuotaExceeded) and error.retry_after_s is None
-        return isinstance(error, _PASSING) and not is_over_quota
+        return isinstance(error, _TEMPORARY) and not is_over_quota
 
     def _may_retry(self, error: PhotonError, attempt: int) -> bool:
         if error.is_left_to_caller:
@@ -97,7 +103,7 @@ class RetryPolicy:
 
 
 def _backoff_s(attempt: int) -> float:
-    """No pause at first, then growing ones, less up to a half by chance."""
+    """Return no pause at first, then growing ones, randomly shortened by up to half."""
     if attempt == 1:
         return 0.0
     return min(_FIRST_S * _FACTOR ** min(attempt - 2, 32), _LONGEST_S) * random.uniform(0.5, 1.0)
@@ -111,24 +117,24 @@ class Attempts:
     timeout_s: float = math.inf
     #: Output has begun.
     has_begun: bool = False
-    _asked_s: float = field(default_factory=lambda: time.monotonic())
-    #: Of the first failure since there was progress.
+    _started_s: float = field(default_factory=lambda: time.monotonic())
+    #: Time of the first failure since the last progress.
     _failed_s: float | None = None
-    #: Failures since there was progress, by whether the stream was evicted while idle.
+    #: Failures since the last progress, by whether the stream was evicted while idle.
     _num_failed: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
 
     @property
     def spent_s(self) -> float:
         """Time since the request was made."""
-        return time.monotonic() - self._asked_s
+        return time.monotonic() - self._started_s
 
     def progress(self) -> None:
-        """Note progress: patience and pauses begin anew."""
+        """Reset patience and pauses after progress."""
         self._failed_s = None
         self._num_failed = {False: 0, True: 0}
 
     def pause_s(self, error: PhotonError) -> float:
-        """Return the pause until the next attempt. Raise `error` if there is to be none."""
+        """Return the pause before the next attempt. Raise `error` to give up."""
         now_s = time.monotonic()
         if self._failed_s is None or self.policy.is_waiting_for_room(error):
             self._failed_s = now_s

@@ -1,4 +1,4 @@
-"""A gRPC status and its details back into the exceptions of `photon_grpc.errors`."""
+"""Conversion of a gRPC status and its details back into the exceptions of `photon_grpc.errors`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DOMAIN = "photon-grpc"
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
-#: gRPC's word where health checks let no call through.
+#: gRPC's text if health checks find no ready server.
 _NONE_IS_READY = "backend unhealthy"
-#: Its words before why no connection could be made, and before what the TLS library said.
+#: Its texts before the reason for a failed connection, and before the TLS library's error.
 _CONNECTING = "last error: "
-_TLS_SAID = "OPENSSL_internal:"
-#: Its words for a handshake that failed, for files of TLS that it cannot use, and for a certificate of another name.
+_TLS_ERROR = "OPENSSL_internal:"
+#: Its texts for a failed handshake, unusable TLS files, and a certificate with another name.
 _NO_HANDSHAKE = ("handshake failed", "security handshaker", "peer certificate", "Hostname Verification")
-#: Its words for an answer that is no HTTP/2.
+#: Its text for an answer that is not HTTP/2.
 _NO_HTTP2 = "Failed parsing HTTP/2"
-#: Its words for a message above the receiver's limit.
+#: Its text for a message above the receiver's limit.
 _TOO_LARGE = "larger than max"
-#: Its words for a connection that ends amid a call.
+#: Its texts for a connection that ends during a call.
 _LOST = ("Socket closed", "Stream removed", "Connection reset", "Broken pipe")
 
 M = TypeVar("M", bound=Message)
@@ -43,13 +43,13 @@ class Unreachable(errors.Unavailable):
     reason = "UNREACHABLE"
     #: The connection was lost during the call, not before it.
     was_lost = False
-    #: Something at the target answered: a server that is not ready, one that ended the connection, or not in our words.
+    #: Something at the target answered: a server that is not ready or ended the connection, or another program.
     is_answered = False
-    #: Where the call was to go.
+    #: The target of the call.
     target = ""
 
 
-#: Meaning of a status without our details: it came from gRPC itself, a proxy or another server.
+#: Errors for a status without our details, which came from gRPC itself, a proxy or another server.
 _BY_CODE: dict[grpc.StatusCode, type[errors.PhotonError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.ModelNotFound,
@@ -92,7 +92,7 @@ def _rebuilt(
         retry_after_s=retry_after_s,
     )
     if error.reason != info.reason:
-        # A newer server's: what its status means is known, its word is kept.
+        # A newer server sent it: the status determines the class, and its reason is kept.
         error = _BY_CODE.get(code, errors.InternalFailure)(message, retry_after_s=error.retry_after_s)
         error.reason = info.reason
     return error
@@ -111,28 +111,28 @@ def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: fl
 
 def _unreachable(message: str, target: str, retry_after_s: float | None) -> Unreachable:
     if message.endswith(_NONE_IS_READY):
-        told = f"no server at {target} is ready: it loads its model, drains or starts again"
+        text = f"no server at {target} is ready: it loads its model, drains or starts again"
     else:
-        told = f"no answer from {target} ({_cause(message)})"
-    error = Unreachable(told, retry_after_s=retry_after_s)
+        text = f"no answer from {target} ({_cause(message)})"
+    error = Unreachable(text, retry_after_s=retry_after_s)
     error.was_lost, error.target = any(each in message for each in _LOST), target
     error.is_answered = error.was_lost or any(each in message for each in (_NONE_IS_READY, *_NO_HANDSHAKE, _NO_HTTP2))
     return error
 
 
 def _cause(message: str) -> str:
-    """gRPC nests what it tried; the last part is what the system or the TLS library said."""
+    """Return the cause in gRPC's nested message: its last part is the error of the system or the TLS library."""
     if _NO_HTTP2 in message:
         return "it does not speak HTTP/2"
-    before = _TLS_SAID if _TLS_SAID in message else ": "
+    before = _TLS_ERROR if _TLS_ERROR in message else ": "
     cause = message.removesuffix(": OK").rpartition(before)[2].strip("[]")
     is_at_the_start = _CONNECTING in message and cause == "Socket closed"
     if any(each in message for each in _NO_HANDSHAKE):
-        return f"the TLS handshake failed: {_told_of_handshake(cause)}"
+        return f"the TLS handshake failed: {_handshake_cause(cause)}"
     return f"{cause}; do both sides speak TLS (--tls-ca)?" if is_at_the_start else cause
 
 
-def _told_of_handshake(cause: str) -> str:
+def _handshake_cause(cause: str) -> str:
     if cause.startswith("WRONG_VERSION_NUMBER"):
         return "it does not speak TLS"
     if cause.startswith("CERTIFICATE_VERIFY_FAILED"):
@@ -141,7 +141,7 @@ def _told_of_handshake(cause: str) -> str:
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:
-    """Return the Any messages of a google.rpc.Status; none where the trailer is missing or holds something else."""
+    """Return the Any messages of a google.rpc.Status; none if the trailer is missing or malformed."""
     if not isinstance(trailer, bytes):
         return []
     try:
@@ -150,11 +150,11 @@ def _details(trailer: str | bytes | None) -> list[Any]:
         return []
 
 
-def _find(details: Iterable[Any], wanted: M) -> M | None:
-    """`wanted` filled from the first detail of its type."""
+def _find(details: Iterable[Any], target: M) -> M | None:
+    """Fill `target` from the first detail of its type, and return it; None if there is none."""
     for detail in details:
-        if detail.Unpack(wanted):
-            return wanted
+        if detail.Unpack(target):
+            return target
     return None
 
 

@@ -1,4 +1,4 @@
-"""One StreamGenerate call while it runs."""
+"""The stream of one StreamGenerate call."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class MessageCall(Protocol):
 
 
 class Stream:
-    """An async iterator of Delta; ends when every output has finished.
+    """An async iterator of Delta that ends when every output has finished.
 
-    `start` is known with the first delta, `usage` and `timing` when it has ended. Leaving early: `cancel()`, `async
-    with`, or dropping the object; each frees what the request holds on the server at its next step. Raises PhotonError;
-    output that came before it stands.
+    `start` is set with the first delta, `usage` and `timing` at the end. To leave early, call `cancel()`, use `async
+    with` or drop the object; each frees the request's resources on the server at its next step. Raises PhotonError;
+    output received before remains valid.
     """
 
     def __init__(self, call: MessageCall, target: str, types: AnswerTypes = NO_TYPES) -> None:
         self._call = call
         self._target = target
         self._types = types
-        #: By index, of those of which objects are made.
+        #: Index -> text so far, kept only to make objects.
         self._texts: defaultdict[int, str] = defaultdict(str)
         self._ready: deque[Delta] = deque()
         self.start: Start | None = None
@@ -53,7 +53,7 @@ class Stream:
         return self._ready.popleft()
 
     async def next_deltas(self) -> list[Delta]:
-        """Return the deltas of the next message; none at the end."""
+        """Return the deltas of the next message; [] at the end."""
         with contextlib.suppress(StopAsyncIteration):
             self._ready.appendleft(await anext(self))
         deltas = list(self._ready)
@@ -73,8 +73,8 @@ class Stream:
         self.cancel()
 
     def __del__(self) -> None:
-        # `break` out of `async for` only drops the object; the call itself would run to its end. Its loop may be gone
-        # by now.
+        # `break` out of `async for` only drops the object, and the call would run to its end. Its loop may be closed by
+        # now.
         with contextlib.suppress(Exception):
             self._call.cancel()
 

@@ -1,4 +1,4 @@
-"""The same calls without asyncio, for scripts, threads and notebooks: their event loop lives in a thread of its own."""
+"""The same calls without asyncio, for scripts, threads and notebooks. Their event loop runs in its own thread."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 class SyncStream:
-    """Stream as a plain iterator. Leaving early: `cancel()`, `with`, or dropping the object."""
+    """Stream as a plain iterator. To leave early, call `cancel()`, use `with` or drop the object."""
 
     def __init__(self, stream: Stream, thread: LoopThread, client: SyncClient) -> None:
         self._stream = stream
         self._thread = thread
-        #: Lives as long: `for delta in SyncClient().stream("def ")`.
+        #: Keeps the client alive in `for delta in SyncClient().stream("def ")`.
         self._client = client
         self._ready: deque[Delta] = deque()
 
@@ -55,7 +55,7 @@ class SyncStream:
 
     def __next__(self) -> Delta:
         if not self._ready:
-            # All of a message at once: threads take turns for each.
+            # Fetches all deltas of a message, since each fetch switches threads.
             self._ready.extend(self._thread.run(self._stream.next_deltas()))
         if not self._ready:
             raise StopIteration
@@ -74,12 +74,12 @@ class SyncStream:
         self.cancel()
 
     def __del__(self) -> None:
-        # The loop's thread drops the stream: its call belongs there.
+        # `cancel` runs on the loop's thread, to which the call belongs.
         self.cancel()
 
 
 class SyncMultiplex:
-    """Multiplex for threads: each call blocks its own; all share one stream."""
+    """Multiplex for threads. A call blocks only its own thread; all share one stream."""
 
     def __init__(self, multiplex: Multiplex, thread: LoopThread, client: SyncClient) -> None:
         self._multiplex = multiplex
@@ -104,8 +104,7 @@ class SyncMultiplex:
 
 
 class SyncClient:
-    """Client for callers without an event loop. Every call blocks its thread; any number of threads may call at the
-    same time, also ones in which a loop runs, as in a notebook."""
+    """Client for callers without a usable event loop. Calls block their thread; any number of threads may call."""
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class SyncClient:
             target, credentials=credentials, retries=retries, resume=resume, timeout=timeout, metadata=metadata
         )
         self._thread = LoopThread()
-        # Dropped without `close`, and at the end of the interpreter.
+        # Also closes a client that is dropped without `close`, or at the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._client, self._thread)
 
     def generate(self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]) -> Generation:
@@ -147,13 +146,13 @@ class SyncClient:
     def map(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> Iterator[Generation]:
-        """See Client.map. The prompts are taken in the client's own thread."""
+        """See Client.map. The prompts are read in the client's own thread."""
         return self._iterate(self._client.map(prompts, concurrency=concurrency, **options))
 
     def map_unordered(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> Iterator[tuple[int, Generation]]:
-        """See Client.map_unordered. The prompts are taken in the client's own thread."""
+        """See Client.map_unordered. The prompts are read in the client's own thread."""
         return self._iterate(self._client.map_unordered(prompts, concurrency=concurrency, **options))
 
     def multiplex(self) -> SyncMultiplex:
@@ -185,7 +184,7 @@ class SyncClient:
         self._run(self._client.wait_until_ready(timeout_s))
 
     def close(self) -> None:
-        """Close the connection; calls in flight, and all that come, raise Closed. May be called again."""
+        """Close the connection. Calls in flight and later calls raise Closed. May be called again."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -197,7 +196,7 @@ class SyncClient:
         self.close()
 
     def _iterate(self, results: AsyncGenerator[T, None]) -> Iterator[T]:
-        # A generator of this object's: it lives as long.
+        # A generator method, so that the generator keeps this object alive.
         yield from self._thread.iterate(results)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -212,7 +211,7 @@ def _streamed(client: SyncClient, thread: LoopThread, start: Callable[[], Stream
 
 
 def _end(client: Client, thread: LoopThread) -> None:
-    # RuntimeError: dropped by the loop's own thread.
+    # RuntimeError: the loop's own thread dropped the client.
     with contextlib.suppress(Closed, RuntimeError):
         thread.run(client.close())
     thread.close()

@@ -1,4 +1,4 @@
-"""Tools whose arguments are messages: their definitions for a chat, and the calls read back."""
+"""Tools whose arguments are messages: definitions for a chat, and reading of the calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALARS: dict[int, str] = {
     FieldDescriptor.CPPTYPE_DOUBLE: "number",
 }
 
-#: As proto3 JSON writes them.
+#: Schemas of the JSON that proto3 writes for well-known types.
 _WELL_KNOWN: dict[str, dict[str, Any]] = {
     "google.protobuf.Timestamp": {"type": "string", "format": "date-time"},
     "google.protobuf.Duration": {"type": "string"},
@@ -33,8 +33,11 @@ _WELL_KNOWN: dict[str, dict[str, Any]] = {
 
 
 def tools_json(tools: Mapping[type[Message], str]) -> str:
-    """For the option of that name: message class -> what its tool does. A tool is named like its message, its arguments
-    like the fields in JSON. Raise InvalidRequest for a type that holds itself."""
+    """Return the option `tools_json` for tools, given as message class -> description.
+
+    A tool has the name of its message, and its arguments have the JSON names of the fields. Raise InvalidRequest for a
+    recursive type.
+    """
     return json.dumps(
         [
             {
@@ -47,8 +50,7 @@ def tools_json(tools: Mapping[type[Message], str]) -> str:
 
 
 def read_tool_message(call: ToolCall, *types: type[Message]) -> Message:
-    """Return the call as a message of the class that it names. Raise MessageMismatch where it names none of them, or
-    its arguments are none of its fields."""
+    """Return the call as a message of the class that it names. Raise MessageMismatch if none of `types` fits."""
     by_name = {each.DESCRIPTOR.name: each for each in types}
     if call.name not in by_name:
         raise MessageMismatch(f"the call is of {call.name!r}, not of {', '.join(by_name)}")
@@ -58,28 +60,28 @@ def read_tool_message(call: ToolCall, *types: type[Message]) -> Message:
         raise MessageMismatch(f"the arguments of {call.name} are not a message of its type: {error}") from error
 
 
-def _object(descriptor: Any, *around: str) -> dict[str, Any]:
+def _object(descriptor: Any, *outer: str) -> dict[str, Any]:
     name = descriptor.full_name
-    if name in around:
-        raise InvalidRequest(f"{name} holds itself; a tool's arguments have an end", field="chat.tools_json")
-    fields = {field.json_name: _field(field, (*around, name)) for field in descriptor.fields}
+    if name in outer:
+        raise InvalidRequest(f"{name} is recursive, which a tool's arguments must not be", field="chat.tools_json")
+    fields = {field.json_name: _field(field, (*outer, name)) for field in descriptor.fields}
     return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
-def _field(field: FieldDescriptor, around: tuple[str, ...]) -> dict[str, Any]:
+def _field(field: FieldDescriptor, outer: tuple[str, ...]) -> dict[str, Any]:
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _value(message.fields_by_name["value"], around)}
-    one = _value(field, around)
-    return {"type": "array", "items": one} if field.is_repeated else one
+        return {"type": "object", "additionalProperties": _value(message.fields_by_name["value"], outer)}
+    value = _value(field, outer)
+    return {"type": "array", "items": value} if field.is_repeated else value
 
 
-def _value(field: FieldDescriptor, around: tuple[str, ...]) -> dict[str, Any]:
+def _value(field: FieldDescriptor, outer: tuple[str, ...]) -> dict[str, Any]:
     if field.message_type is not None:
         name = field.message_type.full_name
         if name.startswith("google.protobuf.") and name.endswith("Value") and name not in _WELL_KNOWN:
-            return _value(field.message_type.fields_by_name["value"], around)
-        return _WELL_KNOWN.get(name) or _object(field.message_type, *around)
+            return _value(field.message_type.fields_by_name["value"], outer)
+        return _WELL_KNOWN.get(name) or _object(field.message_type, *outer)
     if field.enum_type is not None:
         return {"enum": [value.name for value in field.enum_type.values]}
     return {"type": _SCALARS.get(field.cpp_type, "integer")}

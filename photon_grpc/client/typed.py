@@ -1,4 +1,4 @@
-"""Typed generation: a message class in, messages of it out, whole or as they fill."""
+"""Typed generation: a message class in, its messages out, whole or as they grow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from photon_grpc.client.stream import Stream
 
 
 def message_of(result: Generation, message_type: type[M]) -> M:
-    """Return the message of the first output. Raise MessageMismatch where it was cut off."""
+    """Return the message of the first output. Raise MessageMismatch if it is cut off."""
     if not isinstance(result.message, message_type):
         raise cut_off(message_type.DESCRIPTOR.full_name, result.text, result.finish.reason)
     return result.message
 
 
 async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenerator[M, None]:
-    """Return a message whenever more of it is known, the whole one last. Raise MessageMismatch where it was cut off."""
+    """Yield a message whenever more of it is known, the whole one last. Raise MessageMismatch if it is cut off."""
     growing = _Growing(message_type)
     async with stream:
         async for delta in stream:
@@ -38,7 +38,7 @@ _GROWN_SHARE = 1 / 16
 
 
 class _Growing(Generic[M]):
-    """A message of which more and more is known."""
+    """A message that grows as its JSON arrives."""
 
     def __init__(self, message_type: type[M]) -> None:
         self._type = message_type
@@ -52,7 +52,7 @@ class _Growing(Generic[M]):
         return self._json.text
 
     def add(self, text: str) -> M | None:
-        """Return the message where it says more than before."""
+        """Add text, and return the message if it holds more than before."""
         self._json.add(text)
         self._num_chars += len(text)
         if not self._is_worth_parsing():
@@ -66,12 +66,11 @@ class _Growing(Generic[M]):
         except ParseError:
             # A required field may still be missing.
             return None
-        # One that says more is larger. One that says less has just begun a key of a map anew.
+        # A message with more content is larger. It shrinks when a map's duplicate key begins again.
         before_bytes, self._num_bytes = self._num_bytes, message.ByteSize()
         return message if self._num_bytes > before_bytes else None
 
     def _is_worth_parsing(self) -> bool:
-        """Return whether a value is complete that was not, or the text has grown by a fixed share: the whole of it is
-        parsed, and of a long string that comes in small pieces that would take time by the square of its length."""
+        """Return whether a value is complete or the text grew by a share; parsing always would be quadratic."""
         is_complete = self._json.num_complete > self._num_complete
         return is_complete or self._num_chars - self._num_parsed > self._num_parsed * _GROWN_SHARE

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from photon_grpc.client.answer_types import given, parsed
+from photon_grpc.client.answer_types import parsed, unwrapped
 from photon_grpc.client.message_type import parse_message
 from photon_grpc.core.ask import UNWRITTEN, Ask, ConstraintAsk
 from photon_grpc.core.object_type import ObjectType
@@ -42,4 +42,4 @@ def object_of(output: OutputDelta, object_type: ObjectType) -> Any:
 
 def given_object(answer: Any) -> Any:
     """Return the object from `object_of`. Raise its MessageMismatch if it returned one."""
-    return given(answer)
+    return unwrapped(answer)

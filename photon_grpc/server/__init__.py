@@ -1,2 +1,1 @@
-"""Speaks messages: protobuf in, protobuf out, over grpc.aio. Computes nothing and knows neither tokens' texts nor
-blocks nor tensors."""
+"""The layer that speaks messages: protobuf in and out over grpc.aio. It computes nothing."""

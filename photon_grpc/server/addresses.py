@@ -1,6 +1,6 @@
 """Addresses of a server: HOST:PORT or unix:PATH, bound or refused with the reason.
 
-gRPC itself says only that binding failed, and takes a Unix path away from a live server without a word.
+gRPC reports only that binding failed, and silently takes over the Unix path of a live server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
-    # The supervisor checks addresses too, and loads no gRPC.
+    # The supervisor checks addresses without loading gRPC.
     import grpc
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/\s]+):(?P<port>\d{1,5})")
@@ -37,11 +37,11 @@ def bind(
     credentials: grpc.ServerCredentials | None = None,
     unix_mode: int | None = None,
 ) -> str:
-    """Make `server` listen at `address`; return the address bound, with the port that was chosen for port 0.
+    """Make `server` listen at `address`; return the bound address, with the port that was chosen for port 0.
 
-    With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket without a
-    listener is replaced. A port is served with `credentials`; a Unix socket in clear text: its mode says who may, which
-    is `unix_mode` or what the umask leaves. Raise ConfigError naming the address and what to do.
+    With `reuse_port` processes may share a port, never a Unix path. Only a Unix socket without listener is replaced. A
+    port uses `credentials`; a Unix socket is plain text, guarded by its mode: `unix_mode`, or what the umask leaves.
+    Raise ConfigError naming the address and what to do.
     """
     if address.startswith(_UNIX):
         return _bind_unix(server, address, unix_mode)
@@ -49,7 +49,7 @@ def bind(
 
 
 def check(address: str, *, reuse_port: bool) -> None:
-    """Raise the ConfigError of `bind` where the address could not be bound now."""
+    """Raise the ConfigError of `bind` if the address cannot be bound now."""
     if address.startswith(_UNIX):
         reason = _why_not_unix(_unix_path(address))
     else:
@@ -62,8 +62,10 @@ def check(address: str, *, reuse_port: bool) -> None:
 
 
 def check_apart(addresses: Iterable[str]) -> None:
-    """Raise ConfigError for two that would be one to the system, however they are spelled: one name and one number, a
-    port of all addresses and of one, a Unix path by way of a link."""
+    """Raise ConfigError if two addresses are the same to the system, however they are spelled.
+
+    Examples are a name and its number, a port on all addresses and on one, and a Unix path through a link.
+    """
     placed = [(address, _places(address)) for address in addresses]
     for (one, ones), (other, others) in itertools.combinations(placed, 2):
         if any(_is_same(*pair) for pair in itertools.product(ones, others)):
@@ -75,8 +77,7 @@ def check_apart(addresses: Iterable[str]) -> None:
 
 
 def _places(address: str) -> set[tuple[str, int]]:
-    """Return the places of a listener: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a
-    name that is unknown."""
+    """Return an address's places: (path, 0) or (IP address, port); none for port 0 and unknown names."""
     if address.startswith(_UNIX):
         return {(os.path.realpath(_unix_path(address)), 0)}
     host, port = split_address(address)
@@ -89,7 +90,7 @@ def _places(address: str) -> set[tuple[str, int]]:
 
 
 def _is_same(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    # gRPC listens at all addresses of both families for either wildcard.
+    # For either wildcard gRPC listens at all addresses of both families.
     return one == other or (one[1] == other[1] and not _WILDCARDS.isdisjoint((one[0], other[0])))
 
 
@@ -125,7 +126,7 @@ def _bind_unix(server: grpc.aio.Server, address: str, mode: int | None) -> str:
 
 @contextlib.contextmanager
 def _created_with(mode: int | None) -> Iterator[None]:
-    """Yield a file that is made here has `mode` from the start; None: what the process's umask says."""
+    """Create files with `mode` inside the context; None leaves the process's umask."""
     if mode is None:
         yield
         return
@@ -137,7 +138,7 @@ def _created_with(mode: int | None) -> Iterator[None]:
 
 
 def _why_not_unix(path: str) -> tuple[str, str] | None:
-    """Return the obstacle to binding `path`, and what to do; None where there is none."""
+    """Return what prevents binding `path`, and what to do; None if nothing does."""
     if not path:
         return "the path is empty", "write unix:PATH"
     if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
@@ -157,7 +158,7 @@ def _why_not_unix(path: str) -> tuple[str, str] | None:
 
 
 def _is_answered(path: str) -> bool:
-    """Return whether a process listens on this socket; one that died leaves the file behind."""
+    """Return whether a process listens on this socket; the file of a dead one remains."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -165,13 +166,13 @@ def _is_answered(path: str) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            # Full, slow or not ours: a server is there.
+            # A server is there, but full, slow or not ours.
             return True
         return True
 
 
 def _why_not_tcp(host: str, port: int, reuse_port: bool) -> tuple[str, str] | None:
-    """Try it with a plain socket first: gRPC keeps the reason to itself and fills the terminal instead."""
+    """Return why a plain socket cannot be bound, since gRPC hides the reason and floods the terminal."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -179,7 +180,7 @@ def _why_not_tcp(host: str, port: int, reuse_port: bool) -> tuple[str, str] | No
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse_port))
             probe.bind(where)
             if not reuse_port:
-                # A socket that listened, even this briefly, would be handed connections meant for the others.
+                # With reuse_port, even a brief listener would receive connections meant for the others.
                 probe.listen(1)
     except (socket.gaierror, UnicodeError):
         return "the host name is unknown", "use an address of this machine, for example 127.0.0.1"
@@ -198,7 +199,7 @@ def _explained(error: OSError) -> tuple[str, str]:
         case errno.EACCES:
             return "the port needs privileges", "choose one above 1023"
         case errno.EADDRNOTAVAIL:
-            return "the address is none of this machine", "use 127.0.0.1, 0.0.0.0 or an address of this machine"
+            return "the address is not one of this machine", "use 127.0.0.1, 0.0.0.0 or an address of this machine"
         case _:
             return (error.strerror or "the system refused it").lower(), "choose another address"
 

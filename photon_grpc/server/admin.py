@@ -23,12 +23,12 @@ from photon_grpc.server.calls.places import AT_WORK, Places, silent_call
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 
-#: Ids or fingerprints of one call: they fit a frame, whatever --max-message-size says.
+#: Ids or fingerprints per call: they fit a frame, whatever --max-message-size is.
 _MAX_NAMES = 256
-#: Of a fingerprint.
+#: Length of a fingerprint.
 _MAX_HEX_DIGITS = 64
 _MAX_DRAIN_S = 86_400.0
-#: Of WatchLoad, Drain and what the engine is asked for.
+#: Open WatchLoad and Drain calls and calls that wait for the engine, together.
 MAX_CALLS = 64
 _DEFAULT_INTERVAL_S = 1.0
 _LEAST_INTERVAL_S = 0.02
@@ -37,7 +37,7 @@ _MOST_INTERVAL_S = 3600.0
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, frontend: Frontend, drain: Callable[[float | None], None]) -> None:
-        """`drain` asks for the end of the whole service, within seconds or the time that is configured."""
+        """Take `drain`, which ends the whole service within the given seconds (None: within the configured time)."""
         self._frontend = frontend
         self._drain = drain
         self._num_left = asyncio.get_running_loop().create_future()
@@ -49,7 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         frontend.on_state(self._on_state)
 
     def close(self, num_left: int) -> None:
-        """The service has drained: answer every Drain, end every WatchLoad."""
+        """Answer every Drain and end every WatchLoad, once the service has drained."""
         self._num_left.set_result(num_left)
         self._is_over.set()
 
@@ -74,19 +74,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def WatchLoad(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.WatchLoadRequest, context: Context
     ) -> None:
-        asked_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
-        interval_s = max(asked_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
+        min_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
+        interval_s = max(min_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
         with silent_call(self.places, current().caller):
             await current().send_initial_metadata(context)
-            await self._tell(interval_s, context)
+            await self._send_loads(interval_s, context)
 
-    async def _tell(self, interval_s: float, context: Context) -> None:
-        told = None
+    async def _send_loads(self, interval_s: float, context: Context) -> None:
+        sent = None
         while not self._is_over.is_set():
             load = self._frontend.load
-            if load != told:
+            if load != sent:
                 await context.write(pb.WatchLoadResponse(load=_load_message(load)))
-                told = load
+                sent = load
             try:
                 await asyncio.wait_for(self._is_over.wait(), interval_s)
             except TimeoutError:
@@ -96,31 +96,31 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request_ids = _names(request.request_ids, request.all, "request_ids", MAX_REQUEST_ID_CHARS)
         if not request_ids and not request.all:
             return pb.AbortRequestsResponse()
-        reply = await self._ordered("abort_requests", request_ids)
+        reply = await self._control("abort_requests", request_ids)
         return pb.AbortRequestsResponse(aborted_request_ids=reply.names)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         timeout_s = _seconds(request.timeout, "timeout", _MAX_DRAIN_S) if request.HasField("timeout") else None
         with silent_call(self.places, current().caller):
             self._drain(timeout_s)
-            # A caller that goes away changes nothing for the others.
+            # Shielded, since the other Drain calls wait for the same future.
             return pb.DrainResponse(remaining_requests=await asyncio.shield(self._num_left))
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        reply = await self._ordered("reset_prefix_cache")
+        reply = await self._control("reset_prefix_cache")
         return pb.ResetPrefixCacheResponse(freed_blocks=reply.value)
 
     async def ListQuarantine(self, request: pb.ListQuarantineRequest, context: Context) -> pb.ListQuarantineResponse:
-        reply = await self._ordered("list_quarantine")
+        reply = await self._control("list_quarantine")
         return pb.ListQuarantineResponse(entries=[_entry_message(each) for each in reply.suspects])
 
     async def ClearQuarantine(self, request: pb.ClearQuarantineRequest, context: Context) -> pb.ClearQuarantineResponse:
         fingerprints = _names(request.fingerprints, request.all, "fingerprints", _MAX_HEX_DIGITS)
         if not fingerprints and not request.all:
             return pb.ClearQuarantineResponse()
-        reply = await self._ordered("clear_quarantine", fingerprints)
+        reply = await self._control("clear_quarantine", fingerprints)
         return pb.ClearQuarantineResponse(cleared_fingerprints=reply.names)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
@@ -129,7 +129,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         raise FeatureNotSupported("LoRA adapters are not supported yet", field="UnloadAdapter")
 
-    async def _ordered(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
+    async def _control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """Return the engine's reply. Raise Unavailable, QueueFull."""
         with self.places.take(current().caller, AT_WORK):
             return await self._frontend.control(verb, names)
@@ -172,13 +172,12 @@ def _entry_message(suspect: Suspect) -> pb.QuarantineEntry:
     )
 
 
-def _names(given: Collection[str], is_all: bool, field: str, max_chars: int) -> tuple[str, ...]:
-    """Without those that are longer than any name is. Raise InvalidRequest where both are given, or neither, or too
-    many."""
-    if bool(given) is is_all:
+def _names(names: Collection[str], is_all: bool, field: str, max_chars: int) -> tuple[str, ...]:
+    """Return the names that can exist. Raise InvalidRequest unless either names or `all` are set, or for too many."""
+    if bool(names) is is_all:
         raise InvalidRequest(f"one of {field} and all must be set", field=field)
-    check_count(len(given), _MAX_NAMES, field)
-    return tuple(each for each in given if len(each) <= max_chars)
+    check_count(len(names), _MAX_NAMES, field)
+    return tuple(each for each in names if len(each) <= max_chars)
 
 
 def _timestamp(time_s: float) -> Timestamp:
@@ -188,7 +187,7 @@ def _timestamp(time_s: float) -> Timestamp:
 
 
 def _seconds(duration: Duration, field: str, limit_s: float) -> float:
-    """Raise InvalidRequest for a negative, malformed or too long one."""
+    """Return a Duration in seconds. Raise InvalidRequest if it is negative, malformed or too long."""
     seconds = duration.seconds + duration.nanos / 1e9
     if not 0 <= seconds <= limit_s or abs(duration.nanos) >= 1_000_000_000:
         raise InvalidRequest(f"{field} must be between 0 and {limit_s:g} s", field=field)

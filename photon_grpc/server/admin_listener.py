@@ -1,5 +1,4 @@
-"""AdminService on a listener of its own: a Unix socket whose mode says who may, or a port that wants a key with the
-scope `admin`."""
+"""AdminService on its own listener: a Unix socket guarded by its mode, or a port that needs the scope `admin`."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import addresses
 from photon_grpc.server.admin import AdminService
 from photon_grpc.server.calls.guard import NO_KEYS, CallRules, Guard
-from photon_grpc.server.server import LAST_WORDS_S, transport_options
+from photon_grpc.server.server import CLOSING_S, transport_options
 from photon_grpc.server.standard import reflection
 from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
 
 _SOCKET_MODE = 0o660
-#: Ids of requests; the list of a full quarantine.
+#: Room for request ids and the list of a full quarantine.
 _MAX_MESSAGE_BYTES = 2 << 20
 
 
 class AdminListener:
-    """Outlives the drain that it is asked for."""
+    """The listener. It outlives the drain that a caller requests, to answer it."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class AdminListener:
         rules: CallRules,
         certificates: Certificates | None = None,
     ) -> None:
-        """The keys of `rules`, and `certificates`, are for a port; see AdminService for `drain`."""
+        """Take what a listener needs; keys and certificates apply to a port only. See AdminService for `drain`."""
         self._service = AdminService(frontend, drain)
         self._reflecting = reflection.places()
         self._rules = rules
@@ -56,7 +55,7 @@ class AdminListener:
         return bound
 
     async def stop(self, num_left: int) -> None:
-        """The service has drained; `num_left` requests still ran."""
+        """Answer the open calls and stop. The service has drained, and `num_left` requests still ran."""
         self._service.close(num_left)
         if self._grpc is not None:
-            await self._grpc.stop(LAST_WORDS_S)
+            await self._grpc.stop(CLOSING_S)

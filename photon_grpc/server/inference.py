@@ -1,4 +1,4 @@
-"""photon_grpc.v1.InferenceService: a message becomes an Ask, what the front end says becomes messages."""
+"""photon_grpc.v1.InferenceService: messages become Asks, and the front end's results become messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.server.typed.message_type import MessageTypes, WantedType
-from photon_grpc.server.wire import codec, messages
-from photon_grpc.server.wire import logprobs as scores
+from photon_grpc.server.wire import codec, logprobs, messages
 from photon_grpc.server.wire.responses import ResponseWriter
 from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 
-#: At a time; each may hold a message of the largest size while it arrives.
+#: Open calls; each may hold an arriving message of the largest size.
 MAX_MULTIPLEX_CALLS = 64
 _MULTIPLEX = "MultiplexGenerate"
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Errors are raised, not mapped: the interceptor `errors` does that for all services."""
+    """The service's methods. They raise errors; the Guard turns those into a status for all services."""
 
     def __init__(self, frontend: Frontend, writer: StreamWriter, failures: CallFailures) -> None:
         self._frontend = frontend
@@ -43,11 +42,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         ask, typed = self._only_ask("Generate", request)
-        del request  # megabytes, perhaps, for as long as it runs
+        del request  # it may hold megabytes for the whole run
         result = await self._frontend.generate(ask, _writer(typed))
         response = codec.generate_response(result)
         if ask.output.is_scored:
-            await scores.add_to_response(response, result)
+            await logprobs.add_to_response(response, result)
         if typed is not None and typed.found is not None:
             await messages.add(response.outputs, result.outputs, typed.found)
         await current().send_initial_metadata(context)
@@ -57,11 +56,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         ask, typed = self._only_ask("StreamGenerate", request)
-        del request  # megabytes, perhaps, for as long as it runs
+        del request  # it may hold megabytes for the whole run
         stream = await self._frontend.stream(ask, _writer(typed))
         responses = ResponseWriter(typed.found if typed else None)
         del ask
-        # Also when the call was cancelled, ran out of time or lost its connection: what still runs is aborted.
+        # Aborts what still runs when the call is cancelled, times out or loses its connection.
         async with stream:
             async for update in stream:
                 message = responses.plain(update) or await responses.full(update, stream.start)
@@ -84,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise Draining()
 
     async def _answer(self, call: MultiplexCall, actions: Messages, context: Context) -> None:
-        """Raise Draining, DeadlinePassed, IdleStreamEvicted."""
+        """Read the actions in a task, and write the answers. Raise Draining, DeadlinePassed, IdleStreamEvicted."""
         self._multiplexed.add(call)
         reading = asyncio.create_task(call.read(actions))
         self._reading.add(reading)
@@ -101,26 +100,26 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 call.drain()
 
     async def _admit(self, call: Call, request: pb.GenerateRequest) -> Admitted:
-        """One of many requests; the task that runs this is its own."""
+        """Start one of many requests, in its own task."""
         origin = call.origin(_MULTIPLEX)
         try:
-            call.judge()
+            call.check_key()
         except NotAllowed as error:
             self._refuse(call, request.request_id, error)
             raise
         ask, typed = self._ask(request, origin, is_retry=call.is_retry)
-        del request  # megabytes, perhaps, while its prompt is prepared
+        del request  # it may hold megabytes while its prompt is prepared
         stream = await self._frontend.stream(ask, _writer(typed))
         return Admitted(stream, typed.found if typed else None)
 
     def _refuse(self, call: Call, request_id: str, error: PhotonError) -> None:
-        """One of many requests, by its id already."""
+        """Record the refusal of one of many requests."""
         origin = call.origin(_MULTIPLEX)
         origin.request_id = request_id
         self._frontend.refused(origin, error)
 
     def _only_ask(self, method: str, request: pb.GenerateRequest) -> tuple[Ask, WantedType | None]:
-        """Return the one request of its call, which gets its id."""
+        """Return the call's only request, and give the call its id."""
         call = current()
         call.is_request = True
         origin = call.origin(method)
@@ -141,7 +140,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise
 
     def _typed(self, request: pb.GenerateRequest, origin: Origin) -> WantedType | None:
-        """Return the type of typed output, None where another or none is asked for."""
+        """Return the type of typed output; None if the request has another constraint or none."""
         wanted = request.structured_output
         return self._types.wanted(wanted.protobuf, origin) if wanted.HasField("protobuf") else None
 

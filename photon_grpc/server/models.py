@@ -1,4 +1,4 @@
-"""photon_grpc.v1.ModelService: what is served here, and its tokenizer."""
+"""photon_grpc.v1.ModelService: the served models and their tokenizer."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return response
 
 
-def _page_size(asked: int) -> int:
-    if asked < 0:
-        raise InvalidRequest(f"page_size must be at least 0, not {asked}", field="page_size")
-    return min(asked or _DEFAULT_PAGE_SIZE, _MAX_PAGE_SIZE)
+def _page_size(size: int) -> int:
+    if size < 0:
+        raise InvalidRequest(f"page_size must be at least 0, not {size}", field="page_size")
+    return min(size or _DEFAULT_PAGE_SIZE, _MAX_PAGE_SIZE)
 
 
 def _page_begin(models: tuple[ModelFacts, ...], token: str) -> int:
-    """Return a page token is the name of the first model of its page: it stays true when other models come and go."""
+    """Return the index of a page's first model, whose name is the token, so it survives changes to other models."""
     if not token:
         return 0
     for index, facts in enumerate(models):
         if facts.name == token:
             return index
-    raise InvalidRequest("page_token is none that this server gave out", field="page_token")
+    raise InvalidRequest("page_token was not issued by this server", field="page_token")
 
 
 def _tokenize_input(request: pb.TokenizeRequest) -> TextInput | ChatInput:

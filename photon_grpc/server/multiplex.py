@@ -1,7 +1,7 @@
-"""One MultiplexGenerate call: actions in, one frame for everything that is there when the last one was written.
+"""One MultiplexGenerate call: actions in; frames out, each with everything pending when the previous one was written.
 
-A request is named by its id until its end was told; a handle stands for it in every item. What one of them meets is
-an item of its own: only the call's own end (cancel, deadline, a lost connection, a drain) ends the others.
+A request is known by its id until its end has been sent; every item carries its handle. The failure of one request is
+an item. Only the end of the call (cancel, deadline, lost connection, drain) ends all requests.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from photon_grpc.server.wire.frames import ItemWriter
 from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Requests with news that were not told yet: beyond them no action is read, so that a reader that takes nothing cannot
-#: have errors heaped up.
-MAX_UNTOLD = 1024
-#: A frame with so much is written, what is left goes into the next. Clients take 4 MiB unless told otherwise.
+#: Requests with unsent updates. Above this no action is read, so that errors cannot pile up for a reader that reads
+#: nothing.
+MAX_UNSENT = 1024
+#: A frame ends with the item that exceeds this size. Clients accept 4 MiB by default.
 MAX_FRAME_BYTES = 1 << 20
-#: A write that takes longer waits for its reader.
+#: A write that takes longer counts as idle, since it waits for its reader.
 _STALLED_S = 10.0
 
 
 class Admitted(NamedTuple):
-    """A request that the front end has taken."""
+    """A request that the front end has accepted."""
 
     stream: TokenStream
-    #: Of typed output.
+    #: Set for typed output.
     message_type: MessageType | None = None
 
 
 Admit = Callable[[pb.GenerateRequest], Awaitable[Admitted]]
-#: Told of a request, by its id, that is not given to Admit.
+#: Records the refusal of a request, by its id, that is not passed to Admit.
 Refuse = Callable[[str, PhotonError], None]
 
 
@@ -56,28 +56,28 @@ class _Member:
     __slots__ = ("_call", "admission", "error", "is_ready", "is_request", "items", "request_id", "started_s", "stream")
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
-        #: No more of it than may be valid: it is told, and logged.
+        #: Cut to the valid length, since it is sent and logged.
         self.request_id = request_id[:MAX_REQUEST_ID_CHARS]
         self.items = ItemWriter(handle, self.request_id)
         self.started_s = time.monotonic()
-        #: Prepares and sends it to the engine.
+        #: Prepares the request and sends it to the engine.
         self.admission: asyncio.Task[None] | None = None
         self.stream: TokenStream | None = None
         self.error: Exception | None = None
-        #: Stands among those with news.
+        #: It is in the list of members with updates.
         self.is_ready = False
-        #: Of an action that was read: observers of requests are told how it ends.
+        #: It came from a valid action, so observers of requests see its end.
         self.is_request = False
         self._call = call
 
     def due(self) -> None:
-        """There is something to tell of it."""
+        """Mark the request as having an update to send."""
         if not self.is_ready:
             self.is_ready = True
-            self._call.has_news(self)
+            self._call.add_ready(self)
 
     def stop(self) -> None:
-        """Abort what still runs of it."""
+        """Abort what still runs of the request."""
         if self.admission is not None:
             self.admission.cancel()
         if self.stream is not None:
@@ -85,48 +85,47 @@ class _Member:
 
 
 class MultiplexCall:
-    """Reads in a task of its own, beside the task of the call, which writes."""
+    """One call. It reads in its own task, beside the call's task, which writes."""
 
     def __init__(self, admit: Admit, refuse: Refuse, failures: CallFailures) -> None:
         self._admit = admit
         self._refuse = refuse
         self._failures = failures
         self._num_handles = 0
-        #: Those whose end was not told yet, by id.
+        #: Id -> a request whose end has not been sent yet.
         self._members: dict[str, _Member] = {}
-        #: Those with news, in the order in which they came.
+        #: Requests with updates, in order of arrival.
         self._ready: list[_Member] = []
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._is_half_closed = False
         self._is_draining = False
         self._over = asyncio.Event()
-        #: Of the newest action or frame.
+        #: Time of the newest action or frame.
         self._active_s = time.monotonic()
-        #: A frame is made or written.
-        self._is_telling = False
+        #: A frame is being built or written.
+        self._is_writing = False
         self._eviction: PhotonError | None = None
-        #: That writes.
+        #: The task that writes.
         self._task: asyncio.Task[None] | None = None
         self._defect: Exception | None = None
 
-    # Of the task that writes.
+    # The rest runs in the task that writes.
 
     async def answer(self, context: Context, writer: StreamWriter) -> None:
-        """Write until the client has half-closed and every request has ended. Raise Draining, DeadlinePassed,
-        IdleStreamEvicted."""
+        """Write until all has ended. Raise Draining, DeadlinePassed, IdleStreamEvicted."""
         self._task = asyncio.current_task()
         try:
-            await self._tell(context, writer)
+            await self._write_frames(context, writer)
         except asyncio.CancelledError:
             if self._eviction is None or self._task is None or self._task.uncancel():
                 raise
             raise self._eviction from None
 
-    async def _tell(self, context: Context, writer: StreamWriter) -> None:
+    async def _write_frames(self, context: Context, writer: StreamWriter) -> None:
         has_written = False
         while await self._wait():
-            self._active_s, self._is_telling = time.monotonic(), True
+            self._active_s, self._is_writing = time.monotonic(), True
             frame = await self._frame()
             if not frame:
                 continue
@@ -136,38 +135,38 @@ class MultiplexCall:
             await writer.write(context, frame)
 
     def idle_since_s(self) -> float | None:
-        """None while a request is in flight or has something to tell; one whose reader takes nothing is idle."""
+        """Return since when it is idle; None with requests or updates. A stalled reader counts as idle."""
         if self._members or self._ready:
             return None
-        is_telling = self._is_telling and time.monotonic() - self._active_s < _STALLED_S
-        return None if is_telling else self._active_s
+        is_writing = self._is_writing and time.monotonic() - self._active_s < _STALLED_S
+        return None if is_writing else self._active_s
 
     def evict(self, error: PhotonError) -> None:
         self._eviction = error
-        self._over.set()  # what comes now is sent again elsewhere
+        self._over.set()  # clients resend later actions on another call
         if self._task is not None:
             self._task.cancel()
 
     def drain(self) -> None:
-        """End with Draining once nothing runs."""
+        """End the call with Draining once nothing runs."""
         self._is_draining = True
         self._news.set()
 
     def close(self) -> None:
-        """Abort what still runs; no action is read any more."""
+        """Abort what still runs, and read no more actions."""
         self._over.set()
         self._room.set()
         for member in self._members.values():
             member.stop()
         self._members.clear()
 
-    def has_news(self, member: _Member) -> None:
+    def add_ready(self, member: _Member) -> None:
         self._ready.append(member)
         self._news.set()
 
     async def _wait(self) -> bool:
-        """For news; False at the end of the call."""
-        self._is_telling = False
+        """Wait for updates; return False at the end of the call."""
+        self._is_writing = False
         while not self._ready:
             if self._defect is not None:
                 raise self._defect
@@ -181,7 +180,7 @@ class MultiplexCall:
         return True
 
     async def _frame(self) -> bytes:
-        """Everything that is there, as far as it fits: a MultiplexGenerateResponse in wire form."""
+        """Return the pending updates that fit, as a MultiplexGenerateResponse in wire form."""
         ready, self._ready = self._ready, []
         items: list[bytes] = []
         num_bytes = 0
@@ -193,12 +192,12 @@ class MultiplexCall:
             item = await self._item(member)
             items.append(item)
             num_bytes += len(item)
-        if len(self._ready) < MAX_UNTOLD:
+        if len(self._ready) < MAX_UNSENT:
             self._room.set()
         return b"".join(items)
 
     async def _item(self, member: _Member) -> bytes:
-        """Its news; empty where there are none, after all."""
+        """Encode the pending update; b"" if there is none."""
         stream, items = member.stream, member.items
         update = self._take(member, stream) if stream is not None and member.error is None else None
         if update is None or stream is None:
@@ -214,7 +213,7 @@ class MultiplexCall:
             return items.error(request_error(error, member.request_id))
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
-        """Return the news of it. Has itself called when there is more, forgets it at its end."""
+        """Return the pending update. Forget a request that has ended, and wait for the next update of others."""
         try:
             update = stream.take()
         except Exception as error:
@@ -226,10 +225,10 @@ class MultiplexCall:
             stream.call_when_due(member.due)
         return update
 
-    # Of the task that reads.
+    # The rest runs in the task that reads.
 
     async def read(self, messages: Messages) -> None:
-        """Until the client half-closes or the call is over. Never cancelled: a read of gRPC is not to be."""
+        """Read actions until the client half-closes or the call is over. Never cancel this: gRPC's reads forbid it."""
         try:
             while not self._over.is_set():
                 try:
@@ -237,12 +236,12 @@ class MultiplexCall:
                     if self._over.is_set():  # meanwhile
                         break
                     self._act(action)
-                    del action  # megabytes, perhaps, until the next one
+                    del action  # it may hold megabytes until the next one
                 except StopAsyncIteration:
                     break
                 except PhotonError as error:
                     self._fail(self._member(first_request_id(messages.beginning)), error)
-                while len(self._ready) >= MAX_UNTOLD and not self._over.is_set():
+                while len(self._ready) >= MAX_UNSENT and not self._over.is_set():
                     self._room.clear()
                     await self._room.wait()
         except grpc.aio.BaseError:  # the call is over
@@ -253,7 +252,7 @@ class MultiplexCall:
         self._news.set()
 
     def _act(self, action: pb.MultiplexGenerateRequest) -> None:
-        """Raise InvalidRequest."""
+        """Perform an action. Raise InvalidRequest."""
         self._active_s = time.monotonic()
         match action.WhichOneof("action"):
             case "generate":
@@ -273,7 +272,7 @@ class MultiplexCall:
             self._fail(member, error)
         else:
             self._members[member.request_id] = member
-            member.admission = asyncio.create_task(self._admitted(member, request))
+            member.admission = asyncio.create_task(self._start(member, request))
 
     def _check_id(self, request_id: str) -> None:
         """Raise InvalidRequest, DuplicateRequestId."""
@@ -287,7 +286,7 @@ class MultiplexCall:
     def _cancel(self, request_id: str) -> None:
         member = self._members.get(request_id)
         if member is None or (member.stream is not None and not member.stream.num_running):
-            return  # its end, of whatever kind, has been told or is about to be
+            return  # its end has been sent or is about to be
         member.stop()
         self._fail(member, Cancelled("cancelled by its caller"))
 
@@ -295,9 +294,9 @@ class MultiplexCall:
         self._num_handles += 1
         return _Member(self, self._num_handles, request_id)
 
-    async def _admitted(self, member: _Member, request: pb.GenerateRequest) -> None:
+    async def _start(self, member: _Member, request: pb.GenerateRequest) -> None:
         admission = self._admit(request)
-        del request  # megabytes, perhaps
+        del request  # it may hold megabytes
         try:
             member.stream, member.items.responses.message_type = await admission
         except Exception as error:
@@ -317,4 +316,4 @@ class MultiplexCall:
             status = call_status(error, member.request_id)
             duration_s = time.monotonic() - member.started_s
             self._failures.report(error, status, MULTIPLEX, duration_s, is_request=member.is_request)
-        error.__traceback__ = error.__context__ = None  # their frames may hold megabytes of a message
+        error.__traceback__ = error.__context__ = None  # the frames may hold megabytes of a message

@@ -1,4 +1,4 @@
-"""The server: build, start, serve, drain. Which services there are, and how the transport is set, is read here."""
+"""The server: build, start, serve, drain. This file lists the services and the transport options."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from photon_grpc.server.wire import descriptors
 from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
-#: A reader that takes nothing for so long is cut off.
+#: A reader that reads nothing for this long is cut off.
 STALL_LIMIT_S = 120.0
-#: Time for calls, after the drain, to carry their last message and status to the client.
-LAST_WORDS_S = 2.0
-#: Each holds its message. Far beyond any queue, whose front end answers with a reason; not without end.
+#: Time after the drain for calls to send their last message and status.
+CLOSING_S = 2.0
+#: Calls that Python has not seen yet; each holds its message. Far above any queue, so that the front end can refuse
+#: with a reason.
 _MAX_UNSEEN_CALLS = 1 << 15
-#: Clients acknowledge our SETTINGS as soon as they have them. Who has not after so long is no client of gRPC: headers
-#: of 16 MiB are let in until then, and those behind a message are seen by nobody but gRPC.
+#: Clients acknowledge our SETTINGS as soon as they arrive; one that has not by now is no gRPC client. Until then gRPC
+#: accepts headers of 16 MiB, and nobody but gRPC sees headers that follow a message.
 _SETTINGS_TIMEOUT_MS = 10_000
 
 _SERVICES = (
@@ -53,7 +54,7 @@ class Server:
         certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
-        """`rules` hold for every call; unset, all are let in and none is counted."""
+        """Build the services. `rules` hold for every call; by default all calls are admitted and none is counted."""
         self._frontend = frontend
         self._config = config
         self._reports = LoadReports(frontend)
@@ -69,15 +70,12 @@ class Server:
         self._watches: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
-        """Listen and answer; return the addresses bound. With `reuse_port` other processes may share them.
-
-        Raise ConfigError for an address that cannot be bound; nothing listens then.
-        """
+        """Listen and return the bound addresses. Raise ConfigError; then nothing listens."""
         server = self._build(reuse_port)
         try:
             bound = self._bind_all(server, addresses, reuse_port)
         except BaseException:
-            # grpc.aio lets go of what it bound only if it was started.
+            # grpc.aio releases what it bound only if it was started.
             await server.start()
             await server.stop(None)
             raise
@@ -87,10 +85,10 @@ class Server:
         return bound
 
     async def drain_and_stop(self, timeout_s: float) -> int:
-        """Not ready at once; new requests get DRAINING while running ones have `timeout_s` to finish; then nothing
-        listens. Return how many ran when the time was over.
+        """Drain, then stop listening; return how many requests still ran when the time was over.
 
-        The port stays open meanwhile, so that health checks and the newly refused are answered.
+        Readiness ends at once. New requests get DRAINING, and running ones have `timeout_s` to finish. The port stays
+        open meanwhile, so that health checks and refused requests are answered.
         """
         if self._grpc is None:
             return 0
@@ -99,7 +97,7 @@ class Server:
         num_left = await self._frontend.drain(timeout_s)
         self._health.close()
         self._orca.close()
-        await server.stop(LAST_WORDS_S)
+        await server.stop(CLOSING_S)
         for watch in self._watches:
             watch.cancel()
         return num_left
@@ -113,15 +111,15 @@ class Server:
         server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
         return server
 
-    def _bind_all(self, server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
+    def _bind_all(self, server: grpc.aio.Server, listen: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
         credentials = self._certificates.credentials() if self._certificates else None
         return tuple(
-            addresses.bind(server, address, reuse_port=reuse_port, credentials=credentials) for address in wanted
+            addresses.bind(server, address, reuse_port=reuse_port, credentials=credentials) for address in listen
         )
 
 
 def age_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
-    """Without an age, gRPC lets connections stay; without a grace, it lets their calls run to their end."""
+    """Return gRPC's options for connection ages. Without an age connections stay; without a grace calls finish."""
     ages = (
         ("grpc.max_connection_age_ms", config.max_connection_age),
         ("grpc.max_connection_age_grace_ms", config.max_connection_age_grace),
@@ -133,29 +131,29 @@ def transport_options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[s
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # It makes windows of megabytes, which unread calls would hold. A message that is read gets a window of its own
-        # size.
+        # The probe makes windows of megabytes, which unread calls would hold. A message that is read gets a window of
+        # its size anyway.
         ("grpc.http2.bdp_probe", 0),
-        # On by default: a second server would bind the same port and take half of the connections.
+        # By default it is on: a second server would bind the same port and take half of the connections.
         ("grpc.so_reuseport", int(reuse_port)),
-        # All that fits, and nothing more: by default gRPC refuses what has more than 8 KiB at random.
+        # Both limits are equal: between two limits gRPC refuses at random, by default from 8 KiB.
         ("grpc.max_metadata_size", metadata.MAX_BYTES),
         ("grpc.absolute_max_metadata_size", metadata.MAX_BYTES),
         ("grpc.http2.settings_timeout", _SETTINGS_TIMEOUT_MS),
-        # Connections take turns after each call, not after 32: who is to be hung up on (metadata.refuse_oversized) is
-        # met before thousands of its calls are parsed. No limit of streams: one that is below all seats and the queue
-        # makes callers wait in their client, silently, and one above it holds no attack up.
+        # Connections take turns after each call instead of 32, so that refuse_oversized closes one before thousands of
+        # its calls are parsed. The number of streams has no limit: one below all slots and the queue would make callers
+        # wait silently in their client, and one above would stop no attack.
         ("grpc.http2.max_requests_per_read", 1),
-        # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given.
-        # QUEUE_FULL gives one.
+        # By default gRPC cancels calls at random and without a reason above 1,000 that Python has not seen. QUEUE_FULL
+        # gives a reason.
         ("grpc.server.max_pending_requests", _MAX_UNSEEN_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_UNSEEN_CALLS),
-        # A client that vanished silently is noticed within 18 s, also while it only waits.
+        # Notices a client that vanished silently within 18 s, even while it only waits.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 8_000),
         ("grpc.http2.ping_timeout_ms", 8_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients may ping as often as that: else a long silent call dies of "too many pings".
+        # Allows clients the same interval; otherwise a long silent call ends with "too many pings".
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
     )

@@ -1,4 +1,4 @@
-"""TLS and mTLS out of PEM files, which are read again at the next handshake after they changed."""
+"""TLS and mTLS from PEM files, which are reloaded at the first handshake after a change."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ class Certificates:
     """The files of --tls-cert, --tls-key and --tls-client-ca."""
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
-        """With `client_ca` only clients with a certificate of that authority are let in. Raise ConfigError naming the
-        file and what is wrong with it."""
+        """Read the files. `client_ca` makes client certificates mandatory. Raise ConfigError naming the file."""
         self._files = {"--tls-cert": cert, "--tls-key": key} | ({"--tls-client-ca": client_ca} if client_ca else {})
         self._seen = self._signatures()
         self._configuration = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one listener."""
+        """Return the credentials for one listener."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._changed, require_client_authentication="--tls-client-ca" in self._files
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration:
-        """Return the certificates from this handshake on. Runs in gRPC's threads."""
+        """Return the certificates for a handshake, reloaded if they changed. Runs in gRPC's threads."""
         seen = self._signatures()
         if seen != self._seen:
             self._seen = seen
@@ -39,7 +38,7 @@ class Certificates:
                 self._configuration = self._read()
                 _LOG.info("TLS certificates were read again")
             except ConfigError as error:
-                # Perhaps half of them are written; the other half is another change.
+                # Files may be half written; the next change reloads them.
                 _LOG.error("%s; the certificates of before stay in force", error)
         return self._configuration
 
@@ -55,7 +54,7 @@ class Certificates:
     def _check_key(self) -> None:
         path = self._files["--tls-key"]
         try:
-            # Without a password OpenSSL would ask for one on the terminal.
+            # Without a password callback OpenSSL would prompt on the terminal.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._files["--tls-cert"], path, password=lambda: b"")
         except ssl.SSLError as error:

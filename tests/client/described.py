@@ -1,4 +1,4 @@
-"""A message type as a compiler describes it to those who have no class of it."""
+"""A message type as a compiler describes it, for clients without a generated class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAME = "acme.v1.Invoice"
 
 
 def descriptor_set(*, with_money: bool = True, with_well_known: bool = False) -> bytes:
-    """A serialized FileDescriptorSet in which a file stands before those that it imports."""
+    """Return a serialized FileDescriptorSet in which a file precedes those that it imports."""
     imports = ["google/protobuf/timestamp.proto", "acme/v1/money.proto"]
     invoice = FileDescriptorProto(name="acme/v1/invoice.proto", package="acme.v1", syntax="proto3", dependency=imports)
     fields = invoice.message_type.add(name="Invoice").field

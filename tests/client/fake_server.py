@@ -1,4 +1,4 @@
-"""A server that says what a test tells it to: the generated stubs, no model, the real wire."""
+"""A server scripted by a test: generated stubs and the real wire, without a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READINESS = "photon_grpc.v1.InferenceService"
 
 @dataclass
 class Refusal(Exception):
-    """A call that ends with a status, its details and its trailers."""
+    """The end of a call: a status, its details and its trailers."""
 
     code: grpc.StatusCode
     message: str = "no"
@@ -60,13 +60,13 @@ def message(text: str = "", *, start: bool = False, finish: int = 0, index: int 
 class FakeServer(
     inference_pb2_grpc.InferenceServiceServicer, model_pb2_grpc.ModelServiceServicer, health_pb2_grpc.HealthServicer
 ):
-    """Plays `script` once per call: what each attempt answers. The last entry is played again and again."""
+    """A servicer that answers each attempt with the next entry of `script`, and repeats the last one."""
 
     def __init__(self, *script: Any) -> None:
         self.script = script or ([message("ok", start=True, finish=pb.FINISH_REASON_EOS)],)
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
-        #: A call has left its servicer.
+        #: Set when a call has left its servicer.
         self.ended = asyncio.Event()
         self.ready = True
         self.watchers = 0
@@ -137,12 +137,12 @@ class FakeServer(
         )
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        told = None
+        sent = None
         self.watchers += 1
         try:
             while not self.is_stopping:
-                if told is not self.ready:
-                    told = self.ready
+                if sent is not self.ready:
+                    sent = self.ready
                     yield await self.Check(request, context)
                 await asyncio.sleep(0.005)
         finally:
@@ -177,7 +177,7 @@ async def serving(
 
 @contextmanager
 def serving_in_a_thread(*script: Any, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeServer]:
-    """For callers without an event loop, and for other processes."""
+    """Run the server in a thread, for callers without an event loop and for other processes."""
     started = threading.Event()
     served: list[FakeServer] = []
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []

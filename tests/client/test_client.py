@@ -1,4 +1,4 @@
-"""The client against the real wire and a server that says what the test tells it to."""
+"""The client against the real wire and a scripted server."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_a_deadline_refused_as_unreachable_is_caught_as_one_that_passed() 
 
 
 async def test_a_failure_known_by_its_group_alone_has_the_reason_of_the_group() -> None:
-    """A proxy that is full, as in Go and Java."""
+    """A full proxy answers without details; the clients in Go and Java do the same with it."""
     full = FakeServer([Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)])
     async with serving(full) as fake, Client(fake.target, retries=0) as client:
         with pytest.raises(errors.Overloaded) as raised:
@@ -232,7 +232,7 @@ async def test_what_a_newer_server_names_is_a_number() -> None:
 
 
 async def test_a_message_of_a_newer_server_before_the_start_is_passed_over() -> None:
-    """As one that would say that the request waits."""
+    """Such a message could report that the request waits."""
     lost = Refusal(grpc.StatusCode.UNAVAILABLE, "gone", [error_info("ENGINE_FAILURE")])
     first = [pb.StreamGenerateResponse(), message("a", start=True), lost]
     async with serving(FakeServer(first, [message("b", finish=EOS)])) as fake, Client(fake.target) as client:
@@ -295,7 +295,7 @@ async def test_readiness_is_waited_for() -> None:
 
 
 class Silent(FakeServer):
-    """Takes calls and answers none of them."""
+    """A servicer that accepts calls and answers none."""
 
     async def Check(self, request: Any, context: Any) -> Any:
         await asyncio.sleep(60)
@@ -368,7 +368,7 @@ _HANDSHAKE = (
 
 
 @pytest.mark.parametrize(
-    ("told", "cause"),
+    ("text", "cause"),
     [
         ("Connection refused", "Connection refused"),
         ("errors resolving nohost: [nohost: Domain name not found]", "Domain name not found"),
@@ -392,9 +392,9 @@ _HANDSHAKE = (
         (f"{_FAILING}Failed parsing HTTP/2 (got frame type 80)", "it does not speak HTTP/2"),
     ],
 )
-def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(told: str, cause: str) -> None:
+def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(text: str, cause: str) -> None:
     trailers = grpc.aio.Metadata()
-    error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, trailers, trailers, told), "nohost:1")
+    error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, trailers, trailers, text), "nohost:1")
     assert isinstance(error, Unreachable)
     assert str(error) == f"no answer from nohost:1 ({cause})"
 

@@ -22,7 +22,7 @@ EOS = pb.FINISH_REASON_EOS
 
 
 class Echo(FakeServer):
-    """Answers with the prompt; has `room` for so many at a time, "slow" takes until another has ended."""
+    """A server that answers with the prompt, `room` at a time; "slow" takes until another has ended."""
 
     def __init__(self, room: int = 1000) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Many requests over one stream: the client against a server with a real front end, whose engine says what a test
-says."""
+"""Many requests over one stream: the client against a server with a real front end and a scripted engine."""
 
 from __future__ import annotations
 
@@ -116,10 +115,10 @@ async def test_the_end_of_the_stream_is_told_to_all() -> None:
     link = FakeLink()
     with frontend(link=link) as (front, _):
         async with serving(front) as address, Client(address, retries=0) as client, client.multiplex() as many:  # type: ignore[arg-type]
-            asked = [asyncio.create_task(many.generate("hi")) for _ in range(3)]
+            tasks = [asyncio.create_task(many.generate("hi")) for _ in range(3)]
             await link.added(3)
             await front.drain(0.05)
-            for task in asked:
+            for task in tasks:
                 with pytest.raises(Draining):
                     await task
         with pytest.raises((Unreachable, Draining)):
@@ -156,7 +155,7 @@ async def test_nobody_there_is_told_to_all() -> None:
 
 
 class NewerServer(FakeServer):
-    """Sends an item of a kind that this client does not know before the first message."""
+    """A servicer that sends an item of an unknown kind before the first message."""
 
     async def MultiplexGenerate(self, actions: Any, context: Any) -> AsyncIterator[pb.MultiplexGenerateResponse]:
         async for action in actions:
@@ -176,7 +175,7 @@ async def test_an_item_of_a_newer_server_is_passed_over() -> None:
 
 @asynccontextmanager
 async def evicting(link: FakeLink, **options: object) -> AsyncIterator[tuple[Multiplex, Places]]:
-    """Requests that share a stream, and the places of its server."""
+    """Yield requests that share a stream, and the places of its server."""
     with frontend(link=link) as (front, _):
         server = Server(front, config=ServerConfig())
         (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
@@ -199,7 +198,7 @@ async def test_a_stream_whose_place_was_needed_is_opened_again_with_the_next_req
         await answered(many, link, 1)
         assert places.shed()
         await asyncio.sleep(0.1)
-        assert places.size == 0  # not before there is something to ask
+        assert places.size == 0  # the stream opens with the first request
         await answered(many, link, 2)
         assert places.size == 1
 
@@ -211,7 +210,7 @@ async def test_a_request_on_its_way_to_a_stream_that_ends_as_idle_is_sent_again(
         await answered(many, link, 1)
         for number in (2, 3):
             assert places.shed()
-            # Nobody has told the client yet.
+            # The client does not know yet.
             await answered(many, link, number)
         assert places.shed()
         cancelled = many.stream("hi")
@@ -253,7 +252,7 @@ async def test_a_stream_that_ran_when_memory_was_needed_goes_on_elsewhere() -> N
 
 
 async def test_a_health_watch_whose_place_was_needed_fails_no_request() -> None:
-    """gRPC opens it again at once; calls wait for what it says."""
+    """gRPC reopens it at once, and calls wait for its answer."""
     link = FakeLink()
     with frontend(link=link) as (front, _):
         server = Server(front, config=ServerConfig())

@@ -1,4 +1,4 @@
-"""Answers as objects of the caller's class, and what is told where there is none."""
+"""Answers as objects of the caller's class, and the errors if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option lands in the field of its name; a prompt is text, ids or a chat."""
+"""Every option is written to the field of its name; a prompt is text, ids or a chat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
 GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduling", "stream")
-#: Given as a generated class, `message_type`.
+#: The caller sets it by a generated class, `message_type`.
 DESCRIBED = {"protobuf"}
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "problem"),
     [
         ("stop", "stop= is called stop_strings= here"),
         ("n", "n= is called num_outputs= here"),
@@ -164,8 +164,8 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
         ("xyzzy", "there is no option 'xyzzy'$"),
     ],
 )
-def test_names_of_other_apis_are_told_as_ours(name: str, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_names_of_other_apis_are_told_as_ours(name: str, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
         build_request("x", {name: 1})
 
 
@@ -181,8 +181,8 @@ class _City:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [(_City("Bern"), "pass the class: json_schema=_City"), (list[_City], "is not a class")]
+    ("schema", "problem"), [(_City("Bern"), "pass the class: json_schema=_City"), (list[_City], "is not a class")]
 )
-def test_an_object_is_not_a_schema(given: object, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
-        build_request("", {"json_schema": given})  # type: ignore[typeddict-item]
+def test_an_object_is_not_a_schema(schema: object, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        build_request("", {"json_schema": schema})  # type: ignore[typeddict-item]

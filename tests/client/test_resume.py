@@ -1,4 +1,4 @@
-"""A stream that is cut off goes on at another server: what it asks for there, and what its reader sees of it."""
+"""A stream that is cut off continues at another server: its request there, and what its reader sees."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_stream_goes_on_from_its_ids_with_its_seed() -> None:
         assert not request.output.prompt_token_ids and not request.output.HasField("prompt_logprobs")
         assert 0 < request.stop.max_duration.ToMilliseconds() <= 9000
     assert all(request.output.token_ids for request in fake.requests)
-    # What the last call counted, 5 in and 3 out, with 4 of the 5 that had been output.
+    # The last call counted 5 in and 3 out; 4 of the 5 had been output.
     assert stream.usage is not None
     assert (stream.usage.prompt_tokens, stream.usage.output_tokens) == (1, 7)
     assert stream.timing is not None and stream.timing.total_s >= stream.timing.first_token_s > 0
@@ -61,8 +61,8 @@ async def test_a_status_that_is_lost_after_the_last_message_is_not_missed() -> N
 async def test_ids_are_there_for_those_who_ask() -> None:
     script = [with_ids("ab", 1, 2, start=True), lost()], [with_ids("c", 3, start=True, finish=EOS)]
     async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
-        given = [delta.token_ids async for delta in client.stream("x", token_ids=True, continue_from=[9])]
-    assert given == [(1, 2), (3,)]
+        received = [delta.token_ids async for delta in client.stream("x", token_ids=True, continue_from=[9])]
+    assert received == [(1, 2), (3,)]
     assert list(fake.requests[1].continue_from.ids) == [9, 1, 2]
 
 
@@ -105,7 +105,7 @@ async def test_what_would_fail_again_is_told(refusal: Refusal, expected: type[Ex
 async def test_the_deadline_holds_over_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     script = [with_ids("a", 1, start=True), lost()], [lost("DRAINING")]
     async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
-        # Each call after the first costs 15 s: the deadline ends before the patience of 60 s does.
+        # Each call after the first costs 15 s, so the deadline comes before the patience of 60 s ends.
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 15 * max(0, len(fake.requests) - 1))
         monkeypatch.setattr(retry_policy, "time", clock)
         stream = client.stream("x", timeout=40)
@@ -141,7 +141,7 @@ async def test_a_call_has_the_deadline_of_its_client() -> None:
 
 
 async def test_a_connection_that_is_lost_between_headers_and_output_is_not_the_callers_concern() -> None:
-    """gRPC itself repeats no call whose headers have come."""
+    """gRPC itself does not retry a call whose headers have arrived."""
     cut = ["headers", Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
     async with serving(FakeServer(cut, [message("a", finish=EOS)])) as fake, Client(fake.target) as client:
         assert [delta.text async for delta in client.stream("x")] == ["a"]

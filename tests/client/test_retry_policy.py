@@ -1,4 +1,4 @@
-"""RetryPolicy as a table: which failure, at which attempt, after how long without progress, is tried again."""
+"""RetryPolicy as a table: which failure is retried, at which attempt, after how long without progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAM = RetryPolicy(is_after_grpc=True)
 MULTIPLEXED = RetryPolicy()
 ONCE = RetryPolicy(max_retries=0, resumes=False)
 
-#: The longest pauses after the first failures since there was progress; chance takes off up to a half.
+#: The longest pauses after the first failures since the last progress; they are randomly shortened by up to half.
 GROWING_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0)
 
 
@@ -37,7 +37,7 @@ def error_of(reason: str, retry_after_s: float | None = None) -> PhotonError:
 
 
 def attempts_of(policy: RetryPolicy, reason: str, *, has_begun: bool) -> float:
-    """The number of the last attempt whose failure is followed by another; infinite from a thousand on."""
+    """Return the number of the last attempt whose failure is retried; infinity from a thousand on."""
     numbers = (1, 2, 3, 4, 5, 8, 9, 1000)
     allowed = [n for n in numbers if policy.pause_s(error_of(reason), n, has_begun=has_begun) is not None]
     assert allowed == list(numbers[: len(allowed)])
@@ -47,7 +47,7 @@ def attempts_of(policy: RetryPolicy, reason: str, *, has_begun: bool) -> float:
 @pytest.mark.parametrize(
     ("reason", "stream", "multiplexed", "persistent", "resumed"),
     [
-        # Before output: of a stream, of a multiplexed request, of `map`; and of any once output has begun.
+        # Retries before output: of a stream, a multiplexed request, `map`; and of any after output has begun.
         ("LOST", 4, 4, math.inf, math.inf),
         ("UNREACHABLE", 0, 4, math.inf, math.inf),
         ("MODEL_LOADING", 0, 4, math.inf, math.inf),

@@ -1,4 +1,4 @@
-"""The same calls for threads that have no event loop, and for those that have one."""
+"""The same calls for threads without an event loop, and for threads with one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_many_threads_at_a_time(fake: FakeServer) -> None:
 
 
 async def test_cells_of_a_notebook(fake: FakeServer) -> None:
-    left = await run_cells(
+    variables = await run_cells(
         "import asyncio; from photon_grpc.client import SyncClient; client = SyncClient(target)",
         "whole = client.generate('x').text",
         "streamed = [delta.text for delta in client.stream('x')]",
@@ -69,8 +69,8 @@ async def test_cells_of_a_notebook(fake: FakeServer) -> None:
         "client.close()",
         target=fake.target,
     )
-    assert (left["whole"], left["streamed"], left["mapped"]) == ("a", ["a", "b"], ["a", "a"])
-    assert [result.text for result in left["both"]] == ["a"] * 8
+    assert (variables["whole"], variables["streamed"], variables["mapped"]) == ("a", ["a", "b"], ["a", "a"])
+    assert [result.text for result in variables["both"]] == ["a"] * 8
 
 
 def test_a_client_that_only_its_stream_holds(fake: FakeServer) -> None:
@@ -102,12 +102,12 @@ def test_a_closed_client_refuses(fake: FakeServer) -> None:
 def test_closing_ends_the_calls_of_other_threads() -> None:
     with serving_in_a_thread(["hang"]) as fake, ThreadPoolExecutor(1) as pool:
         client = SyncClient(fake.target)
-        asked = pool.submit(client.generate, "x")
+        pending = pool.submit(client.generate, "x")
         while not fake.requests:
             pass
         client.close()
         with pytest.raises((Closed, asyncio.CancelledError)):
-            asked.result(30)
+            pending.result(30)
 
 
 def test_a_client_from_before_a_fork_says_so() -> None:

@@ -1,4 +1,4 @@
-"""The caller's span goes with its calls, the ones that go on elsewhere too."""
+"""The caller's span is sent with its calls, including resumed ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = NonRecordingSpan(SpanContext(1, 2, is_remote=False))
 OK = [message("ok", start=True, finish=pb.FINISH_REASON_EOS)]
 
 
-def told(fake: FakeServer) -> list[tuple[str | None, str | None]]:
+def sent_context(fake: FakeServer) -> list[tuple[str | None, str | None]]:
     return [(seen.get("traceparent"), seen.get("tracestate")) for seen in fake.metadata]
 
 
@@ -44,13 +44,13 @@ async def test_every_call_of_a_request_has_the_span_in_which_it_was_asked_for() 
             assert [delta.text async for delta in stream] == ["a", "ok"]
         with trace.use_span(SPAN):
             assert (await client.generate("x")).text == "ok"
-    assert told(fake) == [(TRACEPARENT, "vendor=1")] * 5
+    assert sent_context(fake) == [(TRACEPARENT, "vendor=1")] * 5
 
 
 async def test_without_a_span_nothing_is_told() -> None:
     async with serving(FakeServer(OK)) as fake, Client(fake.target) as client:
         await client.generate("x")
-    assert told(fake) == [(None, None)]
+    assert sent_context(fake) == [(None, None)]
 
 
 @pytest.mark.parametrize("key", ["traceparent", "tracestate"])
@@ -69,12 +69,12 @@ def test_threads_have_their_own_spans() -> None:
             list(client.stream("x"))
             list(client.map(["x"]))
         client.generate("x")
-    assert [parent for parent, _ in told(fake)] == [TRACEPARENT] * 3 + [None]
+    assert [parent for parent, _ in sent_context(fake)] == [TRACEPARENT] * 3 + [None]
 
 
 def test_a_program_without_opentelemetry_does_not_load_it() -> None:
     program = (
-        "import sys; from photon_grpc.client.trace_context import with_trace_context as told;"
-        "assert told([('a', 'b')]) == (('a', 'b'),); assert not any('opentelemetry' in name for name in sys.modules)"
+        "import sys; from photon_grpc.client.trace_context import with_trace_context as added;"
+        "assert added([('a', 'b')]) == (('a', 'b'),); assert not any('opentelemetry' in name for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""Messages of a caller's class: whole, as they fill, and as the arguments of tools."""
+"""Messages of a caller's class: whole, as they grow, and as the arguments of tools."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_known_is_json_at_any_time(value: Any, ascii_only: bool, size: i
 
 
 def assert_within(part: Any, whole: Any) -> None:
-    """Whatever is there is there to stay; texts, lists and objects may grow."""
+    """Check that `whole` contains all of `part`; its texts, lists and objects may be longer."""
     if isinstance(part, dict):
         for key, each in part.items():
             assert_within(each, whole[key])
@@ -81,7 +81,7 @@ NODE.update({"a]}": [{"b{[": "text", "c": None}, 1.5], "": ",", "d": {"d": True}
     "whole", [RICH, SAMPLING, START, NODE, model_pb2.Model()], ids=lambda each: type(each).__name__
 )
 def test_every_beginning_of_a_message_is_a_message(whole: Message, ascii_only: bool, indent: int | None) -> None:
-    """None has less than the one before it, none a value of which it knows only a part, but for texts."""
+    """No message holds less than the previous one, or an incomplete value other than a text."""
     text = MessageToJson(whole, indent=indent, ensure_ascii=ascii_only)
     partial, before = PartialJson(type(whole)), type(whole)()
     for character in text:
@@ -148,7 +148,7 @@ async def test_a_message_fills_on_when_a_map_has_a_key_twice() -> None:
 
 
 async def test_a_long_text_is_told_as_it_grows_by_a_share() -> None:
-    """And so is parsed a number of times that does not grow with its length."""
+    """So the number of parses does not grow with the length."""
     whole = json.dumps({"name": "x" * 20_000})
     pieces = [message(whole[at : at + 8], start=at == 0) for at in range(0, len(whole), 8)]
     last = message("", finish=pb.FINISH_REASON_EOS)
@@ -193,7 +193,7 @@ def test_tools_are_described_by_their_messages() -> None:
 def test_well_known_types_are_described_as_their_json() -> None:
     (start,) = json.loads(tools_json({pb.GenerationStart: ""}))
     assert start["function"]["parameters"]["properties"]["createTime"] == {"type": "string", "format": "date-time"}
-    with pytest.raises(InvalidRequest, match=r"google\.protobuf\.DescriptorProto holds itself"):
+    with pytest.raises(InvalidRequest, match=r"google\.protobuf\.DescriptorProto is recursive"):
         tools_json({descriptor_pb2.DescriptorProto: ""})
 
 
@@ -224,7 +224,7 @@ def test_a_class_is_made_of_a_set_in_any_order(with_well_known: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "name", "told"),
+    ("files", "name", "problem"),
     [
         (b"\xff", NAME, "is not a serialized google.protobuf.FileDescriptorSet"),
         (b"", NAME, "has no message 'acme.v1.Invoice'"),
@@ -232,7 +232,7 @@ def test_a_class_is_made_of_a_set_in_any_order(with_well_known: bool) -> None:
         (descriptor_set(with_money=False), NAME, "acme/v1/money.proto"),
     ],
 )
-def test_what_describes_no_message_is_refused(files: bytes, name: str, told: str) -> None:
+def test_what_describes_no_message_is_refused(files: bytes, name: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match="message_type: ") as refused:
         find_message_type(files, name)
-    assert told in str(refused.value)
+    assert problem in str(refused.value)

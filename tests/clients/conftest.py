@@ -1,4 +1,4 @@
-"""One service with the embedded model for every test here: started as a user starts it, stopped as a user stops it."""
+"""A service with the embedded model for all tests here, started and stopped as a user does it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from photon_grpc.client import SyncClient
 
 @dataclass(frozen=True)
 class Service:
-    """A running one: where it listens, and its AdminService."""
+    """A running service: the addresses of it and of its AdminService."""
 
     address: str
     admin_socket: Path
@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def target(service: Service) -> str:
-    """The address of a running service."""
+    """Return the address of a running service."""
     return service.address
 
 

@@ -1,8 +1,8 @@
-"""Replicas of a server, to be killed and started again in a moment.
+"""Replicas of a server that can be killed and restarted quickly.
 
-Each is one process with all that a service has, gRPC server, front end, engine and model, forked from one that has
-imported torch. Run as a program this file is the latter: it forks a replica for each line of stdin, an address, and
-says its process id when it is ready.
+Each is one process with gRPC server, front end, engine and model, forked from a process that has imported torch. Run as
+a program, this file is that process: for each address in a line of stdin it forks a replica, and prints its process id
+when it is ready.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Replica:
-    """The smaller embedded model, always at the same address."""
+    """A replica with the smaller embedded model, always at the same address."""
 
     def __init__(self, address: str, parent: Process) -> None:
         self.address = address
@@ -30,7 +30,7 @@ class Replica:
         self._pid = 0
 
     async def start(self) -> None:
-        """Return when it is ready."""
+        """Start the replica, and wait until it is ready."""
         assert self._parent.stdin is not None and self._parent.stdout is not None
         self._parent.stdin.write(f"{self.address}\n".encode())
         self._pid = int(await self._parent.stdout.readline())
@@ -41,7 +41,7 @@ class Replica:
 
 @contextlib.asynccontextmanager
 async def replicas(count: int) -> AsyncIterator[list[Replica]]:
-    """All of them ready."""
+    """Yield replicas that are ready."""
     from photon_grpc.cli.first_run import choose_address
 
     command = [sys.executable, "-m", "tests.clients.replicas"]
@@ -52,13 +52,13 @@ async def replicas(count: int) -> AsyncIterator[list[Replica]]:
             await replica.start()
         yield running
     finally:
-        # Its replicas die with it.
+        # Replicas end with their parent.
         parent.kill()
         await parent.wait()
 
 
 def target_of(running: list[Replica]) -> str:
-    """One name for all of them."""
+    """Return one name for all addresses."""
     return "ipv4:" + ",".join(replica.address for replica in running)
 
 
@@ -74,7 +74,7 @@ def fork_for_each_line() -> None:
 
 
 def serve(address: str) -> None:
-    """Until it is killed, or its parent is."""
+    """Serve until this process or its parent is killed."""
     from photon_grpc.compose.llm import LLM
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.server.server import Server

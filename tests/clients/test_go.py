@@ -1,7 +1,7 @@
-"""Go's client by Go's own means: its tests, raced, against a running service and replicas that they kill; vet and
-staticcheck; its examples; its stubs, made anew.
+"""Go's client, tested with Go's tools.
 
-Skipped where there is no Go, or where the modules that it needs are neither in its cache nor to be had.
+Its tests run with the race detector against a service and replicas that they kill; further checks are vet, staticcheck,
+the examples and regenerated stubs. Skipped without Go, or if a module is neither in its cache nor available.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GO = ROOT / "clients" / "go"
 #: Compiling gRPC with the race detector takes minutes the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-#: What a replica that is to be killed serves: the smaller model starts sooner.
+#: The model of replicas that are killed; the smaller one starts sooner.
 SERVE = f"{sys.executable} -m photon_grpc serve --model {demo.DRAFT} --device cpu --max-num-seqs 8 --num-blocks 1024"
 
 PROMISED = {
@@ -42,7 +42,7 @@ def go(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def need(module: Path) -> None:
-    """Skip where the modules of a go.mod are not here."""
+    """Skip the test if the modules of a go.mod are not available."""
     if shutil.which("go") is None:
         pytest.skip("no go")
     if (downloaded := go("-C", str(module), "mod", "download")).returncode:
@@ -95,7 +95,7 @@ def test_stubs_made_anew_are_those_in_git(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
-    """The program of the README, by its commands, as a user who has no access to the repository's host builds it."""
+    """The README's commands build its program without access to the repository's host."""
     need(GO)
     module = next(line for line in (GO / "go.mod").read_text().splitlines() if line.startswith("module ")).split()[1]
     (program,) = re.findall(r"```go\n(package main.*?)```", (GO / "README.md").read_text(), re.DOTALL)
@@ -107,11 +107,11 @@ def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
         ["build", "-o", str(tmp_path / "user"), "."],
     ):
         passed(go("-C", str(tmp_path), *command))
-    # Only those who import photonotel have OpenTelemetry.
+    # Only programs that import photonotel depend on OpenTelemetry.
     assert "opentelemetry" not in (tmp_path / "go.mod").read_text()
 
 
-#: The first one shows that the client compiles and is served; the others are in `make test-all`.
+#: The first one shows that the client compiles and works; the others run in `make test-all`.
 EXAMPLES = [pytest.param(name, marks=pytest.mark.full if name != "generate" else ()) for name in PROMISED]
 
 

@@ -1,4 +1,4 @@
-"""A running service by grpcurl and ghz, which know it by reflection alone: what they find, ask, break off and count."""
+"""grpcurl and ghz with a running service, which they know only by reflection: discovery, calls, cancels, counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grpcurl(*arguments: str, message: Any = None) -> subprocess.CompletedProcess
 
 
 def objects(text: str) -> list[Any]:
-    """The JSON objects that stand one after another, with the protos' names of fields."""
+    """Return the JSON objects in a sequence, with the protos' names of fields."""
     found, decoder = [], json.JSONDecoder(object_hook=named_like_the_protos)
     while text := text.lstrip():
         value, end = decoder.raw_decode(text)

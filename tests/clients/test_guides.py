@@ -1,4 +1,4 @@
-"""What the guides show, done against a running service."""
+"""The commands and programs of the guides, run against a service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "grpcurl.md", ROOT / "pr
 
 
 def commands() -> list[str]:
-    """Every command of the pages that goes to the server, on one line."""
+    """Return every command of the pages that calls the server, each on one line."""
     joined = [re.sub(r"\\\n\s*", "", page.read_text()) for page in PAGES]
     lines = [line for page in joined for line in page.splitlines()]
     return [line for line in lines if line.startswith(("grpcurl ", "ghz ")) and ADDRESS in line]
@@ -43,7 +43,7 @@ def test_a_command_works(command: str, target: str) -> None:
 
 
 def programs() -> list[str]:
-    """Python blocks that stand on their own: those that import the client and open a connection."""
+    """Return the complete Python programs: blocks that import the client and open a connection."""
     pages = [
         ROOT / "README.md",
         *[ROOT / "docs" / "guides" / name for name in ("python.md", "chats.md", "structured-output.md")],

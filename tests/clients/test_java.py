@@ -1,7 +1,6 @@
-"""Java's client by Java's own means: its tests against servers that it starts and kills, what it installs used by a
-project of its own, its examples.
+"""Java's client, tested with Java's tools: its tests with servers that they kill, its artifact in a project, examples.
 
-Skipped where there is no Maven or JDK, or where what they need is neither in the local repository nor to be had.
+Skipped without Maven or a JDK, or if a dependency is neither in the local repository nor available.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PROMISED = {
 
 
 def maven(*command: str, project: Path = JAVA) -> str:
-    """What Maven says. Skip where it lacks something, fail where something is wrong."""
+    """Run Maven, and return its output. Skip if a dependency is missing, fail if Maven fails."""
     environment = os.environ | {"PHOTON_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     environment.setdefault("MAVEN_OPTS", "-Xmx512m")
     full = ["mvn", "-B", "-ntp", "-f", str(project), *command]
@@ -50,7 +49,7 @@ def maven(*command: str, project: Path = JAVA) -> str:
 
 @cache
 def installed() -> None:
-    """The client in Maven's local repository, as `clients/java/README.md` says."""
+    """Install the client in Maven's local repository, as described in `clients/java/README.md`."""
     if shutil.which("mvn") is None or shutil.which("javac") is None:
         pytest.skip("no Maven or no JDK")
     maven("-q", "-DskipTests", "install")
@@ -66,7 +65,7 @@ def test_java_tests_pass_and_none_is_skipped() -> None:
     assert totals, output[-8000:]
 
 
-#: The first one shows that the client compiles and is served; the others are in `make test-all`.
+#: The first one shows that the client compiles and works; the others run in `make test-all`.
 EXAMPLES = [pytest.param(name, marks=pytest.mark.full if name != "Generate" else ()) for name in PROMISED]
 
 

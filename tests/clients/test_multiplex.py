@@ -1,4 +1,4 @@
-"""Requests of one stream against a running service: each gets what it gets alone."""
+"""Requests of one stream against a running service. Each gets the same answer as alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say and shows what it promises."""
+"""Every example runs as its first lines describe and prints what it promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two replicas, one of which is killed at random moments while streams run: every stream says what it says undisturbed.
+"""Two replicas, one of which is killed at random times while streams run. Every stream equals an undisturbed one.
 
 The short form kills a few times, `--attack long` 200 times; figures are in docs/clients.md.
 """
@@ -23,7 +23,7 @@ from .replicas import replicas, target_of
 
 KILLS = {"short": 3, "long": 200}
 
-#: Each long enough to be cut: hundreds of tokens.
+#: Each has hundreds of tokens, long enough to be cut off.
 REQUESTS: list[tuple[Any, dict[str, Any]]] = [
     ("def fib(n):", {"temperature": 0, "token_ids": True}),
     ("class Stack:", {"temperature": 1.0, "seed": 1, "top_p": 0.95, "repetition_penalty": 1.1}),
@@ -38,7 +38,7 @@ Answer = tuple[str, tuple[int, ...], int, str, int, int]
 
 @dataclass
 class Tally:
-    """What happened."""
+    """Counts of what happened."""
 
     streams: int = 0
     resumed: int = 0
@@ -47,7 +47,7 @@ class Tally:
 
 @contextmanager
 def counted(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Counts the continuations of all clients."""
+    """Count the continuations of all clients."""
     go_on = ResumingCall._continued
 
     def counting(call: ResumingCall, left_s: float) -> Any:
@@ -91,13 +91,13 @@ async def test_a_killed_server_costs_no_token(
 
 
 def full(options: dict[str, Any]) -> Any:
-    # JSON and regular expressions end by themselves; the others at the limit.
+    # JSON and regular expressions end by themselves; the others end at the limit.
     ends = "regex" in options or "json_schema" in options
     return {"max_tokens": 600} | options | ({} if ends else {"ignore_eos": True})
 
 
 def answer(deltas: list[Delta], stream: Any) -> Answer:
-    """All that a caller sees."""
+    """Return all that a caller sees of a stream."""
     text = "".join(delta.text for delta in deltas)
     ids = tuple(token for delta in deltas for token in delta.token_ids)
     scored = sum(len(delta.scores) for delta in deltas)
@@ -106,14 +106,14 @@ def answer(deltas: list[Delta], stream: Any) -> Answer:
 
 
 def difference(number: int, found: Answer, expected: Answer) -> str:
-    """Of which request, where it begins, and the lengths."""
+    """Describe a difference: the request, the position, and the lengths."""
     at = next((at for at, (one, other) in enumerate(zip(found[0], expected[0], strict=False)) if one != other), -1)
     texts = f"{found[0][at : at + 40]!r} not {expected[0][at : at + 40]!r}"
     return f"request {number} at {at}: {texts}; {found[2:]} not {expected[2:]}"
 
 
 def all_readers(client: Client, target: str, expected: list[Answer], tally: Tally) -> Iterator[Any]:
-    """Endless readers: of streams of their own, of multiplexed ones, and a thread's."""
+    """Start endless readers of single streams, of multiplexed streams, and of a thread's streams."""
     for first in (0, 2, 4):
         yield reader(client, first, expected, tally)
     yield multiplexed_reader(client, expected, tally)

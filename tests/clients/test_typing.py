@@ -42,7 +42,7 @@ async def loop(client: Client) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.full
 def test_examples_and_calls_are_typed(tmp_path: Path) -> None:
-    """With the cache of `make lint`: seconds, where that has run."""
+    """With the cache of `make lint` this takes only seconds."""
     (tmp_path / "calls.py").write_text(TYPES)
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "clients" / "python" / "README.md").read_text(), re.DOTALL)
     for number, program in enumerate(programs):

@@ -1,4 +1,4 @@
-"""Stubs and docs/api.md are what the protos give, and the protos are sound."""
+"""Stubs and docs/api.md match the protos, and the protos are sound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_generated_files_are_current(regenerated: Path) -> None:
-    """`make protos` would change nothing, byte for byte, and would leave no generated file behind."""
+    """`make protos` would change no byte, and would leave no stale generated file."""
     made = {path.relative_to(regenerated) for path in regenerated.rglob("*") if path.is_file()}
     kept = {path.relative_to(ROOT) for path in (ROOT / "photon_grpc" / "v1").glob("*_pb2*.py*")}
     assert kept | {Path("docs/api.md"), Path("photon_grpc/v1/descriptors.binpb")} == made
@@ -51,23 +51,23 @@ def test_error_table_names_every_reason_a_caller_can_meet() -> None:
     guide = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").split("## Errors")[1].split("\n## ")[0]
     documented = set(re.findall(r"`([A-Z_]+)`", guide)) & {cls.reason for cls in all_subclasses(errors.PhotonError)}
     answers = all_subclasses(errors.RequestError) | all_subclasses(errors.Unavailable)
-    # Other modules may have been imported: what a client derives for itself is no answer of a server.
+    # Classes that a client derives, in modules that may have been imported, are never sent by a server.
     answers = {cls for cls in answers if cls.__module__ == errors.__name__}
-    # Nor does the server answer with a group; UNAVAILABLE is a status code, too.
+    # The server never sends a base class either. UNAVAILABLE is also a status code.
     groups = {errors.RequestError, errors.NotAllowed, errors.Overloaded, errors.Unavailable}
     assert documented - {"UNAVAILABLE"} == {cls.reason for cls in answers - groups}
 
 
 @pytest.mark.parametrize("module", [inference_pb2, model_pb2, admin_pb2], ids=lambda module: module.__name__)
 def test_field_numbers_leave_no_gap(module: object) -> None:
-    """Numbers run 1, 2, 3, ...: a gap is a field that was removed without `reserved`."""
+    """Numbers run 1, 2, 3, ...; a gap would be a field that was removed without `reserved`."""
     for message in module.DESCRIPTOR.message_types_by_name.values():  # type: ignore[attr-defined]
         numbers = sorted(field.number for field in message.fields)
         assert numbers == list(range(1, len(numbers) + 1)), message.full_name
 
 
 def test_services_are_as_published() -> None:
-    """Names, and which side streams: what every client in every language was built for."""
+    """Clients in every language depend on the names and on which side streams."""
     published = {
         f"{service.name}.{method.name}": (method.client_streaming, method.server_streaming)
         for module in (inference_pb2, model_pb2)

@@ -1,4 +1,4 @@
-"""Go's client says what the protos and the other clients say, also where there is no Go to compile it."""
+"""Go's client agrees with the protos and the other clients. The checks need no Go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIMPLE = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92, 
 
 
 def unquoted(literal: str) -> bytes:
-    """The bytes of what stands between the quotes of a Go string."""
+    """Return the bytes of a Go string, given the text between its quotes."""
     found = bytearray()
     for escape, plain in re.findall(r"\\(x..|u....|U........|.)|([^\\]+)", literal, re.DOTALL):
         if plain:
@@ -37,7 +37,7 @@ def unquoted(literal: str) -> bytes:
 
 
 def forget_json_names(messages: Iterable[DescriptorProto]) -> None:
-    """Compilers write them for plugins only, all from the fields' names."""
+    """Clear the JSON names, which compilers derive from the fields' names, and only for plugins."""
     for message in messages:
         for field in message.field:
             field.ClearField("json_name")
@@ -46,7 +46,7 @@ def forget_json_names(messages: Iterable[DescriptorProto]) -> None:
 
 @pytest.mark.parametrize("module", [inference_pb2, model_pb2, admin_pb2], ids=lambda module: module.__name__)
 def test_stubs_are_of_the_protos_in_git(module: object) -> None:
-    """The descriptor within them is the one within Python's, which a test makes anew."""
+    """Their descriptor equals the one in Python's stubs, which another test regenerates."""
     wanted = FileDescriptorProto()
     module.DESCRIPTOR.CopyToProto(wanted)  # type: ignore[attr-defined]
     stub = GO / "photonv1" / f"{Path(wanted.name).stem}.pb.go"

@@ -1,4 +1,4 @@
-"""Java's client has Python's errors, options and the server's version; nothing of Java is needed to see that."""
+"""Java's client has Python's errors and options and the server's version. The checks need no Java."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 JAVA = ROOT / "clients" / "java"
 SOURCES = JAVA / "src" / "main" / "java" / "io" / "photon" / "grpc"
 
-#: Python's program has them, a client has not.
+#: Errors of the Python program that no client has.
 NOT_OF_CLIENTS = {"StartupError", "ConfigError", "ModelLoadError"}
-#: Only clients meet them.
+#: Errors that occur only in clients.
 OF_CLIENTS = (MessageMismatch, Unreachable)
-#: An argument of the call in Java.
+#: Options that are arguments of the call in Java.
 NOT_OF_REQUESTS = {"message_type"}
 
 

@@ -1,4 +1,4 @@
-"""One list of what is retried, where calls go and whose health is asked: all clients and the docs hold it."""
+"""All clients and the docs hold the same service config: retries, load balancing and health checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from photon_grpc.client.channel import service_config
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "clients" / "service_config.json"
 
-#: Where each client carries its copy: Python's wheel, Go's module and Java's artifact hold nothing outside themselves.
+#: Each client's copy, since Python's wheel, Go's module and Java's artifact cannot hold files from outside.
 COPIES = {
     "python": ROOT / "photon_grpc" / "client" / "service_config.json",
     "go": ROOT / "clients" / "go",

@@ -1,4 +1,4 @@
-"""Certificates of tests, by the openssl program."""
+"""Certificates for tests, made by the openssl program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Signed:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1."""
+    """An authority that signs certificates for 127.0.0.1."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -45,6 +45,6 @@ class Authority:
         subprocess.run(command, check=True, capture_output=True)
 
     def trusted(self, client: Signed | None = None) -> grpc.ChannelCredentials:
-        """Of a client that believes this authority and shows `client`'s certificate."""
+        """Return the credentials of a client that trusts this authority and presents `client`'s certificate."""
         key, cert = (client.key.read_bytes(), client.cert.read_bytes()) if client else (None, None)
         return grpc.ssl_channel_credentials(self.cert.read_bytes(), key, cert)

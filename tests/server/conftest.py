@@ -1,4 +1,4 @@
-"""A served fake front end and a channel to it."""
+"""Fixtures: a served fake front end and a channel to it."""
 
 from __future__ import annotations
 

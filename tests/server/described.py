@@ -1,4 +1,4 @@
-"""Message types written down in a few words: fields as "name: type", as protobuf's descriptors say them."""
+"""Descriptors of message types from a short notation: fields as "name: type"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCALARS = (
 
 
 def file(name: str = "acme.proto", *, syntax: str = "proto3", imports: tuple[str, ...] = ()) -> FileDescriptorProto:
-    """An empty file of the package acme, which imports the well-known files that are messages."""
+    """Return an empty file of the package acme, which imports the well-known files."""
     well_known = [f"google/protobuf/{each}.proto" for each in WELL_KNOWN]
     described = FileDescriptorProto(name=name, package="acme", dependency=[*well_known, *imports])
     if syntax == "proto3":
@@ -28,12 +28,14 @@ def file(name: str = "acme.proto", *, syntax: str = "proto3", imports: tuple[str
 
 
 def message(file: FileDescriptorProto, name: str, *fields: str) -> DescriptorProto:
-    """Fields such as "id: int64", "tags: repeated string", "by: map string .acme.Money", "note: optional string",
-    "a: oneof pick string", "must: required int32"."""
+    """Add a message with fields such as "id: int64", "tags: repeated string" or "by: map string .acme.Money".
+
+    Further labels are "note: optional string", "a: oneof pick string" and "must: required int32".
+    """
     described = file.message_type.add(name=name)
     for text in fields:
         add_field(described, text)
-    # Behind those of true oneofs, as protobuf wants it.
+    # After those of real oneofs, as protobuf requires.
     for field in described.field:
         if field.proto3_optional:
             field.oneof_index = len(described.oneof_decl)
@@ -76,7 +78,7 @@ def set_type(field: FieldDescriptorProto, name: str) -> None:
 
 
 def enum(file: FileDescriptorProto, name: str, *values: str) -> EnumDescriptorProto:
-    """Of a name that ends with "Color", by which fields know that it is one."""
+    """Add an enum, whose name must end with "Color" so that fields recognize it."""
     described = file.enum_type.add(name=name)
     for number, value in enumerate(values):
         described.value.add(name=value, number=number)

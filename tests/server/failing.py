@@ -1,4 +1,4 @@
-"""Reads how a call failed, with the library that clients use for it."""
+"""The failure of a call, read with the library that clients use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpc_status import rpc_status
 
 
 async def failure(call: object) -> grpc.aio.AioRpcError:
-    """The error that `call` (unary or stream) ends with."""
+    """Return the error with which `call` (unary or stream) ends."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         if hasattr(call, "__aiter__"):
             async for _ in call:
@@ -20,7 +20,7 @@ async def failure(call: object) -> grpc.aio.AioRpcError:
 
 
 class AsCall:
-    """An AioRpcError in the shape that grpc_status reads."""
+    """An AioRpcError with the interface that grpc_status reads."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code = error.code

@@ -1,4 +1,4 @@
-"""A front end without an engine: it says what a test tells it to say, and remembers what it was asked."""
+"""A front end without an engine, which answers as a test scripts and records its requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def facts(name: str, *, aliases: tuple[str, ...] = ()) -> ModelFacts:
 
 
 class FakeStream:
-    """Yields what `script` holds: updates; exceptions are raised, awaitables (made by a callable) awaited."""
+    """A stream that yields the updates of `script`, raises its exceptions and awaits what its callables return."""
 
     def __init__(self, ask: Ask, script: Sequence[Any]) -> None:
         self.start = start_of(ask)
@@ -102,18 +102,18 @@ class FakeFrontend:
         self.state = State.SERVING
         self.asks: list[Ask] = []
         self.streams: list[FakeStream] = []
-        #: What every stream says, and what `generate` returns at the end of.
+        #: The updates of every stream, after which `generate` returns its result.
         self.script: Sequence[Any] = HELLO
         #: Raised by the next calls, one each, before anything else happens.
         self.refusals: list[Exception] = []
         self.served = (facts("demo", aliases=("default",)), facts("other"), facts("third"))
-        #: Constraints of typed output.
+        #: The constraints of typed outputs.
         self.written: list[ConstraintAsk] = []
         self.tokenized: list[tuple[str, TextInput | ChatInput]] = []
         self.drained_for_s: list[float] = []
         self.load = Load()
         self.facts = FACTS
-        #: Requests that no ask was made of, and why.
+        #: Requests that never became an Ask, and why.
         self.refused_requests: list[tuple[Origin, BaseException]] = []
         self.orders: list[tuple[str, tuple[str, ...]]] = []
         self.suspects: tuple[Suspect, ...] = ()
@@ -192,7 +192,7 @@ class FakeFrontend:
 
 @asynccontextmanager
 async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
-    """A server on a free port; its address."""
+    """Run a server on a free port, and yield its address."""
     config = options.pop("config", ServerConfig())
     server = Server(frontend, config=config, **options)  # type: ignore[arg-type]
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
@@ -203,13 +203,13 @@ async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
 
 
 def raw(channel: grpc.aio.Channel, method: str, *, stream: bool = False) -> Any:
-    """A method as bytes in, bytes out."""
+    """Return a method that takes and returns bytes."""
     make = channel.unary_stream if stream else channel.unary_unary
     return make(method, request_serializer=None, response_deserializer=None)
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Waits for what another task brings about; a failure is a hang that ends."""
+    """Wait for a condition that another task fulfils; fail if it takes too long."""
     end_s = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > end_s:

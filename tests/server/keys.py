@@ -1,4 +1,4 @@
-"""API keys of tests, and files of them."""
+"""API keys for tests, and files with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load report in the trailers of a call, read off the socket: gRPC's clients keep it to themselves."""
+"""The load report in the trailers of a call, read from the socket, since gRPC's clients hide it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from photon_grpc.server.standard.load_report import OrcaLoadReport
 from tests.attack.http2 import HEADERS, SETTINGS, connected, frame, grpc_message
 
 KEY = b"endpoint-load-metrics-bin"
-#: gRPC's own setting: values of -bin keys come as they are, behind an octet 0, not in base64.
+#: A setting of gRPC: values of -bin keys are sent raw after a zero octet instead of in base64.
 _TRUE_BINARY = frame(SETTINGS, payload=struct.pack(">HI", 0xFE03, 1))
 
 
 async def load_trailer(address: str, path: str, message: bytes = b"", **headers: str) -> Any:
-    """Of one call on a connection of its own, whatever its end; None where its trailers have none."""
+    """Return the report of one call on its own connection, however it ends; None if its trailers have none."""
     return await asyncio.to_thread(_read, address, path, message, headers)
 
 

@@ -1,4 +1,4 @@
-"""AdminService on its own listener: who gets in, what it says and does."""
+"""AdminService on its own listener: admission and methods."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ async def test_operators_calls_are_counted_by_method_and_status(tmp_path: Path) 
     }
 
 
-@pytest.mark.parametrize("given", ["127.0.0.1:0", "0.0.0.0:50052"])
-def test_a_port_without_keys_is_no_setting(given: str) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:50052"])
+def test_a_port_without_keys_is_no_setting(address: str) -> None:
     with pytest.raises(ConfigError, match="--api-keys-file"):
-        resolve({"admin_listen": given}, {})
-    assert resolve({"admin_listen": given, "api_keys_file": "keys.toml"}, {}).config.server.admin_listen == given
+        resolve({"admin_listen": address}, {})
+    assert resolve({"admin_listen": address, "api_keys_file": "keys.toml"}, {}).config.server.admin_listen == address
 
 
 async def test_what_this_replica_is(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls through gRPC: the real front end and wire, and an engine that says given texts."""
+"""Reasoning and tool calls through gRPC, with the real front end and wire and an engine with scripted texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_FACTS = msgspec.structs.replace(FACTS, max_model_len=4096, num_blocks=512)
 
 
 class Talker:
-    """A client, and what the engine behind it says to every request, a token a step."""
+    """A client, and the text that its engine answers to every request, one token per step."""
 
     def __init__(self, client: Client, front: Frontend, link: FakeLink) -> None:
         self.client = client
@@ -138,9 +138,9 @@ async def test_messages_do_not_matter(qwen: Talker, interval: dict[str, Any]) ->
 async def test_a_call_that_was_cut_completes(qwen: Talker) -> None:
     ids = qwen.ids(ANSWER)
     for cut in range(1, len(ids), 9):
-        given = ids[:cut]
+        prefix = ids[:cut]
         before = await qwen.generate(ANSWER, tools_json=TOOLS, max_tokens=500)
-        rest = await qwen.generate(ANSWER, tools_json=TOOLS, continue_from=given)
+        rest = await qwen.generate(ANSWER, tools_json=TOOLS, continue_from=prefix)
         assert before.reasoning.endswith(rest.reasoning)
         assert before.content.endswith(rest.content)
         is_called = "</tool_call>" in ANSWER[: len(ANSWER) - len(rest.text)]

@@ -35,7 +35,7 @@ CHECK = f"/{descriptors.HEALTH}/Check"
 
 
 def methods_of(*services: object) -> dict[str, str]:
-    """Path -> service."""
+    """Return path -> service of all methods."""
     return {f"/{s.full_name}/{m.name}": s.full_name for s in services for m in s.methods}  # type: ignore[attr-defined]
 
 
@@ -106,7 +106,7 @@ async def test_no_method_answers_without_a_known_key(
 async def test_paths_that_are_not_served_are_one_kind_in_the_log(
     channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A caller without a key neither chooses what is logged nor gets around the limit of lines."""
+    """A caller without a key can neither choose what is logged nor evade the limit of lines."""
     caplog.set_level(logging.INFO, "photon_grpc.server")
     for number in range(30):
         await failure(raw(channel, f"/{number}{'x' * 6000}")(b""))
@@ -144,8 +144,8 @@ async def test_every_request_of_a_shared_stream_has_the_owner_of_its_call(
 ) -> None:
     call = inference_pb2_grpc.InferenceServiceStub(channel).MultiplexGenerate(metadata=bearer(SECRETS["gen"]))
     for request_id in ("a", "b"):
-        asked = inference_pb2.GenerateRequest(text="hi", request_id=request_id)
-        await call.write(inference_pb2.MultiplexGenerateRequest(generate=asked))
+        request = inference_pb2.GenerateRequest(text="hi", request_id=request_id)
+        await call.write(inference_pb2.MultiplexGenerateRequest(generate=request))
     await until(lambda: len(frontend.asks) == 2)
     call.cancel()
     assert [(ask.origin.request_id, ask.origin.owner) for ask in frontend.asks] == [("a", "gen"), ("b", "gen")]
@@ -216,8 +216,10 @@ async def test_a_quota_says_when_to_come_back(
     assert dict(info_of(error).metadata) == {"needed": "3", "limit": "2"}
     assert trailer(error, "grpc-retry-pushback-ms") == pushback
     retry = error_details_pb2.RetryInfo()
-    told = [retry.retry_delay.ToTimedelta().total_seconds() for each in status_of(error).details if each.Unpack(retry)]
-    assert told == ([] if retry_s is None else [retry_s])
+    delays_s = [
+        retry.retry_delay.ToTimedelta().total_seconds() for each in status_of(error).details if each.Unpack(retry)
+    ]
+    assert delays_s == ([] if retry_s is None else [retry_s])
 
 
 def test_health_alone_is_exempt_by_default() -> None:
@@ -225,7 +227,7 @@ def test_health_alone_is_exempt_by_default() -> None:
 
 
 def test_every_digest_is_compared_whichever_matches(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal work for a first, a last and no match, each comparison in constant time."""
+    """A first, a last and no match take equal work, with each comparison in constant time."""
     counts = []
     for secret in ("secret-of-all", "secret-of-adm", "guess"):
         compared = []
@@ -280,7 +282,7 @@ async def test_no_key_is_logged(channel: grpc.aio.Channel, logged: pytest.LogCap
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         (None, "No such file"),
         ("", "key"),
@@ -297,10 +299,10 @@ async def test_no_key_is_logged(channel: grpc.aio.Channel, logged: pytest.LogCap
         (block("a", "x") + block("b", "x"), "2 keys have the sha256"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: str | None, problem: str) -> None:
     path = tmp_path / "keys.toml"
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError) as caught:
         read_api_keys(str(path))
-    assert told in str(caught.value) and str(path) in str(caught.value)
+    assert problem in str(caught.value) and str(path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Nothing that a caller sets is ignored: it reaches the Ask, or it is refused by name."""
+"""Nothing that a caller sets is ignored: it reaches the Ask or is refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask_of(request: pb.GenerateRequest) -> Ask:
 
 
 def leaf_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Every field of a request, down to those that hold values."""
+    """Yield the path of every field of a request that holds a value."""
     for field in descriptor.fields:
         path = prefix + field.name
         is_plain = field.message_type is None or field.is_repeated
@@ -36,7 +36,7 @@ def leaf_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
 
 
 def assign(message: Message, path: str) -> None:
-    """Sets the field at `path` to something that is not neutral."""
+    """Set the field at `path` to a value that is not neutral."""
     *parents, leaf = path.split(".")
     for name in parents:
         getattr(message, name).SetInParent()
@@ -71,7 +71,7 @@ VALUES = {
     FieldDescriptor.CPPTYPE_BOOL: True,
 }
 
-#: `structured_output.protobuf` reaches it as a MessageType (test_message_type).
+#: `structured_output.protobuf` reaches the Ask as a MessageType (test_message_type).
 PATHS = [
     path for path in leaf_paths(pb.GenerateRequest.DESCRIPTOR) if not path.startswith("structured_output.protobuf")
 ]

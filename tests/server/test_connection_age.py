@@ -1,4 +1,4 @@
-"""The age of a connection: calls move on to a new one, none is cut within the grace."""
+"""The age of a connection: calls move to a new one, and none is cut off within the grace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.fake_frontend import ASK, HELLO, FakeFrontend, for_ever, serving, until
 from tests.server.test_ends import relay
 
-#: No call is tried again by its client.
+#: Options of a client that never retries.
 OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -38,7 +38,7 @@ async def test_a_stream_outlives_the_age_and_new_calls_take_another_connection(m
             stream = stub.StreamGenerate(ASK)
             texts = [(await stream.read()).deltas[0].text]
             frontend.script = HELLO
-            # Two ages, and no call that fails. The limit only ends a test that would hang.
+            # Lasts two ages, and no call fails. The limit only ends a test that hangs.
             async with asyncio.timeout(60):
                 while counting.num_connections < 3:
                     await stub.Generate(ASK)

@@ -1,4 +1,4 @@
-"""One connection is ended from within, and no other."""
+"""`hang_up` ends one connection and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[socket.socket, socket.socket]
 
 @pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """The client's end, the server's."""
+    """Return the client's end and the server's end of a connection."""
     family, host = request.param
     if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6")
@@ -31,7 +31,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def peer(client: socket.socket) -> str:
-    """As gRPC names it."""
+    """Return the peer as gRPC writes it."""
     host, port = client.getsockname()[:2]
     host = host.removeprefix("::ffff:")
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
@@ -50,7 +50,7 @@ def test_the_one_that_is_named_is_ended(pair: Pair) -> None:
     assert hang_up(peer(client))
     assert not is_open(client, server)
     server.close()
-    # The second: it is known by then that nobody listens any more.
+    # The second write fails: by then the peer has reported that nobody listens.
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         client.sendall(b"x")
         client.sendall(b"x")

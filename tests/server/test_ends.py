@@ -1,5 +1,7 @@
-"""Every way in which a call and a connection can end, in every phase of a request: the caller is told, and nothing of
-it stays."""
+"""Every way in which a call or a connection can end, in every phase of a request.
+
+The caller gets the reason, and nothing of the request remains.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ METHODS = ("Generate", "StreamGenerate")
 
 
 class HeldEncoder(ThreadEncoder):
-    """Begins when it may."""
+    """An encoder that waits for permission."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -46,7 +48,7 @@ class HeldEncoder(ThreadEncoder):
 
 
 class Service:
-    """A server over a real front end; the engine says what a test says."""
+    """A server with a real front end and an engine that a test scripts."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         model = served()
@@ -58,7 +60,7 @@ class Service:
         self.channel: grpc.aio.Channel
 
     async def call_in(self, phase: str, method: str) -> asyncio.Task[Any]:
-        """A call in that phase; the task is its caller."""
+        """Bring a call to that phase, and return the task of its caller."""
         stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
         call = getattr(stub, method)(ASK, timeout=DEADLINE_S if phase.startswith("late") else 60)
         begun = asyncio.Event()
@@ -80,7 +82,7 @@ class Service:
 
 
 async def outcome(call: Any, begun: asyncio.Event) -> tuple[grpc.StatusCode, str]:
-    """Status and text; `begun` is set by the first message of a stream."""
+    """Return the status and text of a call; the first message of a stream sets `begun`."""
     if isinstance(call, grpc.aio.UnaryStreamCall):
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
@@ -101,7 +103,7 @@ async def service() -> AsyncIterator[Service]:
 
 
 def aborted_in(phase: str) -> list[int]:
-    """What the engine is told: nothing of a request that it was never sent."""
+    """Return the handles that the engine must abort: none if it never got the request."""
     return [] if phase.endswith("encoding") else [1]
 
 
@@ -128,7 +130,7 @@ async def test_a_call_whose_deadline_passes(service: Service, phase: str, method
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_call_whose_connection_is_lost(service: Service, phase: str, method: str) -> None:
-    """Cut between the two, as by a network: neither says a word."""
+    """Cut the connection between the two silently, as a network may."""
     async with relay(service.address) as (address, cut):
         await service.channel.close()
         service.channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
@@ -212,7 +214,7 @@ async def test_a_connection_that_speaks_something_else(service: Service, said: b
 
 
 class relay:
-    """A port that passes everything on to `address`; `cut` resets both sides."""
+    """A proxy that forwards everything to `address`; `cut` resets both sides."""
 
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""However many calls fail, the log says which kinds and how many, in a few lines."""
+"""However many calls fail, the log reports their kinds and numbers in a few lines."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ async def test_beside_a_log_of_requests_a_failed_call_that_is_no_request_has_its
     log: pytest.LogCaptureFixture, tmp_path: Path, metrics_listen: str
 ) -> None:
     config = ServerConfig(metrics_listen=metrics_listen, log_requests=True)
-    told = observation(config)
+    observed = observation(config)
     frontend, keys = FakeFrontend(), KeyRing(str(write_keys(tmp_path / "keys.toml")))
     server = Server(
         frontend,  # type: ignore[arg-type]
         config=config,
-        rules=told.rules("", ApiKeys(keys, ())),
+        rules=observed.rules("", ApiKeys(keys, ())),
     )
     server._inference.places.limit = 1
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)

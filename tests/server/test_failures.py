@@ -1,5 +1,4 @@
-"""What a failing call looks like from outside: one status with details, the request id in the trailers, nothing sent
-before."""
+"""A failing call as seen by its client: one status with details, the request id in the trailers, no message before."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from tests.server.test_status import TABLE
 
 Stub = inference_pb2_grpc.InferenceServiceStub
 
-#: Field 3 (text) with bytes that are no UTF-8; a tag cut off; a length beyond the end; a group that never ends; field
-#: 0.
+#: Field 3 (text) that is not UTF-8; a truncated tag; a length beyond the end; an endless group; field 0.
 MALFORMED = [b"\x1a\x02\xff\xfe", b"\x08", b"\x1a\xff\xff\xff\x7fabc", b"\x0b", b"\x02\x01", b"\xff" * 20]
 
 
@@ -44,7 +42,7 @@ async def test_every_refusal_arrives_with_its_details(
     assert (error.code(), error.details()) == (code, "not this time")
     assert (info_of(error).reason, info_of(error).domain) == (reason, "photon-grpc")
     assert dict(info_of(error).metadata) == {"field": "a.b", "needed": "3", "limit": "2"}
-    # Clients open an evicted stream again themselves; gRPC is to leave it.
+    # Clients reopen an evicted stream themselves; gRPC must not.
     assert trailer(error, "grpc-retry-pushback-ms") == ("-1" if cls is errors.IdleStreamEvicted else "500")
     assert trailer(error, "x-request-id") == "mine"
     assert "x-request-id" not in dict(await call.initial_metadata())
@@ -135,8 +133,7 @@ async def test_a_failed_call_is_one_line_of_json(
 
 
 async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> None:
-    """gRPC prints a stack for every exception but a cancellation, and a client whose deadline is short can fill the log
-    with them."""
+    """gRPC logs a stack for every exception except cancellation, so clients with short deadlines could fill the log."""
 
     class Over:
         async def read(self) -> bytes:
@@ -176,12 +173,12 @@ async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, chann
     assert (await inference.Generate(ASK)).outputs[0].text == "hello!"
 
 
-@pytest.mark.parametrize("given", ["x" * 129, "é", "a\nb", "\u200b"])
-async def test_a_bad_request_id_is_named(inference: Stub, given: str) -> None:
-    error = await failure(inference.Generate(pb.GenerateRequest(text="hi", request_id=given)))
+@pytest.mark.parametrize("request_id", ["x" * 129, "é", "a\nb", "\u200b"])
+async def test_a_bad_request_id_is_named(inference: Stub, request_id: str) -> None:
+    error = await failure(inference.Generate(pb.GenerateRequest(text="hi", request_id=request_id)))
     assert (error.code(), info_of(error).metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
-    # The call still has an id to find it by.
-    assert trailer(error, "x-request-id") not in (None, given)
+    # The call still has an id by which to find it.
+    assert trailer(error, "x-request-id") not in (None, request_id)
 
 
 async def test_a_bad_header_id_is_named(inference: Stub) -> None:

@@ -1,4 +1,4 @@
-"""How many headers a call may have, and what becomes of a connection whose client never heard of it."""
+"""The limit of a call's headers, and the end of a connection whose client ignores it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def is_served(address: str) -> bool:
 
 
 def flood(connection: Connection, path: str, name: str, value: str, num_references: int) -> None:
-    """An entry, then calls that refer to it, until the server has had enough; SETTINGS are never acknowledged."""
+    """Send an entry, then calls that refer to it, until the server closes; never acknowledge SETTINGS."""
     block = http2.header_block(path)
     connection.send(http2.headers(1, block + http2.new_entry(name, value), END_STREAM))
     for stream in itertools.islice(itertools.count(3, 2), 400):
@@ -76,7 +76,7 @@ async def test_a_flood_needs_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(8_000, "OK"), (15_000, "OK"), (17_000, "RESOURCE_EXHAUSTED")])
 async def test_the_limit_is_one_number(address: str, num_bytes: int, expected: str) -> None:
-    """By default gRPC refuses what has more than 8 KiB at random."""
+    """By default gRPC refuses headers above 8 KiB at random."""
     async with grpc.aio.insecure_channel(address) as channel:
         for _ in range(10):
             call = raw(channel, GENERATE)(MESSAGE, metadata=[("baggage", "v" * num_bytes)], timeout=30)
@@ -98,13 +98,13 @@ BLOCK = http2.header_block(GENERATE)
     ids=["large entries", "small entries", "one of 70 KB", "three", "two"],
 )
 async def test_who_acknowledges_keeps_its_connection(address: str, headers: bytes) -> None:
-    """gRPC refuses the call alone, and Python sees little more than the limit of it."""
+    """gRPC refuses only the call, and Python sees little more of its headers than the limit."""
 
     def speak() -> bool:
         with connected(address) as connection:
             frames = connection.frames()
             next(found for found in frames if found.kind == http2.SETTINGS and found.flags & http2.ACK)
-            # Whoever has its answer has had our acknowledgement before.
+            # The server sends this answer after it has received our acknowledgement.
             connection.call(1, GENERATE, http2.grpc_message(MESSAGE))
             next(found for found in frames if found.stream == 1 and found.ends_stream)
             connection.send(http2.headers(3, headers, END_STREAM))
@@ -116,7 +116,7 @@ async def test_who_acknowledges_keeps_its_connection(address: str, headers: byte
 
 
 def test_headers_are_counted_as_http2_does() -> None:
-    """As many as gRPC leaves of a call that it refuses."""
+    """The number is what gRPC leaves of a call that it refuses."""
     full = [("n" * 100, "v" * (2 * metadata.MAX_BYTES - 132))]
     assert metadata.headers_of(full) is not None and metadata.headers_of(None) == {}
     assert metadata.headers_of([*full, ("", "")]) is None
@@ -124,7 +124,7 @@ def test_headers_are_counted_as_http2_does() -> None:
 
 
 async def test_more_calls_than_seats_and_queue_run_on_one_connection() -> None:
-    """gRPC's own limit of streams would have them wait in their client, silently; QUEUE_FULL is ours to say."""
+    """gRPC's limit of streams would make them wait silently in their client; QUEUE_FULL is the server's answer."""
     frontend = FakeFrontend()
     frontend.script = (for_ever,)
     num_calls = 1_400

@@ -87,6 +87,6 @@ async def test_an_open_watch_does_not_hold_up_the_stop() -> None:
         assert (await watch.read()).status == Status.SERVING
         await server.drain_and_stop(0)
         assert (await watch.read()).status == Status.NOT_SERVING
-        # An orderly end, not one that the stop's grace had to force.
+        # An orderly end, which the stop's grace did not have to force.
         assert await watch.read() is grpc.aio.EOF
         assert await watch.code() is grpc.StatusCode.OK

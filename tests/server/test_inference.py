@@ -66,10 +66,10 @@ async def test_the_field_wins_over_the_header(
 
 async def test_a_call_without_id_gets_one_of_its_own(inference: Stub, frontend: FakeFrontend) -> None:
     responses = [await inference.Generate(ASK) for _ in range(3)]
-    given = {response.request_id for response in responses}
-    assert len(given) == 3
-    assert {ask.origin.request_id for ask in frontend.asks} == given
-    assert all(given)
+    request_ids = {response.request_id for response in responses}
+    assert len(request_ids) == 3
+    assert {ask.origin.request_id for ask in frontend.asks} == request_ids
+    assert all(request_ids)
 
 
 @pytest.mark.parametrize("method", METHODS)

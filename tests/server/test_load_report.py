@@ -1,5 +1,4 @@
-"""ORCA load reports: in the trailers of every call, on streams of their own, and what gRPC's balancing makes of
-them."""
+"""ORCA load reports: in the trailers of every call, on their own streams, and in gRPC's balancing."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ BUSY = Load(
 
 
 def test_the_messages_are_those_of_the_standard() -> None:
-    """Bytes that the classes of xds-protos 1.85 have made."""
+    """The bytes are from the classes of xds-protos 1.85."""
     report = OrcaLoadReport.FromString(
         bytes.fromhex(
             "09000000000000f03f1100000000000000401803220c0a01611100000000000010402a0c0a0162110000000000001440"
@@ -74,7 +73,7 @@ def metrics_stream(channel: grpc.aio.Channel, **interval: int) -> Any:
 
 
 def busy_report() -> Any:
-    """Of BUSY, where nothing has ended lately: three wait for three quarters of a second."""
+    """Return the report of BUSY if nothing has ended lately: three requests wait for three quarters of a second."""
     return OrcaLoadReport(
         application_utilization=0.75,
         utilization={"kv": 0.4, "seats": 0.25, "queue": 0.75},
@@ -94,7 +93,7 @@ def busy_report() -> Any:
         (Load(running=2, total_blocks=10, owned_blocks=4), 0.4),
         (Load(running=6, total_blocks=10, owned_blocks=4), 0.75),
         (Load(running=6, queued=8, total_blocks=10, owned_blocks=4, ended_per_s=4.0), 2.0),
-        # A rate that was never measured.
+        # The rate was never measured.
         (Load(running=1, queued=1, total_blocks=10, owned_blocks=4), 1.0),
     ],
 )
@@ -111,10 +110,10 @@ async def test_utilization_is_the_largest_of_blocks_seats_and_seconds_in_the_que
 
 async def test_every_end_of_a_call_tells_it(address: str, frontend: FakeFrontend) -> None:
     frontend.load = BUSY
-    asked = ASK.SerializeToString()
+    request = ASK.SerializeToString()
     for path, message in (
-        (GENERATE, asked),
-        (STREAM_GENERATE, asked),
+        (GENERATE, request),
+        (STREAM_GENERATE, request),
         ("/photon_grpc.v1.InferenceService/MultiplexGenerate", b""),
         ("/photon_grpc.v1.ModelService/ListModels", b""),
         (GENERATE, b"\xff\xff"),
@@ -124,9 +123,9 @@ async def test_every_end_of_a_call_tells_it(address: str, frontend: FakeFrontend
     for error in (errors.QueueFull("full"), errors.NumericFailure("nan"), RuntimeError("a defect")):
         for path in (GENERATE, STREAM_GENERATE):
             frontend.refusals = [error]
-            assert (await load_trailer(address, path, asked)) == busy_report()
+            assert (await load_trailer(address, path, request)) == busy_report()
     frontend.script = (*frontend.script[:1], errors.EngineFailure("gone"))
-    assert (await load_trailer(address, STREAM_GENERATE, asked)) == busy_report()
+    assert (await load_trailer(address, STREAM_GENERATE, request)) == busy_report()
 
 
 async def test_a_failed_call_tells_all_at_once(
@@ -149,7 +148,7 @@ async def test_rates_are_of_what_ended_lately(frontend: FakeFrontend, monkeypatc
     now_s = 104.0
     frontend.load = Load(finished=1010, cancelled=4, failed=6, total_blocks=10)
     assert (reports.report().rps_fractional, reports.report().eps) == (5.0, 1.5)
-    # Another engine begins at 0.
+    # A new engine starts at 0.
     frontend.load = Load(finished=1, total_blocks=10)
     assert reports.report().rps_fractional == 0
 
@@ -233,8 +232,8 @@ async def test_who_has_no_key_is_not_told_the_load(tmp_path: Path, frontend: Fak
         for path in (GENERATE, METHOD, "/grpc.health.v1.Health/Check"):
             assert await load_trailer(address, path) is None
         (_, value), *_ = bearer(SECRETS["gen"])
-        asked = ASK.SerializeToString()
-        assert await load_trailer(address, GENERATE, asked, authorization=value) == busy_report()
+        request = ASK.SerializeToString()
+        assert await load_trailer(address, GENERATE, request, authorization=value) == busy_report()
         any_key = raw(channel, METHOD, stream=True)(b"", metadata=bearer(SECRETS["mod"]))
         assert OrcaLoadReport.FromString(await any_key.read()).application_utilization == 0.75
         any_key.cancel()
@@ -287,7 +286,7 @@ async def two_servers() -> AsyncIterator[tuple[list[FakeFrontend], list[str]]]:
 
 
 def weighted(**more: Any) -> list[tuple[str, Any]]:
-    """Options of a channel that balances by load."""
+    """Return the options of a channel that balances by load."""
     policy = {"blackoutPeriod": "0s", "weightUpdatePeriod": "0.1s", **more}
     config = json.dumps({"loadBalancingConfig": [{"weighted_round_robin": policy}]})
     return [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
@@ -297,7 +296,7 @@ def weighted(**more: Any) -> list[tuple[str, Any]]:
 async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
     two_servers: tuple[list[FakeFrontend], list[str]], monkeypatch: pytest.MonkeyPatch, out_of_band: bool
 ) -> None:
-    """The shares of calls are those of 1 / utilization: 0.75 and 0.25. One way of reporting alone tells it."""
+    """The shares of calls follow 1 / utilization: 0.75 and 0.25. Each way of reporting is enough by itself."""
     monkeypatch.setattr(load_report.LoadReports, "_rates", lambda reports, now: (10.0, 0.0))
     monkeypatch.setattr(load_report, "LEAST_INTERVAL_S", 0.05)
     if out_of_band:
@@ -311,7 +310,7 @@ async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
         served = Counter[int]()
         while len(served) < 2:
             served[await replica_of(stub)] += 1
-        for _ in range(20):  # until both reports have come and the weights are of both
+        for _ in range(20):  # until both reports have arrived and the weights use them
             shares = Counter([await replica_of(stub) for _ in range(80)])
             if shares[0] == pytest.approx(60, abs=4):
                 break

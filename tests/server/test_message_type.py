@@ -1,4 +1,4 @@
-"""Descriptors of callers: what JSON has a form for is read, all else refused by name."""
+"""Callers' descriptors: what JSON can express is read, and all else is refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LLGUIDANCE = llguidance.LLTokenizer("byte", slices=[])
 
 
 def takes(made: MessageType, text: str) -> bool:
-    """Return whether the grammar is satisfied by a text."""
+    """Return whether a text satisfies the grammar."""
     grammar = json.dumps({"grammars": [{"lark_grammar": made.grammar}]})
     limits = llguidance.LLParserLimits(**Constraint("protobuf", grammar).limits)
     matcher = llguidance.LLMatcher(LLGUIDANCE, grammar, log_level=0, limits=limits)
@@ -41,8 +41,8 @@ def takes(made: MessageType, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-async def found(types: MessageTypes, wanted: pb.StructuredOutput.Protobuf, caller: str = "") -> MessageType:
-    typed = types.wanted(wanted, Origin(0.0, caller=caller))
+async def found(types: MessageTypes, request: pb.StructuredOutput.Protobuf, caller: str = "") -> MessageType:
+    typed = types.wanted(request, Origin(0.0, caller=caller))
     await typed.constraint()
     assert typed.found is not None
     return typed.found
@@ -117,7 +117,7 @@ def test_values_are_those_that_protobuf_parses_and_are_of_the_type(field: str, g
     ],
 )  # fmt: skip
 def test_a_key_that_a_map_has_twice_keeps_its_last_value(field: str, text: str, plain: str) -> None:
-    """`plain` has each key once; protobuf's own parser takes it."""
+    """`plain` has each key once, so protobuf's own parser accepts it."""
     made = of_field(field)
     twice, once = f'{{"v":{text}}}', f'{{"v":{plain}}}'
     assert takes(made, twice)
@@ -300,25 +300,25 @@ def test_sets_that_are_none_are_refused() -> None:
 async def test_types_are_read_once_and_kept_within_bounds() -> None:
     described = file()
     message(described, "Outer", "a: int32")
-    wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Outer")
+    request = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Outer")
     types = MessageTypes()
-    assert await found(types, wanted) is await found(types, wanted)
+    assert await found(types, request) is await found(types, request)
     few = MessageTypes(max_cache_bytes=1)
-    assert await found(few, wanted) is not await found(few, wanted)
-    made = await asyncio.gather(*[found(types, wanted) for _ in range(3)], found(few, wanted))
+    assert await found(few, request) is not await found(few, request)
+    made = await asyncio.gather(*[found(types, request) for _ in range(3)], found(few, request))
     assert len(set(map(id, made))) == 2
 
 
 async def test_small_types_count_what_they_take() -> None:
-    """44 KiB at least, for a set of some forty bytes."""
+    """Even a type with a set of about forty bytes takes at least 44 KiB."""
     types = MessageTypes(max_cache_bytes=2**20)
     made = []
     for number in range(2**20 // (44 * 2**10)):
         described = file()
         message(described, f"Outer{number}", "a: int32")
         name = f"acme.Outer{number}"
-        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=name)
-        made.append((wanted, await found(types, wanted)))
+        request = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=name)
+        made.append((request, await found(types, request)))
     (oldest, first), (newest, last) = made[0], made[-1]
     assert await found(types, newest) is last
     assert await found(types, oldest) is not first
@@ -334,14 +334,14 @@ class _Malloc(ctypes.Structure):
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 @pytest.mark.parametrize(("num_messages", "num_fields"), [(1, 1), (1, 100), (20, 20), (100, 1)])
 def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields: int) -> None:
-    """protobuf keeps descriptors where tracemalloc does not look."""
+    """tracemalloc does not see protobuf's descriptors."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Malloc
 
     def taken() -> int:
         gc.collect()
-        told = mallinfo()
-        return int(told.uordblks + told.hblkhd)
+        info = mallinfo()
+        return int(info.uordblks + info.hblkhd)
 
     def made(number: int) -> tuple[MessageType, int]:
         described = file()
@@ -358,17 +358,17 @@ def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields
 
 
 async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_collector() -> None:
-    """Their classes refer to themselves: thousands of them were half a gigabyte that nothing used."""
+    """Their classes are cyclic: thousands of them would hold half a gigabyte that nothing uses."""
     types, classes = MessageTypes(max_cache_bytes=2**20), []
     gc.disable()
     try:
         for number in range(100):
             described = file()
             message(described, f"Outer{number}", "a: int32")
-            wanted = pb.StructuredOutput.Protobuf(
+            request = pb.StructuredOutput.Protobuf(
                 file_descriptor_set=serialized(described), message_type=f"acme.Outer{number}"
             )
-            classes.append(weakref.ref((await found(types, wanted)).message_class))
+            classes.append(weakref.ref((await found(types, request)).message_class))
         assert sum(each() is not None for each in classes) <= 2 * 2**20 // (44 * 2**10)
     finally:
         gc.enable()
@@ -377,20 +377,20 @@ async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_col
 async def test_one_callers_types_leave_anothers_where_they_are() -> None:
     types = MessageTypes(max_cache_bytes=2**20)
 
-    async def asked(name: str, caller: str) -> MessageType:
+    async def found_by(name: str, caller: str) -> MessageType:
         described = file()
         message(described, name, "a: int32")
-        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
-        return await found(types, wanted, caller)
+        request = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
+        return await found(types, request, caller)
 
-    first = await asked("Mine", "b")
+    first = await found_by("Mine", "b")
     for number in range(100):
-        await asked(f"Outer{number}", "a")
-    assert await asked("Mine", "b") is first
+        await found_by(f"Outer{number}", "a")
+    assert await found_by("Mine", "b") is first
 
 
 async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
-    """More than 40 times their set."""
+    """Such a type takes more than 40 times its set."""
     types = MessageTypes(max_cache_bytes=2**18)
     tracemalloc.start()
     try:
@@ -398,9 +398,9 @@ async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
             described = file()
             for name in ("One", "Other"):
                 message(described, name, *(f"f{number}{at}: {('One', 'Other')[at % 2]}" for at in range(8)))
-            wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.One")
-            await found(types, wanted)
-            if number == 0:  # with what is made but once
+            request = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.One")
+            await found(types, request)
+            if number == 0:  # includes what is made only once
                 gc.collect()
                 before, _ = tracemalloc.get_traced_memory()
         gc.collect()
@@ -412,10 +412,10 @@ async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
 async def test_empty_and_too_long_fields_are_named() -> None:
     types = MessageTypes()
     for name in ("file_descriptor_set", "message_type"):
-        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=b"x", message_type="x")
-        wanted.ClearField(name)
+        request = pb.StructuredOutput.Protobuf(file_descriptor_set=b"x", message_type="x")
+        request.ClearField(name)
         with pytest.raises(InvalidRequest) as caught:
-            await found(types, wanted)
+            await found(types, request)
         assert caught.value.field == f"structured_output.protobuf.{name}"
     with pytest.raises(InvalidConstraint) as too_long:
         await found(types, pb.StructuredOutput.Protobuf(file_descriptor_set=bytes(2**20 + 1), message_type="x"))

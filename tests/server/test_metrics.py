@@ -1,4 +1,4 @@
-"""What is counted of calls and requests, and the page that shows it."""
+"""The counts of calls and requests, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REFUSED = RequestRecord(Origin(100.0), "QUEUE_FULL", 1_700_000_000.0, 0.001)
 
 
 def samples(counts: Counts, accept: str = "") -> dict[tuple[str, ...], float]:
-    """(name, label values by label name ...) -> value, of all that is not zero."""
+    """Return (name, label values by label name ...) -> value of all series that are not zero."""
     sums = Sums()
     sums.update(0, counts.changed())
     page, _ = Snapshot(Load(), sums, True).page(accept)
@@ -238,18 +238,18 @@ def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
 
 
 def test_labels_are_of_a_closed_set() -> None:
-    """Reasons, finish reasons, names of the keys file, and what gRPC's descriptors say."""
+    """The values are reasons, finish reasons, names in the keys file, and names in gRPC's descriptors."""
     names = {label for metric in metrics.COUNTED for label in metric.labels}
     assert names == {"finished_reason", "reason", "key", "grpc_type", "grpc_service", "grpc_method", "grpc_code"}
 
 
 @pytest.mark.parametrize("name", ["photon_requests_failed_total", "photon_requests_rejected_total"])
 def test_every_reason_begins_at_0(name: str) -> None:
-    """A rate misses the first of a series that appears. What no request ends with has no series."""
+    """A rate misses the first count of a series that appears later. Reasons that no request has get no series."""
     groups = {"REQUEST_ERROR", "NOT_ALLOWED", "OVERLOADED", "UNAVAILABLE"}
     before_a_request = {"MISSING_CREDENTIALS", "MALFORMED_MESSAGE", "IDLE_STREAM_EVICTED"}
     members = errors_below(RequestError) | errors_below(Unavailable)
-    reasons = {cls.reason for cls in members if cls.__module__ == RequestError.__module__}  # none of a client's
+    reasons = {cls.reason for cls in members if cls.__module__ == RequestError.__module__}  # no client's
     ends_a_request = reasons - groups - before_a_request - {"CANCELLED"}
     page, _ = Snapshot(Load(), Sums(), True).page("")
     shown = dict(re.findall(rf'^{name}{{reason="(\w+)"}} (\S+)$', page.decode(), re.MULTILINE))

@@ -48,7 +48,7 @@ MiB = 2**20
 
 
 class HeldEncoder(ThreadEncoder):
-    """Prepares the texts in `held` when it may."""
+    """An encoder that holds the texts in `held` until a test releases them."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -67,7 +67,7 @@ class HeldEncoder(ThreadEncoder):
 
 
 class RoomyLink(FakeLink):
-    """Its engine has a place for all; with `answers` every request ends in the next turn, with one token."""
+    """A link whose engine accepts all; with `answers` every request ends in the loop's next turn, with one token."""
 
     def __init__(self) -> None:
         super().__init__(msgspec.structs.replace(FACTS, **ROOMY))
@@ -84,7 +84,7 @@ ROOMY = {"max_model_len": 2**20, "num_blocks": 2**20, "max_queue_size": 4096, "m
 
 
 class Service:
-    """A server over a real front end; the engine says what a test says."""
+    """A server with a real front end and an engine that a test scripts."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         model = served(max_context_tokens=2**20)
@@ -103,7 +103,7 @@ class Service:
 
 
 class Caller:
-    """One multiplexed stream: what it was told, as it comes."""
+    """One multiplexed stream, and the items received on it so far."""
 
     def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub, **options: Any) -> None:
         self.call = stub.MultiplexGenerate(**options)
@@ -132,7 +132,7 @@ class Caller:
         await self.call.write(pb.MultiplexGenerateRequest(cancel=action))
 
     def errors(self) -> list[tuple[str, str]]:
-        """(id, reason) of every error, in order."""
+        """Return (id, reason) of every error, in order."""
         return [(item.request_id, reason(item.error)) for item in self.items if item.HasField("error")]
 
     def handle(self, request_id: str) -> int:
@@ -177,7 +177,7 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
 
 
 async def running(service: Service, *ids: str, **options: Any) -> Caller:
-    """A caller whose requests the engine has, in this order: their handles are 1, 2, 3, ..."""
+    """Return a caller whose requests the engine has, in this order, with handles 1, 2, 3, ..."""
     caller = Caller(service.stub, **options).read()
     for number, request_id in enumerate(ids, len(service.link.adds) + 1):
         await caller.generate(request_id)
@@ -185,7 +185,7 @@ async def running(service: Service, *ids: str, **options: Any) -> Caller:
     return caller
 
 
-# --- what a stream says ----------------------------------------------------------------------------------------------
+# --- items of a stream -----------------------------------------------------------------------------------------------
 
 
 async def test_one_step_is_one_frame_for_all(service: Service) -> None:
@@ -287,8 +287,8 @@ async def test_an_interval_holds_tokens_of_its_request_only(service: Service) ->
 async def test_many_requests_while_their_reader_sleeps_are_bounded(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more actions are read than may wait to be told; nothing is lost."""
-    monkeypatch.setattr(multiplex, "MAX_UNTOLD", 32)
+    """No more actions are read than may have unsent updates; nothing is lost."""
+    monkeypatch.setattr(multiplex, "MAX_UNSENT", 32)
     service.link.answers = True
     gate = asyncio.Event()
     write = service.server._writer.write
@@ -322,7 +322,7 @@ async def test_thousands_of_requests_of_one_stream_leave_nothing(service: Servic
 
     async def actions(count: int) -> AsyncIterator[pb.MultiplexGenerateRequest]:
         for number in range(count):
-            # Most are refused at once: real ones take a millisecond.
+            # Most are refused at once, since real requests take a millisecond.
             request_id = "" if number % 10 else f"r{number}"
             yield pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(request_id=request_id, text="hi"))
 
@@ -334,7 +334,7 @@ async def test_thousands_of_requests_of_one_stream_leave_nothing(service: Servic
 
 
 async def test_actions_are_read_while_frames_are_written(service: Service) -> None:
-    """A stream that speaks in every turn of the loop still hears."""
+    """A stream that writes in every turn of the loop still reads."""
     caller = await running(service, "loud")
     speaking = True
 
@@ -464,7 +464,7 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
     caller = Caller(service.stub)
     caller.call = service.channel.stream_stream(
         methods.MULTIPLEX,
-        request_serializer=lambda given: given if isinstance(given, bytes) else given.SerializeToString(),
+        request_serializer=lambda action: action if isinstance(action, bytes) else action.SerializeToString(),
         response_deserializer=pb.MultiplexGenerateResponse.FromString,
     )()
     caller.read()
@@ -484,17 +484,16 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
 async def test_of_an_id_that_is_too_long_a_valid_length_is_told_and_logged(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Alike in the answer, in the log of failures and in the record of the request; one in flight that begins like it
-    goes on."""
+    """The answer, the failure log and the record hold the same cut id; a request in flight with that id continues."""
     records: list[str] = []
     monkeypatch.setattr(service.frontend, "refused", lambda origin, error: records.append(origin.request_id))
     caplog.set_level(logging.INFO, "photon_grpc.server")
-    told = "i" * 128
-    caller = await running(service, told)
+    cut_id = "i" * 128
+    caller = await running(service, cut_id)
     await caller.generate("i" * 300_000)
     await until(lambda: bool(caller.errors()))
-    assert caller.errors() == [(told, "INVALID_REQUEST")] and caller.items[-1].ByteSize() < 1024
-    assert [json.loads(line)["request_id"] for line in caplog.messages] == records == [told]
+    assert caller.errors() == [(cut_id, "INVALID_REQUEST")] and caller.items[-1].ByteSize() < 1024
+    assert [json.loads(line)["request_id"] for line in caplog.messages] == records == [cut_id]
     service.link.step((1, TOKEN), finished=(done(1),))
     await until(lambda: caller.num_finished() == 1)
     caller.call.cancel()
@@ -521,8 +520,8 @@ async def test_a_lost_engine_is_told_to_every_item(service: Service) -> None:
     await until(lambda: len(caller.errors()) == 2)
     await caller.generate("meanwhile")
     await until(lambda: len(caller.errors()) == 3)
-    told = {("begun", "ENGINE_FAILURE"), ("queued", "ENGINE_RESTARTING"), ("meanwhile", "ENGINE_RESTARTING")}
-    assert set(caller.errors()) == told
+    expected = {("begun", "ENGINE_FAILURE"), ("queued", "ENGINE_RESTARTING"), ("meanwhile", "ENGINE_RESTARTING")}
+    assert set(caller.errors()) == expected
     service.link.facts = facts
     assert facts is not None
     service.link.on_frame(facts)
@@ -615,13 +614,13 @@ async def test_a_storm_of_cancelled_streams_leaves_nothing(service: Service) -> 
 
     for wave in range(3):
         await asyncio.gather(*[come_and_go(40 * wave + number) for number in range(40)])
-    # A cancel may arrive after its client has gone on.
+    # A cancel may arrive after the request's end.
     await until(lambda: not any(call._members for call in service.calls))
     await service.is_at_rest()
 
 
 async def test_an_action_that_comes_with_the_end_begins_nothing() -> None:
-    """The call is over while its reader waits for gRPC."""
+    """The call ends while its reading task waits for gRPC."""
 
     async def admit(request: pb.GenerateRequest) -> Any:
         raise AssertionError
@@ -674,7 +673,7 @@ async def test_deadlines_are_an_items_own_and_the_calls(service: Service) -> Non
 async def test_the_requests_of_a_retried_stream_take_the_places_of_earlier_ones(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC itself retries, and says so to the second attempt."""
+    """gRPC itself retries, and marks the second attempt."""
     refusals = [ModelLoading("loading", retry_after_s=0.01)]
 
     def check(self: inference.InferenceService) -> None:
@@ -716,8 +715,7 @@ async def test_at_the_limit_of_a_drain_every_request_is_told(service: Service) -
 
 
 async def test_requests_are_their_keys_and_within_its_quota(tmp_path: Path) -> None:
-    """One that is too much is an item, and so is one with a key that was taken away; the same id with another key is
-    another request."""
+    """A request beyond the quota, or after its key was removed, fails as an item; an id is separate for each key."""
     keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
     ring, link = KeyRing(str(keys)), RoomyLink()
     rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))

@@ -1,4 +1,4 @@
-"""Everything that is counted has shares: one owner fills a table with silence, and another is served."""
+"""Every table of places has shares: one owner fills it with idle calls, and another is served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.server import admin, inference
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.calls import receiver as intake
+from photon_grpc.server.calls import receiver
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
 from photon_grpc.server.calls.held_memory import HeldMemory
@@ -42,7 +42,7 @@ from tests.server.keys import bearer, block, write_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND = bearer("secret of the first"), bearer("secret of the second")
-#: In place of the real limit: the mechanism does not depend on it.
+#: Replaces the real limit, on which the mechanism does not depend.
 FEW = 3
 WATCH = health_pb2.HealthCheckRequest()
 
@@ -51,7 +51,7 @@ WATCH = health_pb2.HealthCheckRequest()
 
 
 class Held:
-    """Of a test: idle since `since_s`, None while it works."""
+    """A holder for tests: idle since `since_s`, or at work if that is None."""
 
     def __init__(self, since_s: float | None = 0.0) -> None:
         self.since_s = since_s
@@ -96,7 +96,7 @@ def test_nobody_makes_room_for_one_that_would_hold_more() -> None:
     with pytest.raises(QueueFull) as refused:
         places.take("a", Held())
     assert (refused.value.needed, refused.value.limit) == (6, 5) and not any(each.error for each in fewer)
-    # One that holds nothing gets its place from the next that holds more than one.
+    # An owner without places gets one from the next owner that holds more than one.
     places.take("c", Held())
     assert sum(each.error is not None for each in fewer) == 1
 
@@ -110,7 +110,7 @@ def test_what_works_keeps_its_place() -> None:
 
 
 def test_between_equals_and_for_ones_own_a_place_is_kept_for_a_while() -> None:
-    """Else those that come again at once would take it from one another without end."""
+    """Otherwise owners that return at once would evict each other endlessly."""
     places = Places("things", 2, least_idle_s=1000.0)
     now_s = time.monotonic()
     filled(places, "a", now_s - 1)
@@ -194,7 +194,7 @@ async def test_owners_take_turns_and_the_last_are_reserved() -> None:
 
 
 class Stage:
-    """A server, and AdminService, with two keys."""
+    """A server and an AdminService with two keys."""
 
     def __init__(self, server: Server, operators: AdminListener, address: str, admin_address: str) -> None:
         self.server = server
@@ -223,7 +223,7 @@ async def staged(path: Path) -> AsyncIterator[Stage]:
 
 
 async def evicted(call: Any) -> None:
-    """It has ended, with a status that gRPC does not retry."""
+    """Check that the call has ended with a status that gRPC does not retry."""
     error = await failure(call)
     assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNAVAILABLE, "IDLE_STREAM_EVICTED")
     assert trailer(error, "grpc-retry-pushback-ms") == "-1"
@@ -236,11 +236,11 @@ async def silence(*_: object) -> AsyncIterator[bytes]:
 
 async def multiplexed(stage: Stage) -> None:
     await streams_make_room(
-        stage.server._inference.places, lambda key: stage.inference.MultiplexGenerate(metadata=key), asked
+        stage.server._inference.places, lambda key: stage.inference.MultiplexGenerate(metadata=key), error_code
     )
 
 
-async def asked(call: Any) -> Any:
+async def error_code(call: Any) -> Any:
     await call.write(pb.MultiplexGenerateRequest())
     return (await call.read()).items[0].error.code
 
@@ -251,12 +251,14 @@ async def load_reports(stage: Stage) -> None:
         OrcaLoadReportRequest.SerializeToString,
         OrcaLoadReport.FromString,
     )
-    await streams_make_room(stage.server._orca.places, lambda key: method(OrcaLoadReportRequest(), metadata=key), told)
+    await streams_make_room(
+        stage.server._orca.places, lambda key: method(OrcaLoadReportRequest(), metadata=key), next_message
+    )
 
 
 async def watches(stage: Stage) -> None:
     stub = health_pb2_grpc.HealthStub(stage.channel)
-    await streams_make_room(stage.server._health.places, lambda key: stub.Watch(WATCH, metadata=key), told)
+    await streams_make_room(stage.server._health.places, lambda key: stub.Watch(WATCH, metadata=key), next_message)
 
 
 async def reflected(stage: Stage) -> None:
@@ -269,19 +271,19 @@ async def reflected(stage: Stage) -> None:
     def call(key: Any) -> Any:
         return method(silence() if key is FIRST else question(), metadata=key)
 
-    await streams_make_room(stage.server._reflecting, call, told)
+    await streams_make_room(stage.server._reflecting, call, next_message)
 
 
 async def operated(stage: Stage) -> None:
     await streams_make_room(
         stage.operators._service.places,
         lambda key: stage.admin.WatchLoad(admin_pb2.WatchLoadRequest(), metadata=key),
-        told,
+        next_message,
     )
     assert await stage.admin.ListQuarantine(admin_pb2.ListQuarantineRequest(), metadata=SECOND) is not None
 
 
-async def told(call: Any) -> Any:
+async def next_message(call: Any) -> Any:
     message = await call.read()
     assert message is not grpc.aio.EOF
     return message
@@ -302,8 +304,8 @@ async def streams_make_room(
 
 async def received(stage: Stage) -> None:
     method = stage.channel.stream_unary(GENERATE)
-    held = [method(silence(), metadata=FIRST) for _ in range(2 * intake.MAX_RECEIVING)]
-    turns = stage.server._guard._intake.turns
+    held = [method(silence(), metadata=FIRST) for _ in range(2 * receiver.MAX_RECEIVING)]
+    turns = stage.server._guard._receiver.turns
     await until(lambda: turns.waiting.size > 0)
     for _ in range(3):
         assert await stage.inference.Generate(ASK, metadata=SECOND)
@@ -311,7 +313,7 @@ async def received(stage: Stage) -> None:
 
 
 async def turns_make_room(turns: SharedTurns, *sizes: int) -> None:
-    """`turns` has one, which somebody has; `sizes` fill what waits."""
+    """Fill the waiting places of `turns`, whose only turn is taken, with `sizes`, and check who makes room."""
     await turns.take("somebody")
     waiting = [asyncio.create_task(turns.take("first", size)) for size in sizes]
     await asyncio.sleep(0)
@@ -328,14 +330,14 @@ async def turns_make_room(turns: SharedTurns, *sizes: int) -> None:
 
 
 async def waiting_to_send(stage: Stage) -> None:
-    turns = intake.MessageReceiver(max_receiving=1).turns
+    turns = receiver.MessageReceiver(max_receiving=1).turns
     turns.waiting.limit = FEW
     turns._is_newest_first = False
     await turns_make_room(turns, 1, 1, 1)
 
 
 async def waiting_to_be_parsed(stage: Stage) -> None:
-    await turns_make_room(intake.MessageReceiver(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
+    await turns_make_room(receiver.MessageReceiver(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
 
 
 async def waiting_to_be_encoded(stage: Stage) -> None:
@@ -372,21 +374,21 @@ async def encoded(turns: FairTurns) -> None:
 async def held_by_messages(stage: Stage) -> None:
     held_bytes = 0
     reading = Places("reflection streams", 10), Places("calls of MultiplexGenerate", 10, oldest_first=False)
-    received = intake.MessageReceiver(reading, memory=HeldMemory(lambda: held_bytes))
+    received = receiver.MessageReceiver(reading, memory=HeldMemory(lambda: held_bytes))
     hostile, busy, small = Held(1.0), Held(None), Held(5.0)
     for held in (hostile, busy):
         reading[1].take("first", held)
     reading[1].take("second", small)
-    received._look_later()
-    held_bytes = intake.MAX_HELD_BYTES + 1
+    received._schedule_check()
+    held_bytes = receiver.MAX_HELD_BYTES + 1
     await until(lambda: hostile.error is not None)
     assert small.error is None and busy.error is None
     held_bytes = 0
     await until(lambda: not received.turns.is_scarce)
     assert small.error is None and busy.error is None
-    # Memory has an end, even where nothing is idle.
+    # The limit of memory holds even if nothing is idle.
     small.since_s = None
-    held_bytes = intake.MAX_HELD_BYTES + 1
+    held_bytes = receiver.MAX_HELD_BYTES + 1
     await until(lambda: busy.error is not None or small.error is not None)
 
 
@@ -408,22 +410,22 @@ async def scraped(stage: Stage) -> None:
         opened.close()
 
 
-#: What the document calls it -> its limit, and how one owner fills it and another is served.
+#: Name in the document -> the limit, and a test in which one owner fills the table and another is served.
 TABLES: dict[str, tuple[int, Callable[[Stage], Awaitable[None]]]] = {
     "calls of MultiplexGenerate": (inference.MAX_MULTIPLEX_CALLS, multiplexed),
     "streams of load reports": (load_report.MAX_STREAMS, load_reports),
     "health watches": (health.MAX_WATCHES, watches),
     "reflection streams": (reflection.MAX_STREAMS, reflected),
     "calls of operators": (admin.MAX_CALLS, operated),
-    "messages received at a time": (intake.MAX_RECEIVING, received),
-    "calls that wait to send their message": (intake.MAX_WAITING, waiting_to_send),
-    "bytes of messages that wait to be parsed": (intake.MAX_UNPARSED_BYTES, waiting_to_be_parsed),
+    "messages received at a time": (receiver.MAX_RECEIVING, received),
+    "calls that wait to send their message": (receiver.MAX_WAITING, waiting_to_send),
+    "bytes of messages that wait to be parsed": (receiver.MAX_UNPARSED_BYTES, waiting_to_be_parsed),
     "inputs that wait to be encoded": (encoder_client._MAX_JOBS, waiting_to_be_encoded),
     "bytes that wait to be encoded": (encoder_client._MAX_JOBS_BYTES, bytes_waiting_to_be_encoded),
-    "bytes held by messages that arrive": (intake.MAX_HELD_BYTES, held_by_messages),
+    "bytes held by messages that arrive": (receiver.MAX_HELD_BYTES, held_by_messages),
     "connections for metrics": (http_endpoint.MAX_CONNECTIONS, scraped),
 }
-#: Of no Places, but of turns, and of the memory of all.
+#: Limits of turns and of the common memory, which have no Places.
 OTHERS = {
     "messages received at a time",
     "inputs that wait to be encoded",
@@ -462,14 +464,14 @@ def test_every_table_of_the_source_is_among_them() -> None:
 
 
 async def test_hosts_are_owners_where_no_key_is_asked_for(tmp_path: Path) -> None:
-    """All that comes over a Unix socket is one."""
+    """All callers over a Unix socket count as one."""
     server = Server(FakeFrontend(), config=ServerConfig())  # type: ignore[arg-type]
     server._inference.places.limit = FEW
     addresses = await server.start(("127.0.0.1:0", f"unix:{tmp_path}/s"), reuse_port=False)
     async with grpc.aio.insecure_channel(addresses[0]) as port, grpc.aio.insecure_channel(addresses[1]) as socket:
         silent = [inference_pb2_grpc.InferenceServiceStub(socket).MultiplexGenerate() for _ in range(FEW)]
         await until(lambda: server._inference.places.size == FEW)
-        assert await asked(inference_pb2_grpc.InferenceServiceStub(port).MultiplexGenerate())
+        assert await error_code(inference_pb2_grpc.InferenceServiceStub(port).MultiplexGenerate())
         assert sum([call.done() for call in silent]) <= 1
     await server.drain_and_stop(0)
 
@@ -482,10 +484,10 @@ async def test_who_holds_most_has_its_own_call_end_and_a_call_that_was_used_late
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         used, idle = stub.MultiplexGenerate(), stub.MultiplexGenerate()
         await until(lambda: server._inference.places.size == 2)
-        assert await asked(idle) and await asked(used)
-        assert await asked(stub.MultiplexGenerate())
+        assert await error_code(idle) and await error_code(used)
+        assert await error_code(stub.MultiplexGenerate())
         assert await idle.code() is grpc.StatusCode.UNAVAILABLE
-        assert await asked(used)
+        assert await error_code(used)
     await server.drain_and_stop(0)
 
 
@@ -493,20 +495,20 @@ async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held_bytes = 0
-    monkeypatch.setattr(intake, "HeldMemory", lambda: HeldMemory(lambda: held_bytes))
+    monkeypatch.setattr(receiver, "HeldMemory", lambda: HeldMemory(lambda: held_bytes))
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         reflecting = channel.stream_stream(f"/{descriptors.REFLECTION[0]}/ServerReflectionInfo")(silence())
         shared = stub.MultiplexGenerate()
         await asyncio.sleep(0.05)
-        held_bytes = 2 * intake.MAX_HELD_BYTES
+        held_bytes = 2 * receiver.MAX_HELD_BYTES
         await evicted(reflecting)
         await evicted(shared)
         await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 120)
 
 
 async def test_a_slow_message_is_not_cut_off_for_the_crowd_of_another_owner() -> None:
-    made = intake.MessageReceiver(max_receiving=4)
+    made = receiver.MessageReceiver(max_receiving=4)
     made.turns.held.update(slow=1, crowd=3)
     waiting = [asyncio.create_task(made.turns.take("crowd")) for _ in range(5)]
     made.turns.num_free = 0

@@ -1,5 +1,7 @@
-"""One request that ends the engine whenever it is computed, among two dozen that all try again by our own client: real
-client, server, front end and scheduler; only the runner is a fake, and an engine that dies is followed by the next."""
+"""One request that crashes the engine whenever it is computed, among two dozen that our client retries.
+
+Client, server, front end and scheduler are real. The runner is a fake, and a new engine follows each one that dies.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ POISON = 0
 
 
 class EngineDied(Exception):
-    """What the end of its process is here."""
+    """The crash of an engine process, as an exception."""
 
 
 class MortalService(FakeLink):
-    """A front end's link to an engine on the same loop, and to the next one when that has died. The next one loads for
-    so long that all who were lost have come again when it begins."""
+    """A front end's link to an engine on the same loop, and to the next one after its death.
+
+    The next one loads long enough for all lost requests to be retried before it starts.
+    """
 
     def __init__(self, depth: int) -> None:
         self._setting = Setting(num_blocks=400, max_num_seqs=32, depth=depth, max_model_len=128)
@@ -48,7 +52,7 @@ class MortalService(FakeLink):
         self._engine.post.put(frame)
 
     async def run(self) -> None:
-        """For ever: step, deliver, and begin the next engine."""
+        """Step, deliver and start the next engine, without end."""
         while True:
             h = self._engine
             if sum(isinstance(frame, Add) for _, frame in h.post.inbox) < self._num_lost:
@@ -62,7 +66,7 @@ class MortalService(FakeLink):
                     self._die()
                     continue
                 self._deliver()
-            # Of a duration, so that the early ones still run when the poison comes.
+            # A step takes time, so that the early requests still run when the poison arrives.
             await asyncio.sleep(0.001)
 
     def _begin(self, in_flight: dict[bytes, int], known: bytes) -> None:
@@ -121,7 +125,7 @@ async def test_a_poison_ends_two_engines_and_is_refused_and_no_innocent_is(is_mu
                 ids += delta.token_ids
             return ids
 
-        # A half has spoken when the poison comes, the other half comes with it.
+        # Half of the requests have output when the poison arrives; the other half arrives with it.
         early = [stream(number) for number in range(1, NUM_STREAMS // 2)]
         begun = [list((await anext(each)).token_ids) for each in early]
         late = [stream(number) for number in range(NUM_STREAMS // 2, NUM_STREAMS)]

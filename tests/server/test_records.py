@@ -1,4 +1,4 @@
-"""Every request has one record, whatever way it came and ended; no record holds a word of a caller's."""
+"""Every request has one record, however it arrived and ended; no record holds text from a caller."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Broken:
 
 
 class Bill(Share, NoShares):
-    """Every request's share: what its owner's quota is charged."""
+    """A share of the quota that records what a request charges to its owner."""
 
     def __init__(self) -> None:
         self.output_tokens: list[int] = []
@@ -52,7 +52,7 @@ class Bill(Share, NoShares):
 
 
 class Service:
-    """A server over a real front end; the engine says what a test says."""
+    """A server with a real front end and an engine that a test scripts."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.records: list[RequestRecord] = []
@@ -72,7 +72,7 @@ class Service:
         self.records.append(record)
 
     async def record(self) -> RequestRecord:
-        """The only one there is."""
+        """Return the only record."""
         await until(lambda: bool(self.records))
         await until(lambda: not self.frontend.num_streams)
         (record,) = self.records
@@ -81,7 +81,7 @@ class Service:
         return record
 
     def call(self, method: str, **fields: Any) -> asyncio.Task[None]:
-        """A caller that reads to the end, whatever that is."""
+        """Start a caller that reads to the end, whatever that is."""
         request = pb.GenerateRequest(**({"request_id": "r", "text": SECRET} | fields))
         metadata = (("traceparent", TRACEPARENT),)
         if method == "MultiplexGenerate":
@@ -92,7 +92,7 @@ class Service:
         return asyncio.create_task(outcome(call))
 
     async def begun(self, method: str, **fields: Any) -> asyncio.Task[None]:
-        """The same, with its first token."""
+        """Start a caller, and wait until it has its first token."""
         caller = self.call(method, **fields)
         await self.link.added(1)
         self.link.step((1, TOKEN), started=(Started(1, 3, 0.0),))
@@ -216,7 +216,7 @@ async def test_a_lost_engine_is_recorded_as_the_caller_was_told(service: Service
     await caller
     record = await service.record()
     assert record.reason == reason
-    # A unary call was sent nothing.
+    # A unary call had received nothing.
     assert (record.usage.output_tokens, record.longest_output_tokens) == ((0, 0) if method == "Generate" else (2, 2))
     assert service.bill.output_tokens == [record.usage.output_tokens]
 
@@ -267,8 +267,8 @@ async def test_requests_of_one_stream_have_a_record_each(service: Service) -> No
     service.link.step((2, TOKEN), finished=(done(2, num_generated=1),), started=(Started(2, 3, 0.0),))
     await call.done_writing()
     await outcome(call)
-    told = [(record.origin.request_id, record.reason) for record in service.records]
-    assert told == [("a", "DUPLICATE_REQUEST_ID"), ("", "INVALID_REQUEST"), ("a", "CANCELLED"), ("b", "")]
+    reasons = [(record.origin.request_id, record.reason) for record in service.records]
+    assert reasons == [("a", "DUPLICATE_REQUEST_ID"), ("", "INVALID_REQUEST"), ("a", "CANCELLED"), ("b", "")]
 
 
 async def test_a_reader_that_is_cut_off_is_not_taken_for_one_that_left(service: Service) -> None:

@@ -35,7 +35,7 @@ async def ask(channel: grpc.aio.Channel, service: str, **question: str) -> refle
 async def ask_all(
     channel: grpc.aio.Channel, service: str, questions: list[dict[str, str]]
 ) -> list[reflection_pb2.ServerReflectionResponse]:
-    """On one stream."""
+    """Return the answers to `questions` on one stream."""
     call = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -77,7 +77,7 @@ async def test_every_field_has_its_name_in_json(channel: grpc.aio.Channel, versi
     files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
     for name in (*SERVICES, "google.rpc.ErrorInfo"):
         files |= files_of(await ask(channel, version, file_containing_symbol=name))
-    # What a client builds of the descriptors writes JSON by these names, and Python's own writes by the default ones.
+    # Clients write JSON with the names in the descriptors; Python's own classes use the default names.
     for file in files.values():
         fields = [field for message in file.message_type for field in message.field]
         nested = [field for message in file.message_type for each in message.nested_type for field in each.field]
@@ -97,7 +97,7 @@ async def test_v1_is_described_as_v1alpha_in_a_package_of_its_own(channel: grpc.
 async def test_health_is_described_as_it_is_served(channel: grpc.aio.Channel, version: str) -> None:
     files = files_of(await ask(channel, version, file_containing_symbol="grpc.health.v1.Health"))
     (service,) = next(iter(files.values())).service
-    # In an order that releases of its package differ in.
+    # The order differs between releases of the package.
     assert {method.name for method in service.method} == {"Check", "Watch", "List"}
 
 
@@ -115,15 +115,14 @@ async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version
 
 
 def symbols_of(scope: str, part: Message) -> set[str]:
-    """Full names of all that a file, a message or an enum defines: whatever in its descriptor has a name, and the names
-    within."""
+    """Return the full names of all that a file, message or enum defines: everything in its descriptor with a name."""
     found = set()
     for field, value in part.ListFields():
         for child in value if field.is_repeated and field.message_type else ():
             if "name" in child.DESCRIPTOR.fields_by_name:
                 name = f"{scope}.{child.name}"
                 found.add(name)
-                # The values of an enum are names of the scope that the enum stands in.
+                # The values of an enum are in the scope of the enum itself.
                 found |= symbols_of(scope if isinstance(child, descriptor_pb2.EnumDescriptorProto) else name, child)
     return found
 
@@ -146,7 +145,7 @@ async def test_every_symbol_of_every_file_leads_to_the_file_that_defines_it(
         "google.rpc.ErrorInfo.MetadataEntry.key",
         "google.protobuf.Timestamp.nanos",
     } <= defined.keys(), sorted(defined)
-    # As grpcurl spells it.
+    # The spelling of grpcurl.
     defined["photon_grpc.v1.FinishReason.FINISH_REASON_EOS"] = defined["photon_grpc.v1.FinishReason"]
     answers = await ask_all(channel, version, [{"file_containing_symbol": symbol} for symbol in defined])
     for (symbol, name), answer in zip(defined.items(), answers, strict=True):

@@ -1,5 +1,4 @@
-"""Who says that he tries again, over a real socket, before a real front end and a real engine: only the runner is a
-fake."""
+"""Calls that declare themselves retries, over a real socket, with a real front end and engine and a fake runner."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ from tests.frontend.fake_engine import served
 from tests.server.fake_frontend import serving
 
 GENERATE = "/photon_grpc.v1.InferenceService/Generate"
-#: What gRPC adds to its own retries, and takes away where a caller says it.
+#: The header that gRPC adds to its retries, and removes if a caller sends it.
 ANOTHER_ATTEMPT = {"grpc_previous_rpc_attempts": "1"}
 NUM_TOKENS = 200
 
 
 @pytest.fixture
 def hurry() -> threading.Event:
-    """Until it is set, the engine takes 20 ms a step: a request is in flight still when the next call comes."""
+    """Until it is set, the engine takes 20 ms per step, so a request is still in flight when the next call arrives."""
     return threading.Event()
 
 
@@ -76,7 +75,7 @@ def ask(*prompt: int, seed: int | None = None, **stop: object) -> pb.GenerateReq
 
 
 async def begun(stub: inference_pb2_grpc.InferenceServiceStub, request: pb.GenerateRequest) -> AsyncIterator[list[int]]:
-    """The ids of each message of a stream that is in flight."""
+    """Return the ids of each message of a stream that is in flight."""
     call = stub.StreamGenerate(request)
     batches = ([id for delta in message.deltas for id in delta.token_ids] async for message in call)
     while not await anext(batches):
@@ -85,7 +84,7 @@ async def begun(stub: inference_pb2_grpc.InferenceServiceStub, request: pb.Gener
 
 
 def generate(address: str, request: pb.GenerateRequest, **headers: str) -> pb.GenerateResponse | str:
-    """Generate by a client of bytes, which says what it likes: the answer, or the header block that refuses it."""
+    """Call Generate with raw bytes and any headers; return the answer, or the header block that refuses it."""
     answer = b""
     with connected(address) as connection:
         connection.call(1, GENERATE, grpc_message(request.SerializeToString()), **headers)

@@ -1,4 +1,4 @@
-"""Scores as messages, and answers as large as the door lets through: none dies of its own size."""
+"""Scores as messages, and answers of the largest size that admission allows, none of which fails by its size."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from photon_grpc.frontend.logprob_bounds import BYTES_PER_ID
 from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.server.server import Server
-from photon_grpc.server.wire import codec
-from photon_grpc.server.wire import logprobs as score_messages
+from photon_grpc.server.wire import codec, logprobs
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FACTS, done, frontend, served
 
@@ -30,7 +29,7 @@ def spelled(token_id: int) -> bytes:
     return b"\xe3" if token_id == 2 else b"t%d" % token_id
 
 
-#: Two positions of two ids.
+#: Two positions with two ids each.
 SCORED = TokenLogprobs(records((2, -0.5, 1), (3, -1.25, 2), (3, -2.0, 128), (2**31 - 1, -0.125, 1)), 2, spelled)
 MESSAGES = [
     pb.TokenScore(
@@ -51,14 +50,14 @@ MESSAGES = [
 
 
 async def written(*deltas: TokenLogprobs, prompt: TokenLogprobs = NO_TOKEN_LOGPROBS) -> pb.GenerateResponse:
-    """A whole answer; a stream's message says the same."""
+    """Return a whole response, and check that a stream's message equals it."""
     outputs = tuple([OutputDelta(at, scores=scores) for at, scores in enumerate(deltas)])
     result = Result(Start("r", "m", 1, 0.0), outputs, prompt_scores=prompt)
     response = codec.generate_response(result)
-    await score_messages.add_to_response(response, result)
+    await logprobs.add_to_response(response, result)
     update = Update(outputs, prompt_scores=prompt)
     message = codec.stream_message(update, 2, None)
-    await score_messages.add_to_message(message, update)
+    await logprobs.add_to_message(message, update)
     assert list(message.deltas) == list(response.outputs)
     assert message.HasField("start") == response.HasField("prompt") and message.start.prompt == response.prompt
     return response
@@ -66,7 +65,7 @@ async def written(*deltas: TokenLogprobs, prompt: TokenLogprobs = NO_TOKEN_LOGPR
 
 @pytest.mark.parametrize("many", [0, 4096])
 async def test_scores_are_one_message_a_token(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_messages, "MANY", many)
+    monkeypatch.setattr(logprobs, "MANY", many)
     response = await written(NO_TOKEN_LOGPROBS, SCORED)
     assert list(response.outputs[1].scores) == MESSAGES and not response.outputs[0].scores
     assert not response.HasField("prompt")
@@ -120,6 +119,6 @@ async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) 
 def test_what_is_remembered_of_candidates_is_one_for_each_id_that_occurred() -> None:
     for _ in range(3):
         scores = TokenLogprobs(records(*((at % 50, -0.5, 1 + at % 3) for at in range(100))), 2, spelled)
-        assert score_messages.written(scores, b"\x0a")
-    assert len(score_messages._candidates(spelled)) <= 53
-    assert score_messages._candidates.cache_info().maxsize == 4
+        assert logprobs.written(scores, b"\x0a")
+    assert len(logprobs._candidates(spelled)) <= 53
+    assert logprobs._candidates.cache_info().maxsize == 4

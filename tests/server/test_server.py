@@ -1,4 +1,4 @@
-"""Addresses, drain, limits: the server as its operator meets it."""
+"""Addresses, drain and limits: the server as its operator sees it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_failed_start_leaves_nothing_bound(address: str) -> None:
         ("127.0.0.1:65536", "HOST:PORT"),
         ("127.0.0.1:http", "HOST:PORT"),
         ("dns:///127.0.0.1:1", "HOST:PORT"),
-        ("192.0.2.1:0", "none of this machine"),
+        ("192.0.2.1:0", "not one of this machine"),
         ("no-such-host.invalid:0", "host name"),
         ("unix:", "empty"),
         ("unix:/no/such/directory/s", "does not exist"),
@@ -165,7 +165,7 @@ async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones() -> None:
 
 
 async def test_what_outlives_the_drain_ends_with_its_reason() -> None:
-    """The front end fails what is left; the stop leaves the status time to arrive."""
+    """The front end fails the remaining requests, and the stop leaves time for their status to arrive."""
     frontend = FakeFrontend()
     late = asyncio.Event()
     frontend.script = [HELLO[0], late.wait, Draining("the server stopped before it was done")]
@@ -213,10 +213,10 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
         call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
         await call.read()
         await asyncio.wait_for(frontend.streams[0].closed.wait(), 30)
-        # Others are served as before.
+        # Other callers are served as before.
         frontend.script = HELLO
         assert await generates(address)
-        # Whoever reads on finds what was written, then why no more came.
+        # A client that continues to read gets what was written, then the reason for the end.
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
                 pass

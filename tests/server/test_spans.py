@@ -1,4 +1,4 @@
-"""Spans, as a collector gets them over its socket."""
+"""Spans as a collector receives them over its socket."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECORD = RequestRecord(
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector on a port of its own."""
+    """An OTLP collector on its own port."""
 
     def __init__(self) -> None:
         self.requests: list[trace_service_pb2.ExportTraceServiceRequest] = []
@@ -126,8 +126,8 @@ def test_a_request_is_a_span_under_its_callers_with_a_child_for_each_phase(colle
         "photon.api_key.name": "team",
     }
     (resource,) = {request.resource_spans[0].resource.SerializeToString() for request in collector.requests}
-    told = attributes_of(collector.requests[0].resource_spans[0].resource)
-    assert (told["service.name"], told["service.instance.id"]) == ("photon-grpc", "pod-7")
+    attributes = attributes_of(collector.requests[0].resource_spans[0].resource)
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("photon-grpc", "pod-7")
     assert resource
 
 
@@ -223,7 +223,7 @@ async def test_a_failed_request_is_an_error_in_its_callers_trace(service: Traced
 def test_a_collector_that_is_not_there_costs_spans_and_a_line(
     prepare: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`ended` waits for nothing, what waits is bounded, the end comes, and the log is not flooded."""
+    """`ended` never waits, waiting spans are bounded, `close` returns, and the log is not flooded."""
     monkeypatch.setattr(spans_module, "_MAX_WAITING", 16)
     monkeypatch.setattr(spans_module, "_BATCH_SIZE", 8)
     monkeypatch.setattr(spans_module, "_CLOSING_S", 0.2)

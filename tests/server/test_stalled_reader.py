@@ -1,5 +1,7 @@
-"""A reader that takes nothing, before a real front end and a real engine, with API keys: what comes for it is merged,
-it is cut off in time, its key's share comes back, and nobody else is slowed. Only the runner is a fake."""
+"""A reader that reads nothing, with a real front end, engine and API keys; only the runner is a fake.
+
+Its updates are merged, it is cut off in time, its key gets its share back, and nobody else is slowed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     harness = Harness(Setting(max_model_len=256, num_blocks=200, fair=True))
     client = LocalClient(asyncio.get_running_loop(), harness.facts)
     host = client.host()
-    # The engine shares this process: without a pause it would end an output before the first token was written.
+    # The engine runs in this process, so without a pause it would end an output before the first token is written.
     compute = harness.runner.submit
     monkeypatch.setattr(harness.runner, "submit", lambda batch: (time.sleep(STEP_S), compute(batch))[1])
     engine = Engine(harness.scheduler, harness.runner, EnginePorts(host, host, harness.post), harness.facts)
@@ -94,7 +96,7 @@ async def test_it_is_cut_off_and_slows_nobody(service: Service, path: str) -> No
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await generate(ask("another", 1), metadata=bearer("secret-a"))
             assert info_of(caught.value).reason == "QUOTA_EXCEEDED"
-            # The engine does not wait for the reader, and neither does anybody else.
+            # Neither the engine nor anybody else waits for the reader.
             answer = await generate(ask("beside", 5), metadata=bearer("secret-b"))
             assert list(answer.outputs[0].token_ids) == complete([5, 2, 3], NUM_TOKENS, seed=7)
             await until(lambda: service.frontend.load.running == 0)

@@ -60,7 +60,7 @@ def detail(status: CallStatus, kind: type) -> object | None:
 
 
 def leaves(cls: type[errors.PhotonError]) -> set[type[errors.PhotonError]]:
-    # What a client derives for itself, where its module has been imported, is no answer of a server.
+    # Classes that the client derives, if its module has been imported, are never sent by a server.
     children = [child for child in cls.__subclasses__() if child.__module__ == errors.__name__]
     return set().union(*(leaves(child) for child in children)) if children else {cls}
 
@@ -109,7 +109,7 @@ def test_overload_says_when_to_come_back_twice(cls: type[errors.PhotonError]) ->
     status = call_status(cls("full", retry_after_s=2.5), "r1")
     assert detail(status, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 2500
     assert trailer(status, "grpc-retry-pushback-ms") == "2500"
-    # Without a measured rate there still is an answer.
+    # There is an answer even without a measured rate.
     assert int(trailer(call_status(cls("full"), "r1"), "grpc-retry-pushback-ms")) > 0
 
 
@@ -118,7 +118,7 @@ def test_unavailable_says_when_to_come_back(cls: type[errors.PhotonError]) -> No
     assert detail(call_status(cls("later"), "r1"), error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     # The client's own back-off applies unless the server knows better.
     if cls is errors.IdleStreamEvicted:
-        return  # gRPC is not to open it again
+        return  # gRPC must not reopen it
     assert trailer(call_status(cls("later", retry_after_s=None), "r1"), "grpc-retry-pushback-ms") is None
     assert trailer(call_status(cls("later", retry_after_s=0.1), "r1"), "grpc-retry-pushback-ms") == "100"
 

@@ -1,4 +1,4 @@
-"""TLS over real sockets: who is let in, certificates that change under open streams, files that cannot be used."""
+"""TLS over real sockets: admission, certificates that change under open streams, unusable files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def other(ours: Authority) -> Signed:
 
 @pytest.fixture
 def server(ours: Authority, tmp_path: Path) -> Signed:
-    """Files of a test, which may change them."""
+    """Return copies of the certificates, which a test may change."""
     signed = ours.signed("server")
     return Signed(signed.cert.rename(tmp_path / "s.pem"), signed.key.rename(tmp_path / "s.key"))
 
@@ -64,7 +64,7 @@ async def address(frontend: FakeFrontend, server: Signed, client_ca: str) -> Asy
 
 
 async def answers(address: str, credentials: grpc.ChannelCredentials | None) -> bool:
-    """Over a connection of its own."""
+    """Make a call on its own connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     if credentials is None:
         channel = grpc.aio.insecure_channel(address, options)
@@ -80,7 +80,7 @@ async def answers(address: str, credentials: grpc.ChannelCredentials | None) -> 
 
 
 def serial(address: str) -> bytes:
-    """The certificate that a handshake shows now."""
+    """Return the certificate that a handshake presents now."""
     host, _, port = address.rpartition(":")
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)))) if port else b""
 
@@ -183,7 +183,7 @@ def test_files_that_cannot_be_used_are_named(server: Signed, other: Signed, tmp_
         assert f"{flag} {wrong}" in caught.value.message and why in caught.value.message
 
 
-@pytest.mark.parametrize("given", [{"tls_cert": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}])
-def test_a_certificate_and_its_key_come_together(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("flags", [{"tls_cert": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}])
+def test_a_certificate_and_its_key_come_together(flags: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="without"):
-        resolve(given, {})
+        resolve(flags, {})

@@ -1,4 +1,4 @@
-"""Callers' message types are read in turns, after what refuses a request at once, and leave with their calls."""
+"""Callers' message types are read in turns, after all immediate checks, and are dropped with their calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.server.fake_frontend import FakeFrontend, serving
 
 
 class Readers:
-    """Reads types when it is told to; says which have begun, and how many requests have come."""
+    """A reader of types that waits for the test, and records which have begun and how many requests have arrived."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
@@ -65,13 +65,13 @@ class Readers:
 def typed(name: str) -> pb.GenerateRequest:
     described = file()
     message(described, name, "a: int32")
-    wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
-    return pb.GenerateRequest(request_id=name, text="x", structured_output=pb.StructuredOutput(protobuf=wanted))
+    typed = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
+    return pb.GenerateRequest(request_id=name, text="x", structured_output=pb.StructuredOutput(protobuf=typed))
 
 
 @asynccontextmanager
 async def two_callers(tmp_path: Path) -> AsyncIterator[tuple[InferenceServiceStub, InferenceServiceStub]]:
-    """One from 127.0.0.1, one over a Unix socket."""
+    """Yield two callers, one from 127.0.0.1 and one over a Unix socket."""
     server = Server(FakeFrontend(), config=ServerConfig())  # type: ignore[arg-type]
     addresses = await server.start(("127.0.0.1:0", f"unix:{tmp_path}/s"), reuse_port=False)
     channels = [grpc.aio.insecure_channel(address) for address in addresses]

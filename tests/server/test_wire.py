@@ -1,4 +1,4 @@
-"""Fields counted on the wire, against protobuf's own idea of the same bytes."""
+"""The count of fields on the wire, compared with protobuf's own reading of the same bytes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ DESCRIPTOR = pb.GenerateRequest.DESCRIPTOR
 _LENGTH, _GROUP = 2, 3
 
 
-def told_by_protobuf(message: bytes, descriptor: Descriptor | None) -> int:
-    """To Empty every field is unknown, and it keeps those."""
-    return told_of(UnknownFieldSet(Empty.FromString(message)), descriptor)
+def count_by_protobuf(message: bytes, descriptor: Descriptor | None) -> int:
+    """Count the fields by parsing as Empty, which keeps every field as unknown."""
+    return count_of(UnknownFieldSet(Empty.FromString(message)), descriptor)
 
 
-def told_of(fields: UnknownFieldSet, descriptor: Descriptor | None) -> int:
+def count_of(fields: UnknownFieldSet, descriptor: Descriptor | None) -> int:
     count = 0
     for field in fields:
         count += 1
         known = descriptor.fields_by_number.get(field.field_number) if descriptor else None
         if field.wire_type == _LENGTH and known is not None and known.message_type is not None:
-            count += told_by_protobuf(field.data, known.message_type)
+            count += count_by_protobuf(field.data, known.message_type)
         elif field.wire_type == _GROUP:
-            count += told_of(field.data, None)
+            count += count_of(field.data, None)
     return count
 
 
@@ -84,9 +84,9 @@ def mutated(draw: st.DrawFn) -> bytes:
 def test_what_protobuf_accepts_is_counted_and_the_rest_is_refused(data: bytes) -> None:
     try:
         pb.GenerateRequest.FromString(data)
-        expected = told_by_protobuf(data, DESCRIPTOR)
+        expected = count_by_protobuf(data, DESCRIPTOR)
     except DecodeError:
-        with contextlib.suppress(MalformedMessage):  # text that is no UTF-8 is found by the parser
+        with contextlib.suppress(MalformedMessage):  # the parser finds text that is not UTF-8
             count_fields(data, DESCRIPTOR)
         return
     assert count_fields(data, DESCRIPTOR) == expected
@@ -103,7 +103,7 @@ def test_more_fields_than_allowed_are_refused_at_the_field_with_both_numbers() -
     with pytest.raises(InvalidRequest, match=r"chat\.messages "):
         count_fields(data, DESCRIPTOR, 28)
     with pytest.raises(InvalidRequest) as caught:
-        count_fields(b"\xf8\x3f\x01" * 5, DESCRIPTOR, 4)  # unknown ones count, and have no name
+        count_fields(b"\xf8\x3f\x01" * 5, DESCRIPTOR, 4)  # unknown fields count, and have no name
     assert caught.value.field == "1023"
 
 

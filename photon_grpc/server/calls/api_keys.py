@@ -1,6 +1,6 @@
-"""Lets calls in by their API key, `authorization: Bearer KEY`: denied by default, whatever the method and its path.
+"""Admission by API key, `authorization: Bearer KEY`. Every method and path is denied by default.
 
-A call is judged before its message is received.
+A call is checked before its message is received.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
 _AUTHORIZATION = "authorization"
 _SCHEME = "bearer"
 
-#: Any key will do.
+#: Any key is enough.
 _NO_SCOPE = ""
-#: Of every service that is known here; a method of any other needs _SCOPE_OF_OTHERS.
+#: Service -> the scope it needs. Any other service needs _SCOPE_OF_OTHERS.
 _SCOPES = {
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: "generate",
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
@@ -31,7 +31,7 @@ _SCOPES = {
 }
 _SCOPE_OF_OTHERS = "admin"
 
-#: --api-keys-exempt -> the services that need no key then.
+#: Value of --api-keys-exempt -> the services that it exempts.
 _EXEMPTIONS = {
     "health": (descriptors.HEALTH,),
     "reflection": descriptors.REFLECTION,
@@ -41,37 +41,37 @@ _EXEMPTIONS = {
 
 
 class ApiKeys:
-    """Lets calls in for the guard."""
+    """The guard's check of API keys."""
 
     def __init__(self, keys: KeyRing, exempt: Iterable[str]) -> None:
-        """`exempt`: values of --api-keys-exempt."""
+        """Take the keys, and the values of --api-keys-exempt in `exempt`."""
         self._keys = keys
         self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])
 
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
-        """Note whose the call is. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+        """Set the call's owner. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
         service = details.method.removeprefix("/").rpartition("/")[0]
         if is_served and service in self._exempt:
             return
         scope = _SCOPES.get(service, _SCOPE_OF_OTHERS) if is_served else _NO_SCOPE
-        call.judge = partial(self._judged, details, scope)
-        call.owner = self._judged(details, scope).name
+        call.check_key = partial(self._checked_key, details, scope)
+        call.owner = self._checked_key(details, scope).name
 
-    def _judged(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
-        """Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+    def _checked_key(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
+        """Return the call's key. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
         key = self._key(details)
         _check_scope(key, scope)
         return key
 
     def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
-        """Raise MissingCredentials, InvalidCredentials."""
-        given = [value for name, value in details.invocation_metadata or () if name == _AUTHORIZATION]
-        if not given:
+        """Return the key named in the call's headers. Raise MissingCredentials, InvalidCredentials."""
+        headers = [value for name, value in details.invocation_metadata or () if name == _AUTHORIZATION]
+        if not headers:
             raise MissingCredentials("this server wants an API key: metadata `authorization: Bearer KEY`")
-        scheme, _, secret = str(given[0]).partition(" ")
+        scheme, _, secret = str(headers[0]).partition(" ")
         key = self._keys.find(secret.strip())
-        # Two headers may be read differently by a proxy in front.
-        if key is None or len(given) > 1 or scheme.lower() != _SCHEME:
+        # A proxy in front may choose the other one of two headers.
+        if key is None or len(headers) > 1 or scheme.lower() != _SCHEME:
             raise InvalidCredentials("the API key is not known here, or not sent as `authorization: Bearer KEY`")
         return key
 

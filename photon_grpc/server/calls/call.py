@@ -1,4 +1,4 @@
-"""One RPC: what is known of it, from its headers to its end."""
+"""The state of one RPC, from its headers to its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from photon_grpc.server.calls.metadata import REPLICA_KEY, REQUEST_ID_KEY, TRACE
 from photon_grpc.server.calls.status import CallStatus, call_status
 
 _ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
-#: Only callers of these services, whom the API keys have let in, get the load; health checks need no key.
+#: Load is reported only to callers of these services, since they have passed the API keys; health checks need no key.
 _REPORTS_LOAD = "/photon_grpc.v1."
 
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -35,7 +35,7 @@ class CallFailures(Protocol):
 
 
 class CallCounts(Protocol):
-    """Counts calls by method and status."""
+    """Counters of calls by method and status."""
 
     def started(self, labels: Labels) -> None: ...
 
@@ -43,11 +43,11 @@ class CallCounts(Protocol):
 
 
 class CallEnding(NamedTuple):
-    """The log and the trailers that the calls of a server end with."""
+    """The log and the trailers with which a server's calls end."""
 
     replica_id: str
     failures: CallFailures
-    #: The trailers that report the load.
+    #: Returns the trailers that report the load.
     load_report: Callable[[], Trailers]
 
     def trailers(self, method: str) -> Trailers:
@@ -55,15 +55,15 @@ class CallEnding(NamedTuple):
         return ((REPLICA_KEY, self.replica_id), *load)
 
 
-def _no_judge() -> None:
-    """Let every call go on: this server asks for no keys."""
+def _no_key_check() -> None:
+    """Accept every call, on a server without API keys."""
 
 
 class Call:
-    """Belongs to the task that gRPC runs it in; `current` finds it there and in the tasks that this one begins."""
+    """One RPC. Belongs to the task in which gRPC runs it; `current` finds it there and in the tasks started from it."""
 
     __slots__ = (
-        *("caller", "context", "deadline_s", "ending", "headers", "is_request", "judge", "method", "owner", "peer"),
+        *("caller", "check_key", "context", "deadline_s", "ending", "headers", "is_request", "method", "owner", "peer"),
         *("refusal", "request_id", "started_s"),
     )
 
@@ -72,26 +72,26 @@ class Call:
     def __init__(self, path: str, ending: CallEnding | None = None, headers: Mapping[str, str | bytes] | None = None):
         self.method = methods.of(path)
         self.ending = ending
-        #: The last value of every header; gRPC copies them anew whenever it is asked.
+        #: The last value of every header, kept because gRPC copies all headers at every access.
         self.headers = headers or {}
         self.started_s = time.monotonic()
-        #: The call's own, by the monotonic clock.
+        #: Monotonic time.
         self.deadline_s: float | None = None
         self.request_id = ""
-        #: The name of the API key that let the call in; empty where none was asked for.
+        #: The name of the API key that admitted the call; empty without keys.
         self.owner = ""
-        #: Raises NotAllowed once that key no longer lets the call in: for calls that outlive their key.
-        self.judge: Callable[[], object] = _no_judge
-        #: Whose share the call counts against: its owner, else its peer's host. All that come over one Unix socket, or
-        #: through one proxy, are one.
+        #: Raises NotAllowed once that key no longer admits the call. For calls that may outlive their key.
+        self.check_key: Callable[[], object] = _no_key_check
+        #: Whose share the call counts against: its owner, else its peer's host. All callers behind one Unix socket or
+        #: one proxy count as one.
         self.caller = self.peer = ""
         #: Why the call is refused before its message is received.
         self.refusal: PhotonError | None = None
-        #: It came as far as to be a request: observers of requests see how it ends.
+        #: The call counts as a request, so observers of requests see its end.
         self.is_request = False
 
     def begin(self, context: Context) -> None:
-        """Note what gRPC knows once it runs the call, and name it. Raise InvalidRequest naming the header."""
+        """Set the deadline, the peer and the request id from `context`. Raise InvalidRequest naming the header."""
         self.context = context
         remaining_s: float | None = context.time_remaining()
         self.deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
@@ -99,26 +99,26 @@ class Call:
         self.peer = peer
         self.caller = self.owner or (peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer)
         self.request_id = secrets.token_hex(16)
-        if given := self.header(REQUEST_ID_KEY):
-            self.rename(given, REQUEST_ID_KEY)
+        if request_id := self.header(REQUEST_ID_KEY):
+            self.rename(request_id, REQUEST_ID_KEY)
 
     def rename(self, request_id: str, field: str) -> None:
-        """Give the call the id that `field` holds. Raise InvalidRequest naming `field`."""
+        """Set the request id to the value of `field`. Raise InvalidRequest naming `field`."""
         check_request_id(request_id, field)
         self.request_id = request_id
 
     def header(self, key: str) -> str:
-        """Return its last value; "" where the call has none."""
+        """Return the last value of a header; "" if there is none."""
         value = self.headers.get(key, "")
         return value if isinstance(value, str) else value.decode("latin-1")
 
     @property
     def is_retry(self) -> bool:
-        """Return whether gRPC made this attempt after an earlier one of the same call failed."""
+        """Return whether this is a retry by gRPC after an earlier attempt failed."""
         return self.header(_ATTEMPTS_KEY) not in ("", "0")
 
     def origin(self, method: str) -> Origin:
-        """Return the origin of a request that has come just now."""
+        """Return the origin of a request that arrives now."""
         return Origin(
             time.monotonic(),
             self.request_id,
@@ -130,33 +130,31 @@ class Call:
         )
 
     async def send_initial_metadata(self, context: Context) -> None:
-        """Send the call's id and the replica's. Only for calls that have a message to send: a call that fails after
-        this is never retried by gRPC."""
+        """Send the ids of request and replica. A message must follow: after this gRPC never retries a failure."""
         replica_id = self.ending.replica_id if self.ending else ""
         await context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id), (REPLICA_KEY, replica_id)))
 
     async def fail(self, error: Exception) -> None:
-        """End the call by one `abort` with details and trailers, and log it. From any task."""
+        """Abort the call with details and trailers, and log it. May be called from any task."""
         if self.ending is None:
             raise error
         status = call_status(error, self.request_id)
         duration_s = time.monotonic() - self.started_s
         self.ending.failures.report(error, status, self.method.path, duration_s, is_request=self.is_request)
-        # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to
-        # itself and to this.
+        # The traceback's frames may hold megabytes of a message, and the exception that `abort` raises would keep them
+        # alive in a reference cycle.
         error.__traceback__ = error.__context__ = None
         # `abort` drops trailers that were set before.
-        last = self.ending.trailers("" if isinstance(error, NotAllowed) else self.method.path)
+        own_trailers = self.ending.trailers("" if isinstance(error, NotAllowed) else self.method.path)
         try:
-            await self.context.abort(status.code, status.text, (*status.trailers, *last))
+            await self.context.abort(status.code, status.text, (*status.trailers, *own_trailers))
         except grpc.aio.InternalError:
-            # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page,
-            # unless it sees this.
+            # The call has ended for its client (deadline, cancel). gRPC logs any other exception as a crash.
             raise asyncio.CancelledError from None
 
 
 _current: ContextVar[Call] = ContextVar("call")
-#: Where methods are called without gRPC.
+#: For methods that are called without gRPC.
 _NO_CALL = Call("")
 
 
@@ -165,5 +163,5 @@ def current() -> Call:
     return _current.get(_NO_CALL)
 
 
-#: grpc.aio runs every call in a task of its own, hence in a context of its own.
+#: grpc.aio runs every call in its own task, and so in its own context.
 begin_call = _current.set

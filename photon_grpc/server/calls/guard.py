@@ -1,9 +1,9 @@
-"""Outermost: every call from its headers to its end. Lets it in, receives and parses its messages, has it answered,
-and ends a failed one with one `abort` that carries details and trailers.
+"""The outermost interceptor, which takes every call from its headers to its end.
 
-Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no
-message. Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote
-a prompt.
+It admits the call, receives and parses its messages, runs the method, and ends a failed call with one `abort` that
+carries details and trailers. Messages are parsed here because grpc.aio would deserialize them before any handler runs
+and answer UNKNOWN for malformed bytes. Nothing that a caller wrote is logged, and the text of an unexpected exception
+never leaves the process, since it may quote a prompt.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from photon_grpc.server.calls.receiver import MessageReceiver
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-#: In a stream of requests; reflection asks for names.
+#: Limit of a message in a stream of requests; reflection requests hold only names.
 MAX_STREAMED_BYTES = 64 * 1024
-#: Of methods that take prompts: as in a call with one message.
+#: Path -> limit of a streamed message, for methods that take prompts: the same as for a single message.
 _MAX_BYTES = {methods.MULTIPLEX: 2**31}
 
 
 class KeyCheck(Protocol):
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
-        """Note whose the call is. Raise NotAllowed."""
+        """Set the call's owner. Raise NotAllowed."""
 
 
 class _NoKeys:
-    """Lets every call in."""
+    """A check that admits every call."""
 
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
         pass
@@ -50,7 +50,7 @@ NO_KEYS = _NoKeys()
 
 
 class _NoCounts:
-    """Counts nothing."""
+    """Counters that count nothing."""
 
     def started(self, labels: Labels) -> None:
         pass
@@ -64,10 +64,10 @@ NO_COUNTS = _NoCounts()
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Rules for the calls of all listeners of a replica."""
+    """The rules for calls on all listeners of a replica."""
 
     failures: CallFailures
-    #: For x-photon-replica.
+    #: The value of x-photon-replica.
     replica_id: str = ""
     keys: KeyCheck = NO_KEYS
     counts: CallCounts = NO_COUNTS
@@ -78,20 +78,20 @@ def no_trailers() -> Trailers:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every method of every service, whatever its streaming."""
+    """An interceptor that wraps every method of every service, unary or streaming."""
 
     def __init__(
         self, rules: CallRules, load_report: Callable[[], Trailers] = no_trailers, reading: Sequence[Places] = ()
     ) -> None:
-        """`load_report`: trailers of the calls of our own services. `reading`: places of streams of requests."""
+        """Take the rules, the trailers for calls of our own services, and the places of streams of requests."""
         self._keys = rules.keys
         self._counts = rules.counts
         self._ending = CallEnding(rules.replica_id, rules.failures, load_report)
-        self._intake = MessageReceiver(reading)
-        #: By path, as they are served.
+        self._receiver = MessageReceiver(reading)
+        #: Path -> the wrapped method.
         self._methods: dict[str, MethodHandler] = {}
         self._refusing = self._guarded(grpc.stream_stream_rpc_method_handler(_refuse), methods.UNKNOWN.path)
-        #: Of every call that brings too many headers, whatever its method.
+        #: Refuses calls with too many headers, whatever their method.
         self._oversized = self._guarded(
             grpc.stream_stream_rpc_method_handler(metadata.refuse_oversized), methods.UNKNOWN.path
         )
@@ -112,7 +112,7 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             self._keys.admit(call, handler_call_details, is_served=handler is not None)
         except NotAllowed as error:
-            # Raised where the call is answered: here gRPC would end it without details.
+            # Raised later, when the call is answered: raised here, gRPC would end it without details.
             call.refusal = error
             return self._refusing
         if handler is None:
@@ -121,22 +121,22 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._methods.get(path) or self._methods.setdefault(path, self._guarded(handler, path))
 
     def _guarded(self, handler: Any, path: str) -> MethodHandler:
-        """Return the same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
-        answer = _Method(handler, self._intake, self._counts, _MAX_BYTES.get(path, MAX_STREAMED_BYTES)).answer
+        """Wrap a method for gRPC as one that streams requests, so that we read its messages ourselves."""
+        answer = _Method(handler, self._receiver, self._counts, _MAX_BYTES.get(path, MAX_STREAMED_BYTES)).answer
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(answer, None, _serializer(handler.response_serializer))
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 class _Method:
-    """A method as it is served: the steps of a call, in their order."""
+    """A wrapped method: the steps of a call in order."""
 
-    def __init__(self, handler: Any, intake: MessageReceiver, counts: CallCounts, max_bytes: int) -> None:
-        """`max_bytes`: of a message in a stream of requests."""
+    def __init__(self, handler: Any, receiver: MessageReceiver, counts: CallCounts, max_bytes: int) -> None:
+        """Wrap `handler`; `max_bytes` limits each message of a stream of requests."""
         self._behavior = _behavior(handler)
-        self._parse = handler.request_deserializer or _as_it_is
+        self._parse = handler.request_deserializer or _unparsed
         self._takes_stream = handler.request_streaming
-        self._intake = intake
+        self._receiver = receiver
         self._counts = counts
         self._max_bytes = max_bytes
 
@@ -160,11 +160,11 @@ class _Method:
         try:
             call.begin(context)
             if self._takes_stream:
-                request = self._intake.messages(call, self._parse, self._max_bytes)
+                request = self._receiver.messages(call, self._parse, self._max_bytes)
             else:
-                request = await self._intake.message(call, self._parse)
+                request = await self._receiver.message(call, self._parse)
             response = self._behavior(request, context)
-            del request  # megabytes, perhaps
+            del request  # it may hold megabytes
             response = await response
             if call.ending is not None:
                 context.set_trailing_metadata(call.ending.trailers(call.method.path))
@@ -172,7 +172,7 @@ class _Method:
         except grpc.aio.InternalError:
             raise asyncio.CancelledError from None
         except grpc.aio.BaseError:
-            # Ended by an `abort` already.
+            # Already ended by an `abort`.
             raise
         except Exception as error:
             await call.fail(error)
@@ -183,7 +183,7 @@ async def _refuse(messages: Any, context: Context) -> NoReturn:
 
 
 def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-    """Return the coroutine function that answers a call; it writes where the method streams."""
+    """Return the coroutine function that answers a call. For a streaming method it writes the messages."""
     if not handler.response_streaming:
         return handler.stream_unary or handler.unary_unary  # type: ignore[no-any-return]
     behavior = handler.stream_stream or handler.unary_stream
@@ -191,7 +191,7 @@ def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
 
 
 def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Awaitable[None]]:
-    """Return an async generator as a coroutine that writes."""
+    """Turn an async generator into a coroutine that writes what it yields."""
 
     async def call(request: Any, context: Context) -> None:
         async for message in generate(request, context):
@@ -201,14 +201,14 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
 
 
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Bytes are messages that their method has written itself."""
+    """Return a serializer that passes bytes on, which are messages in wire form already."""
     return lambda message: message if type(message) is bytes else serialize(message)
 
 
-def _as_it_is(message: bytes) -> bytes:
+def _unparsed(message: bytes) -> bytes:
     return message
 
 
 def _set_code(context: Context) -> grpc.StatusCode | None:
-    """Return the status that a method has set; None: none, whatever the stubs say."""
+    """Return the status set by the method; None if it set none, which gRPC's stubs do not mention."""
     return context.code()

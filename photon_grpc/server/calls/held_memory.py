@@ -1,8 +1,8 @@
-"""The memory that this process holds above what it had at rest.
+"""The memory that this process holds above its level at rest.
 
-gRPC gathers a message that is not complete where Python does not see it: a stream of requests that is listened to may
-hold one of the largest that are let in, and silence looks the same. What the C library has given out tells of all of
-them, in 0.1 ms; freed memory that the process keeps is not in it.
+gRPC gathers an incomplete message in memory that Python cannot see. A stream of requests may hold one message of the
+largest size, and looks the same as a silent one. The C library's count of allocated bytes includes all of them and
+takes 0.1 ms to read; it does not include freed memory that the process keeps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class HeldMemory:
-    """At rest when it is made."""
+    """Allocated memory, relative to the level when this object was created."""
 
     def __init__(self, count: Callable[[], int] | None = None) -> None:
-        """`count`: bytes that are in use."""
+        """Take the level at rest from `count`, which returns the bytes in use."""
         self._count = count or _counter()
         self._bytes_at_rest = self._count()
 
@@ -35,21 +35,21 @@ class HeldMemory:
 
 
 def give_back_freed() -> None:
-    """To the system: what was freed in pieces stays in the process. Takes some 10 ms for 100 MiB; for a thread."""
+    """Return freed memory to the system. This takes about 10 ms for 100 MiB, so run it in a thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _counter() -> Callable[[], int]:
-    """Bytes that are in use; always 0 with a C library that does not tell."""
-    tell = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
-    if tell is None:
+    """Return a function that counts the bytes in use; it returns 0 if the C library has no mallinfo2."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if mallinfo2 is None:
         return lambda: 0
-    tell.restype = _Mallinfo2
+    mallinfo2.restype = _Mallinfo2
 
     def count() -> int:
-        told = tell()
-        return int(told.uordblks + told.hblkhd)
+        info = mallinfo2()
+        return int(info.uordblks + info.hblkhd)
 
     return count

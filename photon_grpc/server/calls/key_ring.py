@@ -1,4 +1,4 @@
-"""The API keys in force, read again when their file changes."""
+"""The API keys in force, reloaded when their file changes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from photon_grpc.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class KeyRing:
-    """Belongs to one event loop. Holds digests only: no key is ever stored or logged."""
+    """The keys of one file. Belongs to one event loop. Holds digests only: no key is ever stored or logged."""
 
     def __init__(self, path: str) -> None:
-        """Raise ConfigError for a file that cannot be used."""
+        """Read the file. Raise ConfigError if it cannot be used."""
         self._path = path
         self._seen = file_signature(path)
         self._keys: dict[bytes, ApiKey] = {}
@@ -29,8 +29,7 @@ class KeyRing:
         self._use(read_api_keys(path))
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key that `secret` is. Takes as long whether and where it is found: every digest is compared, each
-        in constant time."""
+        """Return the key, or None. Compares all digests in constant time, so the duration reveals nothing."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         found = None
         for known, key in self._keys.items():
@@ -39,12 +38,12 @@ class KeyRing:
         return found
 
     def limits(self, name: str) -> OwnerLimits | None:
-        """None for a name that is no key's any more."""
+        """Return the limits of a key; None if no key has this name any more."""
         key = self._by_name.get(name)
         return None if key is None else OwnerLimits(key.max_concurrent, key.tokens_per_minute, key.weight)
 
     def look(self) -> None:
-        """Read the file again if it has changed. A broken one leaves the keys as they are, and is told in the log."""
+        """Reload the file if it has changed. If the new one is invalid, log the error and keep the keys."""
         seen = file_signature(self._path)
         if seen == self._seen:
             return
@@ -57,9 +56,9 @@ class KeyRing:
             _LOG.info("%d API keys are in force", len(self._keys))
 
     async def watch(self) -> None:
-        """For ever: `look` every second."""
+        """Call `look` every second, without end."""
         while True:
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
             self.look()
 
     def _use(self, keys: tuple[ApiKey, ...]) -> None:

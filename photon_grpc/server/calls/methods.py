@@ -1,4 +1,4 @@
-"""The methods that are served. Any other path is a text of its caller's: it stands in no log and no label."""
+"""The methods that are served. Any other path is text from the caller, so it appears in no log and no label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
 
 
 class Method(NamedTuple):
-    #: "unknown" where the method is not served.
+    #: "unknown" if the method is not served.
     path: str
     #: (type, service, method).
     labels: Labels

@@ -1,8 +1,7 @@
-"""Places of what is counted (open calls, messages that arrive, bytes that wait), held by owners, so that none of them
-can fill a table with silence.
+"""Limited places (for open calls, arriving messages, waiting bytes), counted by owner.
 
-An owner is an API key, or the host of the peer where no key is asked for. In a full table the owner with most places
-makes room with the one that has been idle longest. docs/reliability.md names all tables.
+An owner is an API key or, without keys, the peer's host. When a table is full, the owner with the most places gives up
+the one that has been idle longest, so no owner can fill a table with idle calls. docs/reliability.md lists the tables.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from photon_grpc.errors import RETRY_AFTER_S, IdleStreamEvicted, PhotonError, QueueFull
 
-#: To a stream that is shed, idle or not.
+#: The error text of a stream that is shed, idle or not.
 _FOR_MEMORY = "the call was ended because messages that arrive hold too much of the server's memory; open it again"
 
 
@@ -24,27 +23,27 @@ class Held(Protocol):
     """The holder of a place."""
 
     def idle_since_s(self) -> float | None:
-        """By the monotonic clock. None: it works, and keeps its place."""
+        """Return the monotonic time since which it has been idle; None while it works and keeps its place."""
 
     def evict(self, error: PhotonError) -> None:
-        """End with `error`: others need the place, which is given away already."""
+        """End with `error`. The place already belongs to another holder."""
 
 
 class _AtWork:
-    """Keeps its place to its end."""
+    """A holder that is never idle, and so keeps its place to its end."""
 
     def idle_since_s(self) -> None:
         return None
 
     def evict(self, error: PhotonError) -> None:
-        raise RuntimeError("what works was to make room")
+        raise RuntimeError("a holder at work was evicted")
 
 
 AT_WORK = _AtWork()
 
 
 class Place:
-    """Of one that holds it. A context: the place is free at its end."""
+    """A place and its holder. As a context manager it frees the place on exit."""
 
     __slots__ = ("_places", "held", "owner", "size")
 
@@ -64,7 +63,7 @@ class Place:
 class Places:
     """One table. Belongs to one event loop."""
 
-    #: Of what holds a place, for the words of a refusal.
+    #: What holders do, for the text of a refusal.
     _state = "are open"
 
     def __init__(
@@ -77,10 +76,17 @@ class Places:
         oldest_first: bool = True,
         retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
-        """`what` is counted, as refusals say it. Between equals, and for one's own, a place is taken from what has been
-        idle for `least_idle_s`: clients that come back at once would else take turns without end. Without
-        `own_make_room` an owner that holds most is refused; without `oldest_first` what came early may have worked
-        lately."""
+        """Create an empty table.
+
+        Args:
+            what: name of what is counted, for refusals.
+            limit: sum of the sizes of all places.
+            least_idle_s: idle time before an owner's own place, or one of an owner with as many, is taken. Without it,
+                clients that reconnect at once would evict each other endlessly.
+            own_make_room: take places from the owner that asks; if False, an owner with the most places is refused.
+            oldest_first: the oldest place has been idle longest; if False, all of an owner's places are compared.
+            retry_after_s: for refusals.
+        """
         self.what = what
         self.limit = limit
         self._least_idle_s = least_idle_s
@@ -89,14 +95,14 @@ class Places:
         self._retry_after_s = retry_after_s
         #: Owner -> its places, the oldest first.
         self._places: dict[str, dict[Place, None]] = {}
-        #: Owner -> the size of its places together.
+        #: Owner -> total size of its places.
         self._sizes: Counter[str] = Counter()
-        #: Of all places together.
+        #: Total size of all places.
         self.size = 0
 
     def take(self, owner: str, held: Held, size: int = 1) -> Place:
-        """Return a place; one alone may be of any size. Raise QueueFull where none can make room."""
-        for place in self._in_the_way(owner, size):
+        """Take a place, which may be of any size if it is the only one. Raise QueueFull if no place can be freed."""
+        for place in self._to_evict(owner, size):
             self._end(place)
         place = Place(self, owner, held, size)
         self._places.setdefault(owner, {})[place] = None
@@ -106,7 +112,7 @@ class Places:
 
     def leave(self, place: Place) -> None:
         places = self._places.get(place.owner, {})
-        if place not in places:  # given away before
+        if place not in places:  # already evicted
             return
         del places[place]
         self.size -= place.size
@@ -115,8 +121,7 @@ class Places:
             del self._places[place.owner], self._sizes[place.owner]
 
     def shed(self, *, busy: bool = False) -> bool:
-        """End the longest idle place of the owner with most, with `busy` its oldest, idle or not. False: there is
-        none."""
+        """Evict the longest idle place of the owner with most; with `busy` its oldest. Return whether there was one."""
         for owner in sorted(self._places, key=self._sizes.__getitem__, reverse=True):
             place = next(iter(self._places[owner])) if busy else self._longest_idle(owner, frozenset(), 0.0)
             if place is not None:
@@ -124,21 +129,21 @@ class Places:
                 return True
         return False
 
-    def told(self) -> PhotonError:
-        """To what has made room."""
+    def eviction_error(self) -> PhotonError:
+        """Return the error for an evicted holder."""
         text = f"the call was idle, and its place is needed: only {self.limit} {self.what} may be open; open it again"
         return IdleStreamEvicted(text, limit=self.limit)
 
     def _end(self, place: Place, error: PhotonError | None = None) -> None:
         self.leave(place)
-        place.held.evict(error or self.told())
+        place.held.evict(error or self.eviction_error())
 
     def _full(self, size: int) -> QueueFull:
         text = f"{self.size} {self.what} {self._state}; the limit is {self.limit}"
         return QueueFull(text, needed=self.size + size, limit=self.limit, retry_after_s=self._retry_after_s)
 
-    def _in_the_way(self, owner: str, size: int) -> list[Place]:
-        """Those that make room for a new place. Raise QueueFull."""
+    def _to_evict(self, owner: str, size: int) -> list[Place]:
+        """Return the places to evict for a new one. Raise QueueFull."""
         found: list[Place] = []
         surplus = self.size + size - self.limit
         if surplus <= 0 or not self.size:
@@ -146,7 +151,7 @@ class Places:
         sizes = Counter(self._sizes)
         sizes[owner] += size
         while surplus > 0:
-            place = self._next_of(sizes, owner, frozenset(found))
+            place = self._next_to_evict(sizes, owner, frozenset(found))
             if place is None:
                 raise self._full(size)
             found.append(place)
@@ -154,16 +159,19 @@ class Places:
             surplus -= place.size
         return found
 
-    def _next_of(self, sizes: Counter[str], asking: str, without: frozenset[Place]) -> Place | None:
-        """Return the place to end next: of the owner with most, among equals of the asking one, and of no owner that
-        holds less than the asking one would."""
-        for owner in sorted(sizes, key=lambda each: (-sizes[each], each != asking)):
-            if sizes[owner] < sizes[asking]:
+    def _next_to_evict(self, sizes: Counter[str], newcomer: str, without: frozenset[Place]) -> Place | None:
+        """Return the next place to evict.
+
+        It belongs to the owner with the most, of equals first to `newcomer`, and never to an owner that holds less than
+        `newcomer` would.
+        """
+        for owner in sorted(sizes, key=lambda each: (-sizes[each], each != newcomer)):
+            if sizes[owner] < sizes[newcomer]:
                 return None
-            if owner == asking and not self._own_make_room:
+            if owner == newcomer and not self._own_make_room:
                 continue
-            is_equal = sizes[owner] == sizes[asking]
-            place = self._longest_idle(owner, without, self._least_idle_s if is_equal or owner == asking else 0.0)
+            is_equal = sizes[owner] == sizes[newcomer]
+            place = self._longest_idle(owner, without, self._least_idle_s if is_equal or owner == newcomer else 0.0)
             if place is not None:
                 return place
         return None
@@ -181,7 +189,7 @@ class Places:
 
 
 class _SilentCall:
-    """A call that only tells, in a task that reads no message: it is idle from its beginning."""
+    """A call that only sends, in a task that reads no message. It counts as idle from its start."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -199,8 +207,7 @@ class _SilentCall:
 
 @contextlib.contextmanager
 def silent_call(places: Places, owner: str) -> Iterator[None]:
-    """Yield a place for the call of the running task. Raise QueueFull, and IdleStreamEvicted out of whatever it
-    awaits."""
+    """Hold a place for the running task's call. Raise QueueFull, or IdleStreamEvicted from whatever the task awaits."""
     call = _SilentCall()
     with places.take(owner, call):
         try:
@@ -213,17 +220,18 @@ def silent_call(places: Places, owner: str) -> Iterator[None]:
 
 
 class WaitingPlaces(Places):
-    """Of what has not begun: one that makes room is told to come again."""
+    """A table of holders that have not started; an evicted one gets QueueFull and should retry."""
 
     _state = "are held"
 
-    def told(self) -> PhotonError:
+    def eviction_error(self) -> PhotonError:
+        """Return the error for an evicted holder."""
         text = f"{self.what}: the limit is {self.limit}, and this caller has the most of them"
         return QueueFull(text, needed=self.limit + 1, limit=self.limit, retry_after_s=self._retry_after_s)
 
 
 class _Waiter:
-    """One that waits for its turn."""
+    """A task that waits for its turn."""
 
     def __init__(self) -> None:
         self.since_s = time.monotonic()
@@ -237,22 +245,27 @@ class _Waiter:
 
 
 class SharedTurns:
-    """So many work at a time; the others wait. Owners take turns, and the connections of each, so that one with endless
-    work shuts out only its own; the last turns are left to owners that have none."""
+    """A semaphore that is fair between owners, and between the connections of each.
+
+    An owner with endless work delays only its own, since one owner may never hold the reserved turns.
+    """
 
     def __init__(
         self, num_turns: int, waiting: WaitingPlaces, *, num_reserved: int = 0, is_newest_first: bool = False
     ) -> None:
-        """`waiting`: places of those that wait, of their sizes."""
+        """Create `num_turns` free turns, of which one owner may hold all but `num_reserved`.
+
+        `waiting` has the places of the waiters. With `is_newest_first` a connection's newest waiter is served first.
+        """
         self.num_free = num_turns
         self.waiting = waiting
         self._most_of_one = num_turns - num_reserved
         self._is_newest_first = is_newest_first
-        #: Owner -> turns that it has.
+        #: Owner -> the number of turns it holds.
         self.held: Counter[str] = Counter()
-        #: Owner -> connection -> those that wait, the oldest first. The first of each is the next one served.
+        #: Owner -> connection -> its waiters, oldest first. The first owner and its first connection are served next.
         self._queue: dict[str, dict[str, list[_Waiter]]] = {}
-        #: No more than one works at a time.
+        #: If True, only one turn is held at a time.
         self.is_scarce = False
 
     def num_waiting(self, owner: str) -> int:
@@ -263,17 +276,17 @@ class SharedTurns:
 
     async def take(self, owner: str, size: int = 1, connection: str = "") -> None:
         """Wait for a turn. Raise QueueFull."""
-        if self._may_work(owner):
-            self._begin(owner)
+        if self._may_start(owner):
+            self._start(owner)
             return
-        turn = _Waiter()
-        with self.waiting.take(owner, turn, size):
-            self._queue.setdefault(owner, {}).setdefault(connection, []).append(turn)
+        waiter = _Waiter()
+        with self.waiting.take(owner, waiter, size):
+            self._queue.setdefault(owner, {}).setdefault(connection, []).append(waiter)
             try:
-                await turn.future
+                await waiter.future
             except BaseException:
-                if turn.future.cancelled() or turn.future.exception() is not None:
-                    self._forget(owner, connection, turn)
+                if waiter.future.cancelled() or waiter.future.exception() is not None:
+                    self._forget(owner, connection, waiter)
                 else:
                     self.give_back(owner)
                 raise
@@ -283,43 +296,43 @@ class SharedTurns:
         self.held[owner] -= 1
         if not self.held[owner]:
             del self.held[owner]
-        self.call()
+        self.wake()
 
-    def call(self) -> None:
-        """Those whose turn it is."""
-        while (owner := next(filter(self._may_work, self._queue), None)) is not None:
-            turn = self._next_of(owner)
-            if not turn.future.done():  # cancelled or refused a moment ago, it is about to leave
-                self._begin(owner)
-                turn.future.set_result(None)
+    def wake(self) -> None:
+        """Give the free turns to waiters."""
+        while (owner := next(filter(self._may_start, self._queue), None)) is not None:
+            waiter = self._pop_waiter(owner)
+            if not waiter.future.done():  # else it was cancelled or refused, and is about to leave
+                self._start(owner)
+                waiter.future.set_result(None)
 
-    def _next_of(self, owner: str) -> _Waiter:
-        """Return the next waiter. The rest of its connection, and of the owner, stands behind all others then."""
+    def _pop_waiter(self, owner: str) -> _Waiter:
+        """Remove and return the owner's next waiter. Its connection and the owner move to the end of their queues."""
         connections = self._queue.pop(owner)
         connection = next(iter(connections))
-        turns = connections.pop(connection)
-        turn = turns.pop(-1 if self._is_newest_first else 0)
-        if turns:
-            connections[connection] = turns
+        waiters = connections.pop(connection)
+        waiter = waiters.pop(-1 if self._is_newest_first else 0)
+        if waiters:
+            connections[connection] = waiters
         if connections:
             self._queue[owner] = connections
-        return turn
+        return waiter
 
-    def _may_work(self, owner: str) -> bool:
+    def _may_start(self, owner: str) -> bool:
         if not self.num_free or (self.is_scarce and self.held):
             return False
         return self.held[owner] < self._most_of_one
 
-    def _begin(self, owner: str) -> None:
+    def _start(self, owner: str) -> None:
         self.num_free -= 1
         self.held[owner] += 1
 
-    def _forget(self, owner: str, connection: str, turn: _Waiter) -> None:
+    def _forget(self, owner: str, connection: str, waiter: _Waiter) -> None:
         connections = self._queue.get(owner, {})
-        turns = connections.get(connection, [])
-        if turn in turns:
-            turns.remove(turn)
-        if not turns:
+        waiters = connections.get(connection, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+        if not waiters:
             connections.pop(connection, None)
         if not connections:
             self._queue.pop(owner, None)

@@ -1,7 +1,7 @@
-"""The one place where a failure becomes a gRPC status: code, text, google.rpc details and the trailers that carry them.
+"""The only place where a failure becomes a gRPC status: code, text, google.rpc details and their trailers.
 
-Details and text together stay small: header lists above 8 KiB make gRPC answer RESOURCE_EXHAUSTED instead of what was
-meant.
+Details and text stay small together, since gRPC replaces the status by RESOURCE_EXHAUSTED if the header list is larger
+than 8 KiB.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_TEXT_BYTES = 512
 _MAX_VALUE_BYTES = 256
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
-#: A negative pushback: gRPC does not try again.
+#: A negative pushback stops gRPC's retries.
 _NEVER = "-1"
 
-#: The nearest class in an error's line of ancestors decides.
+#: The first class in an error's MRO that is a key decides.
 CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
@@ -51,7 +51,7 @@ CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
 
 
 class CallStatus(NamedTuple):
-    """The end of a failed call: the arguments of `context.abort`, and what the log says beside them."""
+    """The end of a failed call: the arguments of `context.abort`, and what the log adds to them."""
 
     code: grpc.StatusCode
     text: str
@@ -61,28 +61,28 @@ class CallStatus(NamedTuple):
 
 
 def call_status(error: Exception, request_id: str) -> CallStatus:
-    """Return the caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
-    told = _fit_for_callers(error, request_id)
-    status = _rpc_status(told)
+    """Return the status that the caller gets for `error`. The text of an internal exception is left out."""
+    public = _public_error(error, request_id)
+    status = _rpc_status(public)
     trailers: list[tuple[str, str | bytes]] = [
         (_DETAILS_KEY, status.SerializeToString()),
         (metadata.REQUEST_ID_KEY, request_id),
     ]
-    if told.is_left_to_caller or told.retry_after_s is not None or isinstance(told, errors.Overloaded):
-        is_never = told.is_final or told.is_left_to_caller
-        trailers.append((_PUSHBACK_KEY, _NEVER if is_never else str(round(_retry_s(told) * 1000))))
-    return CallStatus(code_of(told), status.message, tuple(trailers), told.reason, request_id)
+    if public.is_left_to_caller or public.retry_after_s is not None or isinstance(public, errors.Overloaded):
+        is_never = public.is_final or public.is_left_to_caller
+        trailers.append((_PUSHBACK_KEY, _NEVER if is_never else str(round(_retry_s(public) * 1000))))
+    return CallStatus(code_of(public), status.message, tuple(trailers), public.reason, request_id)
 
 
 def request_error(error: Exception, request_id: str) -> inference_pb2.RequestError:
-    """Return the same of one request among others on a stream."""
-    status = _rpc_status(_fit_for_callers(error, request_id))
+    """Return the status for one request of a multiplexed stream."""
+    status = _rpc_status(_public_error(error, request_id))
     return inference_pb2.RequestError(code=status.code, message=status.message, details=status.details)
 
 
-def _rpc_status(told: errors.PhotonError) -> status_pb2.Status:
-    text = _cut(told.message, MAX_TEXT_BYTES)
-    return bounded(status_pb2.Status(code=code_of(told).value[0], message=text, details=_packed(_details(told))))
+def _rpc_status(error: errors.PhotonError) -> status_pb2.Status:
+    text = _cut(error.message, MAX_TEXT_BYTES)
+    return bounded(status_pb2.Status(code=code_of(error).value[0], message=text, details=_packed(_details(error))))
 
 
 def code_of(error: errors.PhotonError) -> grpc.StatusCode:
@@ -90,12 +90,12 @@ def code_of(error: errors.PhotonError) -> grpc.StatusCode:
 
 
 def bounded(status: status_pb2.Status) -> status_pb2.Status:
-    """`status` with the last field violations, then the last details left out until it fits MAX_DETAILS_BYTES."""
+    """Drop the last field violations, then the last details, until `status` fits MAX_DETAILS_BYTES."""
     while status.ByteSize() > MAX_DETAILS_BYTES and status.details:
         bad_request = error_details_pb2.BadRequest()
         last = status.details[-1]
         if last.Unpack(bad_request) and len(bad_request.field_violations) > 1:
-            # Halving ends soon however many there are.
+            # Halving takes few steps, however many there are.
             del bad_request.field_violations[len(bad_request.field_violations) // 2 :]
             last.Pack(bad_request)
         else:
@@ -103,18 +103,18 @@ def bounded(status: status_pb2.Status) -> status_pb2.Status:
     return status
 
 
-def _fit_for_callers(error: Exception, request_id: str) -> errors.PhotonError:
+def _public_error(error: Exception, request_id: str) -> errors.PhotonError:
     if isinstance(error, errors.PhotonError) and not isinstance(error, errors.StartupError):
         return error
     return errors.InternalFailure(f"internal error; the server's log has it under request id {request_id}")
 
 
 def _details(error: errors.PhotonError) -> list[Message]:
-    """Return the most useful first: what does not fit is cut from the end."""
+    """Return the details, the most useful first, since what does not fit is cut from the end."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_facts(error))
     details: list[Message] = [info]
-    is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not error.is_final
-    if error.retry_after_s is not None or is_told:
+    is_retryable = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not error.is_final
+    if error.retry_after_s is not None or is_retryable:
         delay = Duration()
         delay.FromNanoseconds(round(_retry_s(error) * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
@@ -154,7 +154,7 @@ def _retry_s(error: errors.PhotonError) -> float:
 
 
 def _cut(text: str, num_bytes: int) -> str:
-    """`text` in at most `num_bytes` of UTF-8, ending in an ellipsis where something was left out."""
+    """Cut `text` to at most `num_bytes` of UTF-8, with an ellipsis if something is left out."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= num_bytes:
         return encoded.decode()

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: counts of all front ends and of the engine as metric families. No grpc here."""
+"""The page for Prometheus: the counts of all front ends and of the engine as metric families. Imports no grpc."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from photon_grpc.server.observe import metrics
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Collector):
-    """The service at one moment. `load` has the engine's counters over all its lives."""
+    """The service at one moment. `load` has the engine's counters, summed over its restarts."""
 
     load: Load
     counted: Sums
     is_ready: bool
-    #: Of the newest engine; None until one was ready.
+    #: Facts of the newest engine; None until one was ready.
     facts: Facts | None = None
     model: str = ""
     num_frontends: int = 0
@@ -33,15 +33,15 @@ class Snapshot(Collector):
     num_frontend_restarts: int = 0
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type, as the header `accept` asks for it."""
+        """Return the page and its content type, in the format that the header `accept` prefers."""
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             encode, content_type = choose_encoder("")
         return encode(self), content_type
 
     def collect(self) -> Iterator[Family]:
-        """As prometheus_client asks for it."""
+        """Yield the families. Called by prometheus_client."""
         yield from self._service()
         yield from self._engine()
         for metric in metrics.COUNTED:
@@ -62,8 +62,8 @@ class Snapshot(Collector):
     def _engine(self) -> Iterator[Family]:
         load = self.load
         yield _gauge("num_requests_running", "Outputs being computed.", load.running)
-        yield _gauge("num_requests_waiting", "Outputs that wait for a seat.", load.queued)
-        yield _gauge("num_prompt_tokens_waiting", "Prompt tokens that wait for a seat.", load.queued_prompt_tokens)
+        yield _gauge("num_requests_waiting", "Outputs that wait for a slot.", load.queued)
+        yield _gauge("num_prompt_tokens_waiting", "Prompt tokens that wait for a slot.", load.queued_prompt_tokens)
         yield _gauge(
             "kv_cache_usage_perc",
             "Share of the KV blocks that requests own: 1 is 100 %.",

@@ -1,4 +1,4 @@
-"""Rate-limited log of failed calls: ten thousand equal refusals a second are one line, and no work for the loop."""
+"""The rate-limited log of failed calls. Ten thousand equal refusals per second become one line and hardly any work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from photon_grpc.server.calls.status import CallStatus
 
 _log = logging.getLogger(__name__)
 
-#: Calls of one kind that get a line of their own in an interval; unforeseen ones come with their frames.
+#: Calls of one kind that get their own line per interval. Lines of unexpected exceptions include their frames.
 _MAX_LINES = {logging.INFO: 10, logging.ERROR: 2}
 
 
@@ -21,17 +21,15 @@ class _Kind(NamedTuple):
     level: int
     method: str
     code: str
-    #: The class of an unforeseen exception.
+    #: An error's reason, or the class of an unexpected exception.
     reason: str
 
 
 class FailureLog:
-    """The first calls of a kind in an interval get a line each, the others one in common at its end. Belongs to an
-    event loop."""
+    """The log of one event loop. Per interval the first calls of a kind get a line each, and the others share one."""
 
     def __init__(self, interval_s: float = 5.0, *, has_requests: bool = True) -> None:
-        """Without `has_requests` a request that was refused has no line here: it has one of its own in the log of
-        requests."""
+        """Create the log. Pass `has_requests=False` if refused requests have their line in the request log."""
         self._interval_s = interval_s
         self._has_requests = has_requests
         self._counts: Counter[_Kind] = Counter()
@@ -39,7 +37,7 @@ class FailureLog:
     def report(
         self, error: Exception, status: CallStatus, method: str, duration_s: float, *, is_request: bool = False
     ) -> None:
-        """One failed call; of an unforeseen exception the frames, not the text. `is_request`: it was counted as one."""
+        """Log one failed call (`is_request`: counted as a request); an unexpected exception without its text."""
         is_foreseen = isinstance(error, PhotonError)
         if is_request and not self._has_requests and is_foreseen and not isinstance(error, InternalFailure):
             return
@@ -49,19 +47,19 @@ class FailureLog:
             asyncio.get_running_loop().call_later(self._interval_s, self._sum_up)
         self._counts[kind] += 1
         if self._counts[kind] <= _MAX_LINES[level]:
-            _tell(level, _fields(error, status, method, duration_s), "" if is_foreseen else frames_of(error))
+            _write(level, _fields(error, status, method, duration_s), "" if is_foreseen else frames_of(error))
 
     def _sum_up(self) -> None:
         counts, self._counts = self._counts, Counter()
         for kind, count in counts.items():
-            untold = count - _MAX_LINES[kind.level]
-            if untold > 0:
-                line = {"event": "more calls failed", **kind._asdict(), "count": untold, "within_s": self._interval_s}
+            surplus = count - _MAX_LINES[kind.level]
+            if surplus > 0:
+                line = {"event": "more calls failed", **kind._asdict(), "count": surplus, "within_s": self._interval_s}
                 del line["level"]
-                _tell(kind.level, line)
+                _write(kind.level, line)
 
 
-def _tell(level: int, fields: dict[str, object], frames: str = "") -> None:
+def _write(level: int, fields: dict[str, object], frames: str = "") -> None:
     text = f"{json.dumps(fields)}\n{frames}" if frames else json.dumps(fields)
     _log.log(level, "%s", text, extra={"fields": fields | {"frames": frames} if frames else fields})
 

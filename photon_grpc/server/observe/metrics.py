@@ -1,7 +1,8 @@
-"""Names for Prometheus: `photon_` and the suffix that vLLM uses where the meaning is the same; of calls the names that
-gRPC's own interceptors use. Buckets are vLLM's, and finer ones below them.
+"""The metrics for Prometheus.
 
-No label holds what a caller wrote; API keys are named by their file. Loaded in the supervisor too: no grpc here.
+A name is `photon_` and vLLM's suffix if the meaning is the same. Metrics of calls have the names of gRPC's
+interceptors. Buckets are vLLM's, with finer ones below. No label holds text from a caller; API keys appear by the name
+in their file. The supervisor loads this module, so it imports no grpc.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _REQUEST_S = (
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
-#: Groups, whose members are raised, and what ends calls before there is a request; who cancels is counted apart.
+#: Base classes that are never raised, and reasons that end calls before they are requests. Cancelled is its own metric.
 _NOT_OF_REQUESTS = {
     *(cls.reason for cls in (RequestError, NotAllowed, Overloaded, Unavailable)),
     *(cls.reason for cls in (MissingCredentials, MalformedMessage, IdleStreamEvicted, Cancelled)),
 }
-#: Why a request ends without an answer.
+#: Reasons for which a request ends without an answer.
 _FAILURES = tuple(reason for reason in reasons_of(RequestError, Unavailable) if reason not in _NOT_OF_REQUESTS)
 
 SUCCESS = Metric(
@@ -56,16 +57,13 @@ SUCCESS = Metric(
 )
 ANSWERED = Metric("photon_requests_answered_total", "Requests that were answered, whatever ended their outputs.")
 REJECTED = Metric(
-    "photon_requests_rejected_total",
-    "Requests refused or failed before any output.",
-    ("reason",),
-    known=_FAILURES,
+    "photon_requests_rejected_total", "Requests refused or failed before any output.", ("reason",), known=_FAILURES
 )
 FAILED = Metric(
     "photon_requests_failed_total", "Requests that failed after output began.", ("reason",), known=_FAILURES
 )
 CANCELLED = Metric("photon_requests_cancelled_total", "Requests whose caller cancelled them or was lost.")
-LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died: no line tells of them.")
+LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died; the request log lacks them.")
 QUEUE_S = Metric("photon_request_queue_time_seconds", "From arrival to the first step.", bounds=_REQUEST_S)
 PREFILL_S = Metric("photon_request_prefill_time_seconds", "From the first step to the first token.", bounds=_REQUEST_S)
 FIRST_TOKEN_S = Metric("photon_time_to_first_token_seconds", "From arrival to the first token.", bounds=_FIRST_TOKEN_S)
@@ -109,7 +107,7 @@ COUNTED = (
 
 
 class RequestMetrics:
-    """Counts records; a RequestObserver."""
+    """Counters of requests; a RequestObserver."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -143,7 +141,7 @@ class RequestMetrics:
 
 
 class CallMetrics:
-    """Counts calls by method and status: rate, errors, duration."""
+    """Counters of calls by method and status: rate, errors, duration."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -157,10 +155,10 @@ class CallMetrics:
 
 
 class KeyMetrics:
-    """Counts tokens by the API key of their requests; a RequestObserver."""
+    """Counters of tokens by API key; a RequestObserver."""
 
     def __init__(self, counts: Counts, keys: Iterable[str]) -> None:
-        """`keys`: names that begin at 0. Others are counted from their first request on."""
+        """Start the names in `keys` at 0. Others appear with their first request."""
         self._counts = counts
         for key in keys:
             self._add(key, NO_USAGE)
@@ -175,5 +173,5 @@ class KeyMetrics:
 
 
 def finished_reason(reason: FinishReason) -> str:
-    """Return the label value: `max_tokens`."""
+    """Return the label value of `reason`, for example `max_tokens`."""
     return reason.name.lower()

@@ -1,4 +1,4 @@
-"""One JSON line for every request that ends: all of its record, and no word of its text."""
+"""One JSON line for every request that ends: all of its record, and none of its text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from photon_grpc.server.observe.metrics import finished_reason
 LOGGER = "photon_grpc.access"
 
 _LOG = logging.getLogger(LOGGER)
-#: version-traceid-parentid-flags, of any version but the one that is forbidden.
+#: version-traceid-parentid-flags, of any version but the forbidden ff.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 class RequestLog:
-    """A RequestObserver."""
+    """A RequestObserver that writes the lines."""
 
     def ended(self, record: RequestRecord) -> None:
-        told = fields(record)
-        _LOG.info("%s", json.dumps(told), extra={"fields": told})
+        line = fields(record)
+        _LOG.info("%s", json.dumps(line), extra={"fields": line})
 
 
 def fields(record: RequestRecord) -> dict[str, object]:
-    """Of the line. Durations are milliseconds, null where the request did not come so far."""
+    """Return the fields of the line. Durations are milliseconds, or None if the request did not get that far."""
     origin, usage = record.origin, record.usage
     return {
         "event": "request",

@@ -1,6 +1,6 @@
-"""Spans of OpenTelemetry, made from the record of a request when it has ended.
+"""OpenTelemetry spans, made from the record of a request when it has ended.
 
-Attributes are those of the semantic conventions for generative AI and for RPC; never a word of a prompt or an output.
+Attributes are those of the semantic conventions for generative AI and for RPC. None holds text of a prompt or output.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 
@@ -28,16 +28,16 @@ from photon_grpc.v1 import inference_pb2
 
 _LOG = logging.getLogger(__name__)
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-#: Spans that wait to be sent; more are dropped.
+#: Spans that wait to be sent. More are dropped.
 _MAX_WAITING = 8192
 _BATCH_SIZE = 512
 _SEND_INTERVAL_S = 1.0
 _SEND_TIMEOUT_S = 5.0
-_COMPLAINT_INTERVAL_S = 60.0
-#: For what waits when the server ends.
+_WARNING_INTERVAL_S = 60.0
+#: Time to send what waits when the server ends.
 _CLOSING_S = 1.0
 
-#: Those that are the server's fault. https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
+#: Codes that are the server's fault. https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
 _FAULTS = frozenset(
     (
         grpc.StatusCode.UNKNOWN,
@@ -51,18 +51,18 @@ _FAULTS = frozenset(
 
 
 class RequestSpans:
-    """A RequestObserver. Sends from a thread of its own; a collector that is gone or slow costs spans, nothing else."""
+    """A RequestObserver that sends spans from its own thread. If the collector is gone or slow, only spans are lost."""
 
     def __init__(self, endpoint: str, replica_id: str) -> None:
-        """`endpoint`: http://HOST:PORT in clear text, or https://HOST:PORT."""
+        """Send to `endpoint`: http://HOST:PORT in plain text, or https://HOST:PORT."""
         own = Resource(
             {"service.name": "photon-grpc", "service.version": __version__, "service.instance.id": replica_id}
         )
-        # What an operator says in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES wins.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
         resource = own.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = _Exporter(endpoint, timeout=_SEND_TIMEOUT_S)
-        # A line of theirs comes with every attempt and every span that is dropped.
+        # OpenTelemetry logs every attempt and every dropped span.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._provider.add_span_processor(
             BatchSpanProcessor(exporter, _MAX_WAITING, _SEND_INTERVAL_S * 1000, _BATCH_SIZE)
@@ -94,27 +94,27 @@ class RequestSpans:
         span.end(end_ns)
 
     def close(self) -> None:
-        """Send what waits, for a second at most."""
+        """Send what waits, for at most a second."""
         closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(_CLOSING_S)
 
 
 class _Exporter(OTLPSpanExporter):
-    """Says once in a while that spans are lost."""
+    """An exporter that logs lost spans at most once a minute."""
 
-    _complained_s = float("-inf")
+    _warned_s = float("-inf")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = super().export(spans)
-        if result is not SpanExportResult.SUCCESS and time.monotonic() - self._complained_s > _COMPLAINT_INTERVAL_S:
-            self._complained_s = time.monotonic()
+        if result is not SpanExportResult.SUCCESS and time.monotonic() - self._warned_s > _WARNING_INTERVAL_S:
+            self._warned_s = time.monotonic()
             _LOG.warning("--otlp-endpoint: the collector takes no spans; they are dropped")
         return result
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
-    """(name, begin, end), in seconds from arrival, of what the request came to."""
+    """Yield (name, begin, end) of the phases that the request reached, in seconds from arrival."""
     if record.queue_s is None:
         return
     yield "queue", 0.0, record.queue_s

@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: Check, Watch, List. "" is liveness, the inference service's name is readiness."""
+"""grpc.health.v1.Health: Check, Watch, List. The service "" is liveness, the inference service's name readiness."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from photon_grpc.server.wire import descriptors
 
 READINESS = "photon_grpc.v1.InferenceService"
 LIVENESS = ""
-#: Every connection of a client that asks for health has one open.
+#: Every connection of a health-checking client has one Watch open.
 MAX_WATCHES = 4096
-#: gRPC's clients open one again at once.
+#: gRPC's clients reopen an evicted Watch at once.
 _LEAST_IDLE_S = 10.0
 
 CheckRequest = descriptors.message_class("grpc.health.v1.HealthCheckRequest")
@@ -32,7 +32,7 @@ _UNKNOWN_SERVICE: int = CheckResponse.SERVICE_UNKNOWN
 
 
 class HealthService:
-    """Follows the front end's state. `withdraw` and `close` are the two steps of a stop."""
+    """The service, which follows the front end's state. `withdraw` and `close` are the two steps of a stop."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -57,12 +57,12 @@ class HealthService:
         return grpc.method_handlers_generic_handler(descriptors.HEALTH, methods)
 
     def withdraw(self) -> None:
-        """Not ready any more, whatever the front end says."""
+        """Report not ready from now on, whatever the front end's state."""
         self._is_withdrawn = True
         self._announce()
 
     def close(self) -> None:
-        """End every Watch once it has told the last status; an open one would hold up the server's stop."""
+        """End every Watch after its last status; an open one would delay the server's stop."""
         self._is_closed = True
         self._announce()
 
@@ -73,18 +73,18 @@ class HealthService:
         return CheckResponse(status=status)
 
     async def Watch(self, request: Any, context: Context) -> None:
-        """Every status, when it changes. Raise QueueFull, IdleStreamEvicted."""
+        """Send the status whenever it changes. Raise QueueFull, IdleStreamEvicted."""
         with silent_call(self.places, current().caller):
-            await self._tell(request, context)
+            await self._send_statuses(request, context)
 
-    async def _tell(self, request: Any, context: Context) -> None:
-        told = None
+    async def _send_statuses(self, request: Any, context: Context) -> None:
+        sent = None
         while True:
             change = self._change
             status = self._status(request.service)
-            if status != told:
+            if status != sent:
                 await context.write(CheckResponse(status=status))
-                told = status
+                sent = status
             if self._is_closed:
                 return
             await change.wait()
@@ -101,6 +101,6 @@ class HealthService:
         return _UNKNOWN_SERVICE
 
     def _announce(self) -> None:
-        # Every Watch holds the event it waits for; the next change gets another one.
+        # Every Watch holds the event that it waits for; the next change needs another one.
         self._change.set()
         self._change = asyncio.Event()

@@ -1,6 +1,6 @@
-"""ORCA load reports (xds.data.orca.v3), by which gRPC's weighted_round_robin and others choose a replica: in the
-trailers of every call, and out of band.
+"""ORCA load reports (xds.data.orca.v3), in the trailers of every call and out of band.
 
+gRPC's weighted_round_robin and other balancers choose a replica by them.
 https://github.com/grpc/proposal/blob/master/A51-custom-backend-metrics.md
 """
 
@@ -27,39 +27,39 @@ OrcaLoadReport = descriptors.message_class("xds.data.orca.v3.OrcaLoadReport")
 OrcaLoadReportRequest = descriptors.message_class("xds.service.orca.v3.OrcaLoadReportRequest")
 TRAILER = "endpoint-load-metrics-bin"
 
-#: Rates are averages over so many samples.
+#: Rates are averages over _NUM_SAMPLES intervals.
 _SAMPLE_INTERVAL_S = 1.0
 _NUM_SAMPLES = 5
-#: Between two reports on a stream; gRPC's clients ask for 10 s.
+#: Interval of reports on a stream; gRPC's clients request 10 s.
 LEAST_INTERVAL_S = 1.0
 DEFAULT_INTERVAL_S = 10.0
 MAX_STREAMS = 256
 _RETRY_AFTER_S = 30.0
-#: gRPC's clients open a stream again at once.
+#: gRPC's clients reopen an evicted stream at once.
 _LEAST_IDLE_S = 10.0
-#: A queue that takes so long to drain is a full replica.
+#: A replica whose queue takes this long to drain is full.
 _FULL_QUEUE_S = 1.0
 
 
 class _Sample(NamedTuple):
     time_s: float
-    #: Outputs since start.
+    #: Outputs since the engine's start.
     ended: int
     failed: int
 
 
 class LoadReports:
-    """Makes the reports of one replica: the engine's Load, over all front ends."""
+    """The reports of one replica: the engine's Load over all front ends."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
         self._samples: deque[_Sample] = deque(maxlen=_NUM_SAMPLES + 1)
-        #: The Load of the newest trailers; None where they are to be made anew.
-        self._told: Load | None = None
+        #: The Load in the newest trailers; None if they must be made again.
+        self._reported: Load | None = None
         self._trailers: tuple[tuple[str, bytes], ...] = ()
 
     def report(self) -> Any:
-        """Of this moment; an empty one, which clients ignore, where there is no engine."""
+        """Return the current report; without an engine an empty one, which clients ignore."""
         try:
             facts = self._frontend.facts
         except Unavailable:
@@ -72,7 +72,7 @@ class LoadReports:
         )
         for name, share in shares.items():
             report.utilization[name] = min(share, 1.0)
-        named = report.named_metrics  # by assignment: protobuf takes a dict in twice as slowly
+        named = report.named_metrics  # assigned one by one, which is twice as fast as passing a dict
         named["kv_cache_usage_perc"] = shares["kv"]
         named["num_requests_running"] = load.running
         named["num_requests_waiting"] = load.queued
@@ -80,29 +80,29 @@ class LoadReports:
         return report
 
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
-        """Return the report as trailing metadata; made once for all calls that end with one step."""
+        """Return the report as trailing metadata, made once for all calls that end with the same step."""
         load = self._frontend.load
-        if load is not self._told:
+        if load is not self._reported:
             self._trailers = ((TRAILER, self.report().SerializeToString()),)
-            self._told = load
+            self._reported = load
         return self._trailers
 
     async def watch(self) -> None:
-        """Run as long as the server does: rates need samples, whether or not calls end."""
+        """Take samples for the rates as long as the server runs, whether or not calls end."""
         while True:
             self._samples.append(_sample(self._frontend.load))
-            self._told = None
+            self._reported = None
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
     def _rates(self, now: _Sample) -> tuple[float, float]:
-        """Return outputs that ended and that failed, per second. An engine that was restarted counts from 0."""
+        """Return the outputs that ended and that failed per second. A restarted engine counts from 0."""
         then = self._samples[0] if self._samples else now
         elapsed_s = max(now.time_s - then.time_s, _SAMPLE_INTERVAL_S)
         return max(now.ended - then.ended, 0) / elapsed_s, max(now.failed - then.failed, 0) / elapsed_s
 
 
 def utilizations(load: Load, facts: Facts) -> dict[str, float]:
-    """Return the shares of KV blocks and seats in use, and the time in seconds in which the queue drains: 1 is full."""
+    """Return the shares of KV blocks and slots in use, and the time to drain the queue in seconds. 1 means full."""
     return {
         "kv": load.owned_blocks / load.total_blocks if load.total_blocks else 0.0,
         "seats": load.running / facts.max_num_seqs,
@@ -111,8 +111,7 @@ def utilizations(load: Load, facts: Facts) -> dict[str, float]:
 
 
 class OpenRcaService:
-    """xds.service.orca.v3.OpenRcaService: the reports on a stream of their own, for connections that carry few or long
-    calls."""
+    """xds.service.orca.v3.OpenRcaService: reports on their own stream, for connections with few or long calls."""
 
     def __init__(self, reports: LoadReports, writer: StreamWriter) -> None:
         self._reports = reports
@@ -129,16 +128,16 @@ class OpenRcaService:
         return grpc.method_handlers_generic_handler(descriptors.LOAD_REPORTS, {"StreamCoreMetrics": method})
 
     def close(self) -> None:
-        """End every stream; an open one would hold up the server's stop."""
+        """End every stream; an open one would delay the server's stop."""
         self._is_over.set()
 
     async def StreamCoreMetrics(self, request: Any, context: Context) -> None:
-        """A report at once, then one every interval. Raise QueueFull, IdleStreamEvicted."""
+        """Send a report at once, then one per interval. Raise QueueFull, IdleStreamEvicted."""
         with silent_call(self.places, current().caller):
             await current().send_initial_metadata(context)
-            await self._tell(_interval_s(request), context)
+            await self._send_reports(_interval_s(request), context)
 
-    async def _tell(self, interval_s: float, context: Context) -> None:
+    async def _send_reports(self, interval_s: float, context: Context) -> None:
         while not self._is_over.is_set():
             await self._writer.write(context, self._reports.report())
             try:
@@ -152,7 +151,7 @@ def _sample(load: Load) -> _Sample:
 
 
 def _interval_s(request: Any) -> float:
-    wanted = request.report_interval
+    interval = request.report_interval
     if not request.HasField("report_interval"):
         return DEFAULT_INTERVAL_S
-    return float(max(wanted.seconds + wanted.nanos / 1e9, LEAST_INTERVAL_S))
+    return float(max(interval.seconds + interval.nanos / 1e9, LEAST_INTERVAL_S))

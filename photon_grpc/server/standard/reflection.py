@@ -1,5 +1,4 @@
-"""Server reflection under both of its names, with the same messages. Descriptors are as protoc writes them, with the
-names that fields have in JSON."""
+"""Server reflection under both of its names. Descriptors are as protoc writes them, with JSON names of fields."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.wire import descriptors
 
 _DETAILS = "google/rpc/error_details.proto"
-#: At a time, of both versions; each may hold a message while it arrives.
+#: Open streams of both versions; each may hold an arriving message.
 MAX_STREAMS = 64
 
 
@@ -27,7 +26,7 @@ def places() -> Places:
 
 
 def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Handlers of both versions, which tell of `services` (full names) and of themselves."""
+    """Return the handlers of both versions, which describe `services` (full names) and themselves."""
     servicer = _Servicer((*services, *descriptors.REFLECTION), _files(services), streams)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -39,8 +38,7 @@ def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcH
 
 
 class _Servicer(reflection.aio.ReflectionServicer):
-    """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method
-    and ghz ask for one."""
+    """The package's servicer, extended to find methods by name, which `grpcurl describe` and ghz need."""
 
     def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
         pool = descriptor_pool.DescriptorPool()
@@ -53,8 +51,7 @@ class _Servicer(reflection.aio.ReflectionServicer):
     async def ServerReflectionInfo(  # type: ignore[override]  # its stubs say otherwise than it does
         self, request_iterator: Messages, unused_context: Context
     ) -> AsyncIterator[Any]:
-        """Yield an answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its
-        place."""
+        """Answer each message. Raise QueueFull; `request_iterator` ends the call if others need its place."""
         with self._streams.take(current().caller, request_iterator):
             async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
                 yield answer
@@ -64,8 +61,10 @@ class _Servicer(reflection.aio.ReflectionServicer):
 
 
 def _symbols_of(file: FileDescriptorProto) -> Iterator[str]:
-    """Full names of all that `file` defines. The values of an enum stand beside it; grpcurl writes them as if within,
-    so both are known."""
+    """Yield the full names of all that `file` defines.
+
+    The values of an enum are in the scope of the enum itself, but grpcurl puts them inside the enum, so both are known.
+    """
     for message in file.message_type:
         yield from _symbols_of_message(file.package, message)
     for service in file.service:
@@ -93,13 +92,12 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
 
 
 def _files(services: Sequence[str]) -> list[FileDescriptorProto]:
-    """Files of `services`, of the services served everywhere, health included, and of a status's details, which clients
-    print by name. A file stands after those that it imports."""
-    wanted = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
+    """Return the files of `services`, health, reflection and status details, each after those that it imports."""
+    served = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
     names = {_DETAILS}
     found = []
     for file in reversed(descriptors.ALL):
-        if file.name in names or any(f"{file.package}.{service.name}" in wanted for service in file.service):
+        if file.name in names or any(f"{file.package}.{service.name}" in served for service in file.service):
             names.update(file.dependency)
             found.append(file)
     return found[::-1]

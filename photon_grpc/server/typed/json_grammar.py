@@ -1,8 +1,8 @@
-"""The JSON of a protobuf message as a Lark grammar: what satisfies it is parsed by protobuf's own JSON parser.
+"""The JSON of a protobuf message as a Lark grammar, whose every text protobuf's own JSON parser accepts.
 
-Narrower than proto3 JSON, so that this holds: fields stand in the order of their declaration, each at most once, and of
-a oneof one; nothing is `null` that need not be; enum values are names; no number leaves its type; an escaped surrogate
-has its other half. No grammar can say that a map has no key twice: the parser keeps the last value of such a key.
+To ensure that, it is narrower than proto3 JSON. Fields appear in the order of their declaration, each at most once and
+at most one of a oneof. Nothing is `null` unless it must be. Enum values are names. Numbers are in the range of their
+type. Escaped surrogates come in pairs. No grammar can forbid duplicate keys of a map; the parser keeps the last value.
 https://protobuf.dev/programming-guides/json
 """
 
@@ -23,9 +23,9 @@ from photon_grpc.server.typed.message_graph import (
     slots_of,
 )
 
-#: Fields in all rules: some 50 ms to compile them.
+#: Fields in all rules; compiling them takes about 50 ms.
 _MAX_RULE_FIELDS = 512
-#: Of google.protobuf.Value, of which each level is three messages on the wire.
+#: Depth of a google.protobuf.Value, each level of which is three messages on the wire.
 _MAX_VALUE_DEPTH = 24
 
 _UNESCAPED = r'[^"\\\x00-\x1f]'
@@ -34,7 +34,7 @@ _ESCAPED = (
     r"|\\u([0-9A-Ca-cE-Fe-f][0-9a-fA-F]{3}|[Dd][0-7][0-9a-fA-F]{2})"
     r"|\\u[Dd][89ABab][0-9a-fA-F]{2}\\u[Dd][C-Fc-f][0-9a-fA-F]{2}"
 )
-#: Bits beyond the last byte are 0.
+#: The unused bits of the last character are 0.
 _BASE64 = r'"([A-Za-z0-9+\/]{4})*([A-Za-z0-9+\/][AQgw]==|[A-Za-z0-9+\/]{2}[AEIMQUYcgkosw048]=)?"'
 _PATH = r"[a-z][a-zA-Z0-9]*(\.[a-z][a-zA-Z0-9]*)*"
 _FRACTION = r"(\.([0-9]{3}|[0-9]{6}|[0-9]{9}))?"
@@ -61,7 +61,7 @@ def _integer(least: int, most: int) -> str:
 _INT32, _UINT32 = _integer(-(2**31), 2**31 - 1), _integer(0, 2**32 - 1)
 _INT64, _UINT64 = _integer(-(2**63), 2**63 - 1), _integer(0, 2**64 - 1)
 
-#: Terminals by name; those that a grammar uses are written into it.
+#: Terminals by name. A grammar contains only those that it uses.
 _TERMINALS = {
     "STRING": f'"({_UNESCAPED}|{_ESCAPED})*"',
     "BYTES": _BASE64,
@@ -70,7 +70,7 @@ _TERMINALS = {
     "UINT32": _UINT32,
     "INT64": f'"({_INT64})"',
     "UINT64": f'"({_UINT64})"',
-    # Below 1e37 and 1e304: neither is more than its type holds.
+    # Below 1e37 and 1e304, which the types can hold.
     "FLOAT": rf"{_MANTISSA}([eE](\+?(0|[1-9]|1[0-9]|2[0-1])|-[1-9][0-9]?))?",
     "DOUBLE": rf"{_MANTISSA}([eE](\+?(0|[1-9][0-9]?|1[0-9]{{2}}|2[0-8][0-9])|-([1-9][0-9]?|[12][0-9]{{2}})))?",
     "TIMESTAMP": f'"{_DATE}T{_TIME}{_FRACTION}Z"',
@@ -97,21 +97,18 @@ _SCALARS = {
 
 
 class TooManyFields(Exception):
-    """The rules of this depth are too many."""
+    """Raised if the rules for a depth have too many fields."""
 
 
 class JsonGrammar:
-    """The rules for one message type and a depth: so many messages may stand within one another, map entries counted.
-
-    Raises TooManyFields.
-    """
+    """The rules for one message type with messages (and map entries) nested to a depth. Raises TooManyFields."""
 
     def __init__(self, graph: MessageGraph, depth: int) -> None:
         self._graph = graph
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
         self._names: dict[tuple[object, ...], str] = {}
-        #: Messages whose rules are to be written: name, type, depth.
+        #: Messages whose rules are still to be written: name, type, depth.
         self._open: list[tuple[str, Descriptor, int]] = []
         self._num_fields = 0
         self._rules["start"] = self._message(graph.root, depth)
@@ -120,11 +117,11 @@ class JsonGrammar:
 
     @property
     def text(self) -> str:
-        """As llguidance reads it."""
+        """The grammar as llguidance reads it."""
         return "\n".join([f"{name}: {body}" for name, body in (self._rules | self._terminals).items()])
 
     def _message(self, message: Descriptor, depth: int) -> str:
-        """Return the symbol of a message that fits into `depth`."""
+        """Return the symbol of a message that fits `depth`."""
         if message.full_name in ONE_VALUE:
             return self._terminal(ONE_VALUE[message.full_name])
         if message.full_name in ANY_FORM:
@@ -136,7 +133,7 @@ class JsonGrammar:
         return name
 
     def _write_message(self, name: str, message: Descriptor, depth: int) -> None:
-        """Rules in a chain: the opening brace with the first field there is, then each field or none."""
+        """Write a chain of rules: the opening brace with the first field present, then each further field or none."""
         slots = [(self._choices(fields, depth), is_required) for fields, is_required in slots_of(message)]
         slots = [(choices, is_required) for choices, is_required in slots if choices]
         self._num_fields += sum([len(choices) for choices, _ in slots])
@@ -157,12 +154,12 @@ class JsonGrammar:
             self._rules[f"{name}_{len(slots)}"] = _literal("}")
 
     def _choices(self, fields: tuple[FieldDescriptor, ...], depth: int) -> list[tuple[str, str]]:
-        """Key and value of the fields that fit."""
+        """Return key and value of the fields that fit."""
         values = [(field, self._field(field, depth - 1)) for field in fields]
         return [(json.dumps(field.json_name, ensure_ascii=False) + ":", value) for field, value in values if value]
 
     def _field(self, field: FieldDescriptor, depth: int) -> str:
-        """Return the symbol of a field whose messages may have `depth`; empty where they do not fit."""
+        """Return the symbol of a field whose messages may have `depth`; "" if they do not fit."""
         if is_map(field):
             return self._map(field, depth) if depth >= 1 else ""
         value = self._element(field, depth)
@@ -209,7 +206,7 @@ class JsonGrammar:
         return name
 
     def _any_form(self, kind: str, depth: int) -> str:
-        """google.protobuf.Value, Struct and ListValue; in those, a Value is a message in a message or map entry."""
+        """Return the symbol of a Value, Struct or ListValue. A Value is two levels deep in a Struct, one in a list."""
         name, is_new = self._name("v", kind, depth)
         if not is_new:
             return name
@@ -246,7 +243,7 @@ class JsonGrammar:
 
 
 def write_json_grammar(graph: MessageGraph) -> JsonGrammar:
-    """As deep as the size allows. Raise TooManyFields."""
+    """Write the grammar, as deep as its size allows. Raise TooManyFields."""
     depths: Iterator[int] = (MAX_DEPTH >> halvings for halvings in range(MAX_DEPTH.bit_length()))
     for depth in depths:
         if depth < graph.least_depth(graph.root):

@@ -1,4 +1,4 @@
-"""The messages that a message type may hold, checked: what JSON cannot be constrained to is refused by name."""
+"""The messages that a message type may hold, checked. What JSON cannot be constrained to is refused by name."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from google.protobuf.message import Message
 from photon_grpc.errors import InvalidConstraint
 
 FIELD = "structured_output.protobuf.file_descriptor_set"
-#: Messages within one another, map entries counted. Parsers take 100.
+#: Nesting of messages, map entries included. Parsers accept 100.
 MAX_DEPTH = 32
 _MAX_FIELDS = 512
-#: A step looks at all that may come next.
+#: Every decoding step considers all fields that may come next.
 _MAX_FIELDS_OF_MESSAGE = 128
 _MAX_ENUM_VALUES = 2048
 _MODULES: tuple[ModuleType, ...] = (
     *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, source_context_pb2, struct_pb2),
     *(timestamp_pb2, type_pb2, wrappers_pb2),
 )
-#: They may be left out of a set; one that is in it is taken from here all the same.
+#: Files that a set may omit. Those that it contains are ignored in favour of these.
 WELL_KNOWN_FILES: dict[str, bytes] = {module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb for module in _MODULES}
-#: Their messages, and where each is.
+#: Message -> its file.
 WELL_KNOWN_TYPES: dict[str, str] = {
     message.full_name: module.DESCRIPTOR.name
     for module in _MODULES
     for message in module.DESCRIPTOR.message_types_by_name.values()
 }
-#: Messages whose JSON is one value.
+#: Messages whose JSON is a single value.
 ONE_VALUE: Mapping[str, str] = {
     "google.protobuf.Timestamp": "TIMESTAMP",
     "google.protobuf.Duration": "DURATION",
@@ -61,13 +61,13 @@ ONE_VALUE: Mapping[str, str] = {
     "google.protobuf.StringValue": "STRING",
     "google.protobuf.BytesValue": "BYTES",
 }
-#: Messages whose JSON is of any form.
+#: Messages whose JSON may have any form.
 ANY_FORM: Mapping[str, str] = {
     "google.protobuf.Value": "value",
     "google.protobuf.Struct": "struct",
     "google.protobuf.ListValue": "list",
 }
-#: Attributes of every message in Python, which its JSON parser uses.
+#: Attributes of every Python message, which hide fields of these names from the JSON parser.
 _TAKEN_NAMES = frozenset(dir(Message))
 
 
@@ -76,13 +76,13 @@ class _Edge:
     """A field that holds messages."""
 
     child: str
-    #: 1 for a map's entry, which is a message itself.
+    #: 1 for a map, whose entry is a message itself.
     between: int
     is_required: bool
 
 
 class MessageGraph:
-    """All that can be reached from `root`. Raises InvalidConstraint."""
+    """All messages that can be reached from `root`. Raises InvalidConstraint."""
 
     def __init__(self, root: Descriptor, pool: DescriptorPool) -> None:
         self.root = root
@@ -97,11 +97,11 @@ class MessageGraph:
             raise refused(problem, limit=MAX_DEPTH)
 
     def height(self, message: Descriptor) -> int:
-        """Depth of its deepest value, MAX_DEPTH where that is more."""
+        """Return the depth of the message's deepest value, at most MAX_DEPTH."""
         return min(self._heights[message.full_name], MAX_DEPTH)
 
     def least_depth(self, message: Descriptor) -> int:
-        """Depth of its smallest value."""
+        """Return the depth of the message's smallest value."""
         return self._least[message.full_name]
 
     def _reach(self, pool: DescriptorPool) -> None:
@@ -131,13 +131,13 @@ class MessageGraph:
 
 
 def _depths(edges: Mapping[str, list[_Edge]], fixed: Mapping[str, int]) -> dict[str, int]:
-    """Messages within one another, along the longest way; MAX_DEPTH + 1 where there are more."""
+    """Return each message's nesting along the longest path, at most MAX_DEPTH + 1."""
     depths = {"": 1, **dict.fromkeys(edges, 1), **fixed}
     changed = True
     while changed:
         changed = False
-        for name, mine in edges.items():
-            deepest = max([depths[edge.child] + edge.between for edge in mine], default=0)
+        for name, outgoing in edges.items():
+            deepest = max([depths[edge.child] + edge.between for edge in outgoing], default=0)
             depth = min(1 + deepest, MAX_DEPTH + 1)
             if depth > depths[name]:
                 depths[name], changed = depth, True
@@ -145,13 +145,13 @@ def _depths(edges: Mapping[str, list[_Edge]], fixed: Mapping[str, int]) -> dict[
 
 
 def fields_of(message: Descriptor) -> Iterator[FieldDescriptor]:
-    """Yield the fields that its JSON has."""
+    """Yield the fields that the message has in JSON."""
     if message.full_name not in ONE_VALUE and message.full_name not in ANY_FORM:
         yield from message.fields
 
 
 def slots_of(message: Descriptor) -> list[tuple[tuple[FieldDescriptor, ...], bool]]:
-    """Fields in the order of their declaration, those of a oneof together; whether one must be there."""
+    """Return the fields in order of declaration, those of a oneof together, each with whether it is required."""
     slots: dict[str, list[FieldDescriptor]] = {}
     for field in message.fields:
         group = field.containing_oneof
@@ -165,19 +165,19 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def entry_field(field: FieldDescriptor, name: str) -> FieldDescriptor:
-    """Return the "key" or "value" of a map."""
+    """Return the field "key" or "value" of a map's entries."""
     entry: Any = field.message_type
     found: FieldDescriptor = entry.fields_by_name[name]
     return found
 
 
 def value_of(field: FieldDescriptor) -> FieldDescriptor:
-    """Return the field itself, of a map the one of its entries' values."""
+    """Return the field itself, or for a map the value field of its entries."""
     return entry_field(field, "value") if is_map(field) else field
 
 
 def value_type(field: FieldDescriptor) -> Descriptor | None:
-    """Return the message type of the field, of a map's values; None where they are no messages."""
+    """Return the message type of the field or of a map's values; None if they are not messages."""
     return value_of(field).message_type
 
 

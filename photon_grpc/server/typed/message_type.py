@@ -1,4 +1,4 @@
-"""Message types of typed output: from a caller's descriptors to a grammar, and from JSON to a message."""
+"""Message types of typed output: a caller's descriptors become a grammar, and JSON becomes a message."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from photon_grpc.v1 import inference_pb2 as pb
 
 _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
-#: Fields of the whole set on the wire: some 30 ms to read it.
+#: Fields of the whole set on the wire; reading them takes about 30 ms.
 _MAX_SET_FIELDS = 2**15
-#: Of types that are kept. One takes its grammar and 20 to 60 times its set, the smallest 44 KiB, by malloc's count.
+#: Memory of the types that are kept. By malloc's count a type takes its grammar and 20 to 60 times its set, at least
+#: 44 KiB.
 _MAX_CACHE_BYTES = 2**25
 _BYTES_PER_SET_BYTE, _TYPE_BYTES = 60, 44 * 2**10
-_MAX_WORDS = 500
-#: Types that are read at a time, 30 ms at most: several threads would take the interpreter from the loop in turn.
+_MAX_ERROR_CHARS = 500
+#: Types read at a time, each in at most 30 ms. Several threads would in turn take the interpreter from the event loop.
 _NUM_READERS = 1
-#: Types that wait or are read, and the bytes of their sets.
+#: Types that wait or are being read, and the bytes of their sets.
 _MAX_READING = 1024
 _MAX_READING_BYTES = 2**25
 
@@ -52,7 +53,7 @@ class MessageType:
 
     name: str
     message_class: type[Message]
-    #: In Lark.
+    #: A Lark grammar.
     grammar: str
 
     @property
@@ -60,45 +61,37 @@ class MessageType:
         return ConstraintAsk("protobuf", self.grammar)
 
     def parse(self, text: str) -> Message:
-        """Return the message of its JSON. Raise ValueError, google.protobuf.json_format.ParseError.
-
-        A key that a map has twice keeps its last value; protobuf's Parse would refuse it.
-        """
+        """Parse JSON; a map's duplicate key keeps its last value. Raise ValueError, ParseError."""
         return ParseDict(json.loads(text), self.message_class())
 
 
 class MessageTypes:
-    """Types that were asked for, kept for those who ask again. Belongs to one event loop.
+    """A cache of requested types. Belongs to one event loop.
 
-    What is new is read in a thread, fairly between callers. A type is shared within an API key, and among all where
-    there are no keys.
+    New types are read in a thread, fairly between callers. A type is shared within an API key, or by all without keys.
 
     Args:
-        max_cache_bytes: of the types.
+        max_cache_bytes: memory of the types.
     """
 
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
         self._kept: SharedCache[_Key, MessageType] = SharedCache(max_cache_bytes)
         self._max_cache_bytes = max_cache_bytes
-        #: Since garbage was collected.
+        #: Bytes of types made since the last garbage collection.
         self._num_made_bytes = 0
         self._threads = ThreadPoolExecutor(_NUM_READERS, "types")
         self._turns = FairTurns(
-            _NUM_READERS,
-            "message types wait to be read",
-            max_jobs=_MAX_READING,
-            max_bytes=_MAX_READING_BYTES,
+            _NUM_READERS, "message types wait to be read", max_jobs=_MAX_READING, max_bytes=_MAX_READING_BYTES
         )
 
-    def wanted(self, wanted: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
-        """Return the type of a request, to be found once that has its place. Raise InvalidConstraint,
-        InvalidRequest."""
-        files, name = wanted.file_descriptor_set, wanted.message_type
+    def wanted(self, request: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
+        """Return the type of a request, found once that has its place. Raise InvalidConstraint, InvalidRequest."""
+        files, name = request.file_descriptor_set, request.message_type
         _check(files, name)
         return WantedType(self, files, name, origin)
 
     async def find(self, files: bytes, name: str, origin: Origin) -> MessageType:
-        """Raise InvalidConstraint, QueueFull."""
+        """Return the type `name` of the set `files`. Raise InvalidConstraint, QueueFull."""
         key = (origin.owner, hashlib.sha256(files).digest(), name)
         kept = self._kept.find(origin.caller, key)
         return kept or await self._read(key, files, origin.caller)
@@ -116,7 +109,7 @@ class MessageTypes:
         return made
 
     def _collect(self, num_bytes: int) -> None:
-        """Have what was let go given back: a class refers to itself, and the collector counts objects, not bytes."""
+        """Collect evicted types now and then: classes are cyclic, and the collector counts objects instead of bytes."""
         self._num_made_bytes += num_bytes
         if self._num_made_bytes > self._max_cache_bytes:
             self._num_made_bytes = 0
@@ -131,12 +124,12 @@ class WantedType:
         self._files = files
         self._name = name
         self._origin = origin
-        #: Once its constraint has been written.
+        #: Set once its constraint has been written.
         self.found: MessageType | None = None
 
     async def constraint(self) -> ConstraintAsk:
-        """Raise InvalidConstraint, QueueFull."""
-        files, self._files = self._files, b""  # a megabyte, perhaps
+        """Find the type, and return its constraint. Raise InvalidConstraint, QueueFull."""
+        files, self._files = self._files, b""  # it may hold a megabyte
         self.found = await self._types.find(files, self._name, self._origin)
         return self.found.constraint
 
@@ -146,7 +139,7 @@ _Key = tuple[str, bytes, str]
 
 
 def _num_bytes(files: bytes, made: MessageType) -> int:
-    """Of a type. Messages that refer to each other have a grammar of many times their set."""
+    """Return the memory of a type. Messages that refer to each other have a grammar of many times their set."""
     return _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files) + len(made.grammar)
 
 
@@ -180,7 +173,7 @@ def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
     """Return the files by name."""
     try:
         count_fields(files, descriptor_pb2.FileDescriptorSet.DESCRIPTOR, _MAX_SET_FIELDS)
-        listed = descriptor_pb2.FileDescriptorSet.FromString(files).file
+        parsed = descriptor_pb2.FileDescriptorSet.FromString(files).file
     except InvalidRequest as error:
         if error.needed is not None:
             problem = f"has {error.needed} fields or more; {error.limit} are allowed"
@@ -188,32 +181,31 @@ def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
         raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
     except DecodeError:
         raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
-    named = {file.name: file for file in listed}
-    if len(named) < len(listed):
-        names = [file.name for file in listed]
+    by_name = {file.name: file for file in parsed}
+    if len(by_name) < len(parsed):
+        names = [file.name for file in parsed]
         twice = next(name for name in names if names.count(name) > 1)
         raise refused(f"the file {twice!r} is in it {names.count(twice)} times")
-    return named
+    return by_name
 
 
-def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], wanted: str) -> DescriptorPool:
-    """Of the files, and that of the `wanted` type where it may be left out."""
+def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: str) -> DescriptorPool:
+    """Return a pool of the files, with that of `message_type` added if it is well known."""
     pool = DescriptorPool()
-    roots = [*files, WELL_KNOWN_TYPES[wanted]] if wanted in WELL_KNOWN_TYPES else [*files]
+    roots = [*files, WELL_KNOWN_TYPES[message_type]] if message_type in WELL_KNOWN_TYPES else [*files]
     for name in _in_order(files, roots):
         try:
             if name in WELL_KNOWN_FILES:
                 pool.AddSerializedFile(WELL_KNOWN_FILES[name])
             else:
                 pool.AddSerializedFile(files[name].SerializeToString())
-        except Exception as error:  # protobuf raises TypeError here, and says more in its text
-            raise refused(f"the file {name!r} is invalid: {str(error)[:_MAX_WORDS]}") from None
+        except Exception as error:  # protobuf raises TypeError with a detailed text
+            raise refused(f"the file {name!r} is invalid: {str(error)[:_MAX_ERROR_CHARS]}") from None
     return pool
 
 
 def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
-    """Names of the `roots` and of those they import, imports first. Raise InvalidConstraint for a missing one and for a
-    circle."""
+    """Yield the `roots` and their imports, imports first. Raise InvalidConstraint if one is missing or circular."""
     done, begun = set[str](), set[str]()
     for first in roots:
         waiting = [first]
@@ -223,17 +215,17 @@ def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[
             missing = [each for each in imports if each not in files and each not in WELL_KNOWN_FILES]
             if missing:
                 raise refused(f"{name!r} imports {missing[0]!r}, which is not in it")
-            left = [each for each in imports if each not in done]
-            if name in done or not left:
+            pending = [each for each in imports if each not in done]
+            if name in done or not pending:
                 waiting.pop()
                 if name not in done:
                     done.add(name)
                     yield name
                 continue
             if name in begun:
-                raise refused(f"{name!r} imports itself, by way of {left[0]!r}")
+                raise refused(f"{name!r} imports itself, by way of {pending[0]!r}")
             begun.add(name)
-            waiting += left
+            waiting += pending
 
 
 def _imports(files: dict[str, descriptor_pb2.FileDescriptorProto], name: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""Protobuf messages to and from plain data."""
+"""Conversion between protobuf messages and plain data."""

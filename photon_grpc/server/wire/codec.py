@@ -1,4 +1,4 @@
-"""Messages to plain data and back: GenerateRequest → Ask; Update and Result → messages. Unset stays unset."""
+"""Conversion of messages: GenerateRequest → Ask; Update and Result → messages. Unset fields stay unset."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result
 from photon_grpc.server.wire.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
+#: For messages that are not set, as most are, which saves reading their fields.
 _NO_OUTPUT, _NO_SCHEDULING = NOTHING_SET.output, NOTHING_SET.scheduling
 _NO_STREAM, _NO_CACHE = NOTHING_SET.stream, NOTHING_SET.cache
-#: Of one conversation: some 10 ms to make them into plain data.
+#: Messages of one conversation; converting them takes about 10 ms.
 _MAX_MESSAGES = 4096
-#: google.protobuf.Duration ends here: 10,000 years.
+#: The largest google.protobuf.Duration, 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
 _DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if field.unit == "s")
 
@@ -54,17 +54,8 @@ _DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if fie
 # --- message → Ask ---------------------------------------------------------------------------------------------------
 
 
-def ask_of(
-    request: pb.GenerateRequest,
-    facts: ModelFacts,
-    origin: Origin,
-    *,
-    replaces: bool = False,
-) -> Ask:
-    """Return the Ask in `request`, for the model with these `facts`. The grammar of typed output is UNWRITTEN.
-
-    Raise InvalidRequest for an invalid Duration and for lists that are too long.
-    """
+def ask_of(request: pb.GenerateRequest, facts: ModelFacts, origin: Origin, *, replaces: bool = False) -> Ask:
+    """Return the Ask in `request`; typed output has the grammar UNWRITTEN. Raise InvalidRequest."""
     refuse_empty(request)
     _check_durations(request)
     has = request.HasField
@@ -85,7 +76,7 @@ def ask_of(
 
 
 def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
-    # Every message of a conversation renders to one token at least.
+    # Every message of a conversation renders to at least one token.
     check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
 
 
@@ -95,17 +86,17 @@ def _continued(request: pb.GenerateRequest, facts: ModelFacts) -> tuple[int, ...
 
 
 def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsInput | ChatInput | None:
-    """Read the input of `request`; None if there is none.
+    """Return the input of `request`; None if there is none.
 
-    Raise PromptTooLong, InvalidRequest for a long one before it becomes objects: 32 MiB hold ten million of them, which
-    would block the event loop.
+    Raise PromptTooLong, InvalidRequest for a long input before it becomes objects: 32 MiB hold ten million of them,
+    which would block the event loop.
     """
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text, parse_special_tokens=request.parse_special_tokens)
         case "token_ids":
             check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
-            return IdsInput(tuple(request.token_ids.ids[:]))  # a slice is a list, which is read faster
+            return IdsInput(tuple(request.token_ids.ids[:]))  # slicing makes a list, which is faster to read
         case "chat":
             check_messages(request.chat, facts)
             return chat_of(request.chat)
@@ -129,12 +120,12 @@ def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
     return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
-#: Name in the Ask, what makes plain data of the value, and the path and the limit of a list.
+#: Name in the Ask, conversion of the value, and path and limit of a list.
 _Column = tuple[str, Callable[[Any], Any] | None, str, Callable[[ModelFacts], int] | None]
 
 
 class _Reader:
-    """Reads the message of a group of options into its struct, field by field of those that are set."""
+    """Reader of a group of options: makes the struct from the fields of the message that are set."""
 
     def __init__(self, group: str, struct: Callable[..., Any]) -> None:
         self._struct = struct
@@ -144,7 +135,7 @@ class _Reader:
         }
 
     def __call__(self, message: Message, facts: ModelFacts) -> Any:
-        """Make the struct. Raise InvalidRequest for a list that is too long before it becomes objects."""
+        """Return the struct. Raise InvalidRequest for a list that is too long, before it becomes objects."""
         values = {}
         for field, value in message.ListFields():
             name, plain, path, limit = self._columns[field.number]
@@ -168,31 +159,31 @@ def _column(field: FieldDescriptor, declared: Field) -> _Column:
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
-    return tuple(values[:])  # a slice is a list, which is read faster
+    return tuple(values[:])  # slicing makes a list, which is faster to read
 
 
-def _ids(listed: pb.TokenIds) -> tuple[int, ...]:
-    return _tuple(listed.ids)
+def _ids(message: pb.TokenIds) -> tuple[int, ...]:
+    return _tuple(message.ids)
 
 
 def _message_of(group: str) -> Descriptor:
-    """Return the type of the message that holds a group of options; "" is GenerateRequest."""
+    """Return the type of the message that holds a group of options; that of "" is GenerateRequest."""
     whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
     return cast("Descriptor", whole.fields_by_name[group].message_type) if group else whole
 
 
-def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
-    match wanted.WhichOneof("constraint"):
+def _constraint(output: pb.StructuredOutput) -> ConstraintAsk | None:
+    match output.WhichOneof("constraint"):
         case "json_schema":
-            return ConstraintAsk("json_schema", wanted.json_schema)
+            return ConstraintAsk("json_schema", output.json_schema)
         case "json_object":
             return ConstraintAsk("json_object")
         case "regex":
-            return ConstraintAsk("regex", wanted.regex)
+            return ConstraintAsk("regex", output.regex)
         case "choices":
-            return ConstraintAsk("choices", choices=tuple(wanted.choices.values))
+            return ConstraintAsk("choices", choices=tuple(output.choices.values))
         case "grammar":
-            return ConstraintAsk("grammar", wanted.grammar)
+            return ConstraintAsk("grammar", output.grammar)
         case "protobuf":
             return UNWRITTEN
         case _:
@@ -229,11 +220,11 @@ def _is_valid(options: Message, field: str) -> bool:
     return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
 
 
-# --- Update, Result → messages, but for scores ------------------------------------------------------------------------
+# --- Update, Result → messages, without their scores ------------------------------------------------------------------
 
 
 def stream_message(update: Update, sequence: int, start: Start | None) -> pb.StreamGenerateResponse:
-    """Return the message number `sequence` of a stream; `start` belongs to the first one only."""
+    """Return message number `sequence` of a stream; only the first one has a `start`."""
     message = pb.StreamGenerateResponse(sequence=sequence)
     for delta in update.deltas:
         _fill_output(message.deltas.add(), delta)
@@ -310,7 +301,7 @@ def _fill_time(message: Duration | Timestamp, seconds: float) -> None:
 
 
 def _split(seconds: float) -> tuple[int, int]:
-    """Non-negative seconds as whole seconds and nanoseconds."""
+    """Split non-negative seconds into whole seconds and nanoseconds."""
     whole = int(seconds)
-    # The difference is exact, which `seconds * 1e9` is not for times since the epoch.
+    # The difference is exact; for times since the epoch `seconds * 1e9` is not.
     return whole, int((seconds - whole) * 1e9)

@@ -1,8 +1,7 @@
-"""The standard services: their names, and the descriptors and messages of all services that are served, as protoc wrote
-them (protos/generate.py).
+"""The names of the standard services, and descriptors and messages of all services, as protoc wrote them.
 
-They have a pool of their own. The packages of gRPC bring older ones of the same files (grpcio-health-checking lacks
-Health.List), xds-protos overwrites files of other packages, and a process may define a file once in a pool.
+See protos/generate.py. They have their own pool, since a pool may define a file only once: gRPC's packages have older
+versions of the same files (grpcio-health-checking lacks Health.List), and xds-protos overwrites others' files.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 
 HEALTH = "grpc.health.v1.Health"
-#: `v1alpha` for old clients; others have dropped it.
+#: `v1alpha` is for old clients.
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 LOAD_REPORTS = "xds.service.orca.v3.OpenRcaService"
 
-#: Each stands after those that it imports.
+#: Each file follows those that it imports.
 ALL = FileDescriptorSet.FromString(resources.files("photon_grpc.v1").joinpath("descriptors.binpb").read_bytes()).file
 
 _POOL = DescriptorPool()
 for _file in ALL:
     _POOL.AddSerializedFile(_file.SerializeToString())
 
-#: Of the standard services.
+#: The files of the standard services.
 FILES = tuple(_POOL.FindFileContainingSymbol(name) for name in (HEALTH, LOAD_REPORTS, *REFLECTION))
 
 

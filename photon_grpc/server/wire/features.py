@@ -1,4 +1,4 @@
-"""The Feature that a proto field needs. No field is ignored."""
+"""The Feature that a proto field needs. No field is silently ignored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from photon_grpc.v1 import inference_pb2, model_pb2
 
 Feature = model_pb2.Feature
 
-#: Fields that a model may lack although the build has them; the front end refuses these.
+#: Fields that this release supports but a model may not; the front end then refuses them.
 _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "text": Feature.FEATURE_TEXT,
     "token_ids": Feature.FEATURE_TEXT,
@@ -25,8 +25,8 @@ _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "structured_output.protobuf": Feature.FEATURE_PROTOBUF,
 }
 
-#: Declared, and in no model of this release: methods, values and fields, as Service.Method, Enum.VALUE, Message.field.
-#: The methods are refused, the fields empty or 0; docs/api.md says so beside each.
+#: Declared in the protos but not implemented: methods, values and fields, as Service.Method, Enum.VALUE, Message.field.
+#: The methods are refused and the fields are empty or 0, as docs/api.md states beside each.
 ABSENT = frozenset(
     {
         "AdminService.LoadAdapter",
@@ -42,13 +42,13 @@ ABSENT = frozenset(
 
 
 def name_of(path: str) -> str:
-    """Return the Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; empty where it needs none."""
+    """Return the Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; "" if it needs none."""
     number = _NEEDED.get(path)
     return "" if number is None else Feature.Name(number)
 
 
 def refuse_empty(request: inference_pb2.GenerateRequest) -> None:
-    """Raise InvalidRequest for a constraint or a choice that is none."""
+    """Raise InvalidRequest for a constraint or a choice that is set but empty."""
     if request.HasField("structured_output") and request.structured_output.WhichOneof("constraint") is None:
         path = "structured_output.constraint"
         raise InvalidRequest("structured_output is set but names no constraint", field=path)

@@ -1,7 +1,7 @@
-"""A message's fields, counted on the wire before it is parsed: thirty megabytes of empty messages would become
-gigabytes of objects.
+"""A count of a message's fields on the wire, before it is parsed.
 
-What is left after this is bounded by copying bytes and checking that text is UTF-8.
+Without it thirty megabytes of empty messages would become gigabytes of objects. What parsing costs beyond this is
+bounded by copying bytes and checking UTF-8.
 https://protobuf.dev/programming-guides/encoding
 """
 
@@ -14,28 +14,28 @@ from google.protobuf.descriptor import Descriptor
 
 from photon_grpc.errors import InvalidRequest, MalformedMessage
 
-#: A list of numbers, as bytes: far above any context's ids, and parsed in some 50 ms.
+#: Bytes of a list of numbers: far more than the ids of any context, and parsed in about 50 ms.
 MAX_LIST_BYTES = 2**22
-#: A conversation has three or four fields per message; lists of numbers are one field, however long.
+#: A conversation has three or four fields per message; a list of numbers counts as one field.
 MAX_FIELDS = 2**16
-#: Messages and groups within one another, as protobuf itself has it.
+#: Nesting of messages and groups; protobuf's own limit.
 _MAX_DEPTH = 100
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_TAG = 2**32
 
-#: Of a field 1 that is a message or a string.
+#: The tag of a field 1 that is a message or a string.
 _FIRST_TAG = 0x0A
 
-#: Field number -> (name, the same of that message), of fields that are messages; None in its place: a list of numbers.
+#: Number -> (name, the same table for its message) of fields that hold messages; (name, None) for lists of numbers.
 _Nested = dict[int, tuple[str, Any]]
 _PLAIN = ("", None)
 
 
 def count_fields(message: bytes, descriptor: Descriptor, limit: int = MAX_FIELDS) -> int:
-    """Fields of `message` and of all messages within it, unknown ones too.
+    """Count the fields of `message` and of all messages in it, including unknown ones.
 
-    Raise InvalidRequest naming the field with which there are more than `limit`, or a list that is too long;
-    MalformedMessage where the bytes are no message.
+    Raise InvalidRequest naming the field that exceeds `limit`, or a list that is too long; MalformedMessage if the
+    bytes are not a message.
     """
     try:
         return _count(message, descriptor, limit)
@@ -44,7 +44,7 @@ def count_fields(message: bytes, descriptor: Descriptor, limit: int = MAX_FIELDS
 
 
 def _count(message: bytes, descriptor: Descriptor, limit: int) -> int:
-    # One loop, no recursion and few calls: it runs over a stranger's bytes.
+    # One loop without recursion and with few calls, since it reads untrusted bytes.
     nested = _nested_of(descriptor)
     position, end, group, count = 0, len(message), 0, 0
     above: list[tuple[int, int, _Nested, str]] = []
@@ -102,8 +102,7 @@ def _count(message: bytes, descriptor: Descriptor, limit: int) -> int:
 
 
 def first_request_id(action: bytes) -> str:
-    """Return the id with which the request begins in a MultiplexGenerateRequest that is not parsed; "" where none is
-    seen."""
+    """Return the request id at the beginning of an unparsed MultiplexGenerateRequest; "" if there is none."""
     try:
         for _ in ("generate", "request_id"):
             if action[0] != _FIRST_TAG:
@@ -116,7 +115,7 @@ def first_request_id(action: bytes) -> str:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return the number that begins at `position`, and where the next thing begins."""
+    """Return the number at `position`, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]
@@ -129,17 +128,17 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _nested_of(descriptor: Descriptor) -> _Nested:
-    known: dict[str, _Nested] = {}
+    tables: dict[str, _Nested] = {}
 
-    def table(of: Descriptor) -> _Nested:
-        if of.full_name not in known:
-            mine = known[of.full_name] = {}
-            for field in of.fields:
+    def table(message: Descriptor) -> _Nested:
+        if message.full_name not in tables:
+            nested = tables[message.full_name] = {}
+            for field in message.fields:
                 if field.message_type is not None:
-                    mine[field.number] = (field.name, table(field.message_type))
+                    nested[field.number] = (field.name, table(field.message_type))
                 elif field.is_packed:
-                    mine[field.number] = (field.name, None)
-        return known[of.full_name]
+                    nested[field.number] = (field.name, None)
+        return tables[message.full_name]
 
     return table(descriptor)
 

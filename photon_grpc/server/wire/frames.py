@@ -1,4 +1,4 @@
-"""Items of a multiplexed stream in wire form: joined, they are a MultiplexGenerateResponse.
+"""Items of a multiplexed stream in wire form. Joined, they are a MultiplexGenerateResponse.
 
 https://protobuf.dev/programming-guides/encoding
 """
@@ -11,13 +11,13 @@ from photon_grpc.server.wire.responses import ResponseWriter
 from photon_grpc.server.wire.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Tags: the field's number and its type, 0 for a varint, 2 for what has a length.
+#: Tags: the field's number and its wire type, 0 for a varint, 2 for length-prefixed data.
 _ITEM = b"\x0a"  # MultiplexGenerateResponse.items
 _HANDLE, _RESPONSE = b"\x08", b"\x1a"  # MultiplexItem
 
 
 class ItemWriter:
-    """Writes the items of one request."""
+    """Writer of the items of one request."""
 
     __slots__ = ("_handle", "_handle_field", "_request_id", "responses")
 
@@ -28,7 +28,7 @@ class ItemWriter:
         self.responses = ResponseWriter()
 
     def plain(self, update: Update) -> bytes | None:
-        """Return the next item; None where it is not for ResponseWriter.plain: then `full` writes it."""
+        """Return the next item; None if ResponseWriter.plain cannot write it, so that `full` must."""
         response = self.responses.plain(update)
         if response is None:
             return None
@@ -36,13 +36,13 @@ class ItemWriter:
         return _ITEM + varint(len(item)) + item
 
     async def full(self, update: Update, start: Start) -> bytes:
-        """Return the next item, whatever it holds. `start` is told with the first. Raise InternalFailure."""
+        """Return the next item, whatever it holds; the first includes `start`. Raise InternalFailure."""
         response = await self.responses.full(update, start)
         request_id = "" if response.sequence > 1 else self._request_id
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 
     def error(self, error: pb.RequestError) -> bytes:
-        """Return the item of its failure."""
+        """Return the item for the request's failure."""
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
 
 

@@ -1,4 +1,4 @@
-"""Messages of typed outputs into answers that are made but for them."""
+"""The messages of typed outputs, added to responses that have everything else."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: JSON that is parsed beside the event loop: some 5 ms.
+#: Longer JSON is parsed in a thread; this much takes about 5 ms.
 _LONG_BYTES = 4096
 
 
 async def add(outputs: Iterable[pb.Output], deltas: Iterable[OutputDelta], message_type: MessageType) -> None:
-    """The message of every output that is complete. Raise InternalFailure where one cannot be parsed: what satisfies
-    the grammar can be."""
+    """Add the message of every complete output. Raise InternalFailure if one does not parse, despite its grammar."""
     for output, delta in zip(outputs, deltas, strict=True):
         json = b"" if delta.finish is None else delta.finish.message_json
         if len(json) > _LONG_BYTES:
@@ -35,6 +34,6 @@ def _add(output: pb.Output, json: bytes, message_type: MessageType) -> None:
     try:
         output.message.Pack(message_type.parse(json.decode()))
     except Exception as error:
-        # Without the error's text: it quotes what was generated.
+        # The error's text is left out, since it quotes the output.
         _LOG.error("a complete output is not a %s, %s\n%s", message_type.name, type(error).__name__, frames_of(error))
         raise InternalFailure("internal error: the output cannot be parsed as its message") from None

@@ -1,6 +1,6 @@
-"""StreamGenerateResponses, in the order of their stream.
+"""The StreamGenerateResponses of a stream, in order.
 
-Nearly every one holds new text, ids and scores alone. It is written by hand in wire form: as messages it would cost
+Nearly every one holds only new text, ids and scores. Those are written by hand in wire form, since messages would cost
 several times as much. https://protobuf.dev/programming-guides/encoding
 """
 
@@ -12,33 +12,31 @@ from photon_grpc.core.generation import Start
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS
 from photon_grpc.frontend.output.update import OutputDelta, Update
-from photon_grpc.server.wire import codec, messages
-from photon_grpc.server.wire import logprobs as scores
+from photon_grpc.server.wire import codec, logprobs, messages
 from photon_grpc.server.wire.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
     from photon_grpc.server.typed.message_type import MessageType
 
-#: Tags: the field's number and its type, 0 for a varint, 2 for what has a length.
+#: Tags: the field's number and its wire type, 0 for a varint, 2 for length-prefixed data.
 _DELTAS, _SEQUENCE = b"\x12", b"\x28"  # StreamGenerateResponse
 _INDEX, _TEXT, _TOKEN_IDS = b"\x08", b"\x12", b"\x1a"  # Output
 
 
 class ResponseWriter:
-    """Makes those of one stream."""
+    """Writer of the responses of one stream."""
 
     __slots__ = ("message_type", "sequence")
 
     def __init__(self, message_type: MessageType | None = None) -> None:
-        #: Of the last one that was made.
+        #: Number of the last response.
         self.sequence = 0
-        #: Of typed output.
+        #: Set for typed output.
         self.message_type = message_type
 
     def plain(self, update: Update) -> bytes | None:
-        """Return the next one, in wire form; None for the first, where it holds more than new text, ids and scores, and
-        where writing it takes long: then `full` makes it."""
+        """Return the next response in wire form; None if `full` must make it: the first, rich and long ones."""
         if update.usage is not None or not self.sequence:
             return None
         deltas, num_ids = b"", 0
@@ -48,26 +46,25 @@ class ResponseWriter:
             output = _output(delta)
             if delta.scores is not NO_TOKEN_LOGPROBS:
                 num_ids += delta.scores.num_ids
-                if num_ids > scores.MANY:
+                if num_ids > logprobs.MANY:
                     return None
-                output += scores.written(delta.scores, scores.OUTPUT_SCORES)
+                output += logprobs.written(delta.scores, logprobs.OUTPUT_SCORES)
             deltas += _DELTAS + varint(len(output)) + output
         self.sequence += 1
         return deltas + _SEQUENCE + varint(self.sequence)
 
     async def full(self, update: Update, start: Start) -> pb.StreamGenerateResponse:
-        """Return the next one, whatever it holds. `start` is told with the first. Raise InternalFailure where the
-        message of typed output cannot be made."""
+        """Return the next response, whatever it holds; the first includes `start`. Raise InternalFailure."""
         self.sequence += 1
         response = codec.stream_message(update, self.sequence, start if self.sequence == 1 else None)
-        await scores.add_to_message(response, update)
+        await logprobs.add_to_message(response, update)
         if self.message_type is not None:
             await messages.add(response.deltas, update.deltas, self.message_type)
         return response
 
 
 def _output(delta: OutputDelta) -> bytes:
-    """Its text and ids."""
+    """Return an Output with the text and ids of `delta`, in wire form."""
     output = _INDEX + varint(delta.index) if delta.index else b""
     if delta.text:
         text = delta.text.encode()

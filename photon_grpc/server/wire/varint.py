@@ -1,4 +1,4 @@
-"""Numbers in wire form. https://protobuf.dev/programming-guides/encoding#varints"""
+"""Numbers in wire form, see https://protobuf.dev/programming-guides/encoding#varints."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _SHORT = tuple([_written(value) for value in range(_NUM_SHORT)])
 
 
 def varint(value: int) -> bytes:
-    """`value` is at least 0."""
+    """Encode `value`, which is at least 0."""
     return _SHORT[value] if value < _NUM_SHORT else _written(value)

@@ -1,8 +1,8 @@
-"""Writes a stream's messages, and cuts off readers that take none.
+"""Writing of a stream's messages, which cuts off readers that read nothing.
 
-HTTP/2 flow control lets thousands of small messages be written for a reader that reads nothing. What bounds a stream is
-above it: one write is awaited before the next message is made, and what gathers meanwhile is merged, never more than
-the output's own text.
+HTTP/2 flow control accepts thousands of small messages for a reader that reads nothing. A stream is bounded here: each
+write is awaited before the next message is made, and updates that arrive meanwhile are merged, so they never exceed the
+output's text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class StreamWriter:
-    """Writes for all streams of a server. A write that waits longer than `stall_limit_s` for its reader fails."""
+    """Writer for all streams of a server. A write that waits longer than `stall_limit_s` for its reader fails."""
 
     def __init__(self, stall_limit_s: float) -> None:
         self._stall_limit_s = stall_limit_s
-        #: Since when a call's task has been waiting for its reader.
+        #: Task of a call -> since when it waits for its reader.
         self._waiting: dict[asyncio.Task[Any] | None, float] = {}
         self._stalled: set[asyncio.Task[Any] | None] = set()
 
     async def write(self, context: Context, message: Any) -> None:
-        """Return when gRPC has taken the message; at most one write per call at a time. Raise DeadlinePassed."""
+        """Write a message and wait until gRPC has taken it. One write per call at a time. Raise DeadlinePassed."""
         task = asyncio.current_task()
         self._waiting[task] = time.monotonic()
         try:
@@ -42,7 +42,7 @@ class StreamWriter:
             self._stalled.discard(task)
 
     async def watch(self) -> None:
-        """Run as long as the server does: one look at all streams costs less than a timer for every message."""
+        """Cut off stalled readers as long as the server runs. A periodic check is cheaper than a timer per message."""
         while True:
             await asyncio.sleep(self._stall_limit_s / 4)
             self._cut_off(time.monotonic() - self._stall_limit_s)

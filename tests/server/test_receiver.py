@@ -1,4 +1,4 @@
-"""How messages come in: none, half of one, slow ones, large ones, many at once."""
+"""Receiving of messages: none, half of one, slow ones, large ones, many at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from photon_grpc.errors import QueueFull
-from photon_grpc.server.calls import guard as errors
-from photon_grpc.server.calls import receiver as intake
+from photon_grpc.server.calls import guard, receiver
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2
@@ -26,12 +25,12 @@ MiB = 2**20
 
 
 @pytest.fixture
-def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.MessageReceiver]:
-    """The next server's, with limits that a test meets."""
+def small_receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., receiver.MessageReceiver]:
+    """Return a function that makes the next server's receiver, with limits that a test can reach."""
 
-    def make(**limits: int) -> intake.MessageReceiver:
-        made = intake.MessageReceiver(**limits)
-        monkeypatch.setattr(errors, "MessageReceiver", lambda reading: made)
+    def make(**limits: int) -> receiver.MessageReceiver:
+        made = receiver.MessageReceiver(**limits)
+        monkeypatch.setattr(guard, "MessageReceiver", lambda reading: made)
         return made
 
     return make
@@ -82,22 +81,22 @@ async def test_large_messages_arrive_whole(
 
 
 async def test_unparsed_bytes_are_bounded(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = small_intake(max_unparsed_bytes=3 * MiB)
+    made = small_receiver(max_unparsed_bytes=3 * MiB)
     gate = asyncio.Event()
     inside = 0
 
-    async def wait(self: intake.MessageReceiver, message: bytes, parse: Any) -> Any:
+    async def wait(self: receiver.MessageReceiver, message: bytes, parse: Any) -> Any:
         nonlocal inside
         inside += 1
         await gate.wait()
-        return intake.parsed(message, parse)
+        return receiver.parsed(message, parse)
 
     loop_run = asyncio.get_running_loop().run_in_executor
 
     def run(pool: object, work: Any, *args: Any) -> Any:
-        return wait(made, *args) if work is intake._counted_and_parsed else loop_run(pool, work, *args)  # type: ignore[arg-type]
+        return wait(made, *args) if work is receiver._counted_and_parsed else loop_run(pool, work, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", run)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
@@ -114,11 +113,11 @@ async def test_unparsed_bytes_are_bounded(
 
 
 async def test_slow_senders_do_not_shut_others_out(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone they may take their time; where others wait, they are ended with a reason."""
-    monkeypatch.setattr(intake, "_GRACE_S", 0.3)
-    made = small_intake(max_receiving=2)
+    """Alone they may take their time; while others wait, they are ended with a reason."""
+    monkeypatch.setattr(receiver, "_GRACE_S", 0.3)
+    made = small_receiver(max_receiving=2)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         slow = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(2)]
         await until(lambda: len(made._receiving) == 2)
@@ -133,9 +132,9 @@ async def test_slow_senders_do_not_shut_others_out(
     assert not made._receiving and made.turns.num_free == 2
 
 
-async def test_the_newest_is_received_first(small_intake: Callable[..., intake.MessageReceiver]) -> None:
-    """Whoever comes while a hundred wait does not wait for a hundred."""
-    made = small_intake(max_receiving=1)
+async def test_the_newest_is_received_first(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
+    """A call that arrives while a hundred wait does not wait for all of them."""
+    made = small_receiver(max_receiving=1)
     order: list[int] = []
 
     async def receive(number: int) -> None:
@@ -153,8 +152,8 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.M
     assert made.turns.num_free == 1
 
 
-async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.MessageReceiver]) -> None:
-    made = small_intake(max_receiving=1)
+async def test_a_cancelled_call_gives_its_place_back(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
+    made = small_receiver(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
         await until(lambda: made.turns.waiting.size == 2)
@@ -168,7 +167,7 @@ async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[...,
 async def test_nothing_of_a_message_outlives_its_call(
     channel: grpc.aio.Channel, frontend: FakeFrontend, outcome: str
 ) -> None:
-    """Without the garbage collector: 32 MiB each are gigabytes before it comes."""
+    """No garbage collection is needed: messages of 32 MiB would become gigabytes before it runs."""
     message = pb.GenerateRequest(text="x" * MiB).SerializeToString()
     if outcome == "malformed":
         message = message[:-1] + b"\xff"
@@ -205,9 +204,9 @@ def varint(value: int) -> bytes:
 
 @pytest.mark.parametrize("by_host", [False, True])
 async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
-    small_intake: Callable[..., intake.MessageReceiver], by_host: bool
+    small_receiver: Callable[..., receiver.MessageReceiver], by_host: bool
 ) -> None:
-    made = small_intake(max_receiving=1)
+    made = small_receiver(max_receiving=1)
     order: list[str] = []
 
     async def receive(connection: str, number: int) -> None:
@@ -228,10 +227,10 @@ async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone
 
 
 async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
-    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
+    small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MAX_WAITING", 2)
-    made = small_intake(max_receiving=1)
+    monkeypatch.setattr(receiver, "MAX_WAITING", 2)
+    made = small_receiver(max_receiving=1)
     await made.turns.take("a")
     tasks = [asyncio.create_task(made.turns.take("b")) for _ in range(3)]
     with pytest.raises(QueueFull) as refused:
@@ -247,7 +246,7 @@ async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused
 
 
 async def test_calls_without_a_message_leave_others_served(address: str) -> None:
-    """More of them, from one connection, than may be received at a time or cut off."""
+    """One connection sends more of them than may be received or cut off at a time."""
     async with grpc.aio.insecure_channel(address) as hostile, grpc.aio.insecure_channel(address) as channel:
         calls = [hostile.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(200)]
         await asyncio.sleep(0.1)
