@@ -177,7 +177,7 @@ def test_a_guess_is_exact_for_ids_and_never_above_the_context() -> None:
 
 async def test_a_full_queue_is_no_matter_for_an_owner_with_few_in_it() -> None:
     queue = EngineQueue()
-    queue.told(Load(queued=FACTS.max_queue_size, longest_queue=5))
+    queue.update(Load(queued=FACTS.max_queue_size, longest_queue=5))
     for num_of_owner in (1, 4):
         queue.check(1, FACTS, num_of_owner)
     for num_of_owner in (0, 5, 6):
