@@ -77,7 +77,7 @@ def takes(matcher: llguidance.LLMatcher, text: str) -> bool:
 
 
 def healed(name: str) -> str:
-    return f"llguidance {version('llguidance')} has {name!r} right: write so into its healed_in, or drop it"
+    return f"llguidance {version('llguidance')} has {name!r} right: set its fixed_in, or remove it"
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), flat(TAKEN))
@@ -98,7 +98,7 @@ def test_the_library_refuses_what_we_take(name: str, schema: str, text: str) -> 
 def test_every_compensation_is_asked_whether_it_is_needed() -> None:
     table = [*REWRITES, *REFUSALS]
     assert {each.name for each in table} == {*TAKEN, *REFUSED}
-    assert all(each.defect and each.upstream and each.healed_in for each in table)
+    assert all(each.defect and each.upstream and each.fixed_in for each in table)
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), [*flat(TAKEN), *flat(REFUSED)])

@@ -173,7 +173,12 @@ def test_a_mark_that_is_a_token_is_drawn_as_one() -> None:
         ([{"name": 1}], None, "chat.tools_json", r"\[0\].name: must be a JSON string"),
         ([{"name": "a"}, {"name": "a"}], None, "chat.tools_json", r"\[1\]: there is another tool 'a'"),
         ([{"name": "a", "parameters": True}], "a", "chat.tools_json", "tool 'a': must be a JSON object"),
-        ([{"name": "a", "parameters": {"type": "array"}}], None, "chat.tools_json", "tool 'a': are of type 'array'"),
+        (
+            [{"name": "a", "parameters": {"type": "array"}}],
+            None,
+            "chat.tools_json",
+            "tool 'a': must be of type 'object', got 'array'",
+        ),
         ([{"name": "a", "parameters": {"type": 5}}], None, "chat.tools_json", "tool 'a': type: must be"),
     ],
 )
