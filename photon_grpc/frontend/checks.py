@@ -57,7 +57,7 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
     if ask.scheduling.priority and not model.obeys_priority:
         raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server ignores priorities")
     _narrow_deadline(ask)
-    check_deadline(ask.origin)
+    _check_deadline(ask.origin)
     check_given(ask.origin.request_id, _id_lists(ask, limits, facts), facts.vocab_size)
 
 
@@ -80,7 +80,7 @@ def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]
 
 def check_encoded(ask: Ask, prompt_ids: tuple[int, ...], facts: Facts) -> None:
     """Check the deadline again and an encoded prompt's ids. Raise DeadlinePassed, InvalidRequest, PromptTooLong."""
-    check_deadline(ask.origin)
+    _check_deadline(ask.origin)
     if isinstance(ask.input, IdsInput):  # checked by `check`
         return
     field = "text" if isinstance(ask.input, TextInput) else "chat"
@@ -97,7 +97,7 @@ def _narrow_deadline(ask: Ask) -> None:
         ask.origin.deadline_s = field_s if call_s is None else min(field_s, call_s)
 
 
-def check_deadline(origin: Origin) -> None:
+def _check_deadline(origin: Origin) -> None:
     if origin.deadline_s is not None and origin.deadline_s <= time.monotonic():
         raise DeadlinePassed("the deadline has passed")
 
@@ -164,7 +164,7 @@ def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limi
 
 
 def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, model: ServedModel, facts: Facts) -> None:
-    """Check all but the tools themselves, which constraints/tools.py reads."""
+    """Check all but the tools themselves, which constraints/tools.py checks."""
     field = "chat.tool_choice"
     if model.answers.calls is None:
         raise _lacking("TOOL_CALLS", field, "this server cannot read the tool calls of this model's chat template")

@@ -1,4 +1,4 @@
-"""The engine's queue as a front end sees it: the engine's newest Load and what that cannot have counted yet."""
+"""The engine's queue as a front end sees it: the newest Load, plus the requests that it cannot have counted yet."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class EngineQueue:
 
 
 class QueuePlace:
-    """A context in which a request counts as prepared. Not a generator, since every call makes one."""
+    """A context in which a request counts as in preparation. A class for speed, since every call makes one."""
 
     __slots__ = ("_num_cancels", "_queue", "_refusal", "_task", "caller", "num_tokens")
 

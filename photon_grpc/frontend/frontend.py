@@ -58,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 WriteConstraint = Callable[[], Awaitable[ConstraintAsk]]
 #: Characters of the model's names in an error message.
 _MAX_NAMES_CHARS = 400
-#: Ids that Tokenize returns even where the context holds fewer.
+#: Ids that Tokenize returns even if the context holds fewer.
 _MAX_TOKENIZED = 2**20
 #: Options of a unary call: one message at the end.
 _GATHER_ALL = StreamAsk(max_tokens_per_message=2**62, is_whole=True)

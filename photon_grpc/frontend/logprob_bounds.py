@@ -34,7 +34,7 @@ def fit_to_message(
     if scores.prompt_records:
         # A position has an id and text beside its records, which take no more than another record.
         prompt_bytes = len(request.prompt_ids) * (1 + scores.prompt_records) * bytes_per_id
-        what = f"{scores.prompt_records} of each of {len(request.prompt_ids)} prompt tokens"
+        what = f"{scores.prompt_records} log-probabilities of each of {len(request.prompt_ids)} prompt tokens"
         _check("output.prompt_logprobs", what, prompt_bytes, room)
         room -= prompt_bytes
     if not scores.records:
@@ -43,12 +43,13 @@ def fit_to_message(
     is_set = stop.limit_reason is FinishReason.MAX_TOKENS
     least = max(stop.max_tokens if is_set else stop.min_tokens, 1)
     field = "output.logprobs" if scores.logprobs >= 0 else "output.score_token_ids"
-    _check(field, f"{scores.records} of each of {num_outputs} x {least} output tokens", least * token_bytes, room)
+    what = f"{scores.records} log-probabilities of each of {num_outputs} x {least} output tokens"
+    _check(field, what, least * token_bytes, room)
     max_tokens = min(stop.max_tokens, room // token_bytes)
     return msgspec.structs.replace(request, stop=msgspec.structs.replace(stop, max_tokens=max_tokens))
 
 
 def _check(field: str, what: str, needed: int, room: int) -> None:
     if needed > room:
-        message = f"{field}: the scores, {what}, may take {needed} bytes; {max(room, 0)} are left in a message"
+        message = f"{field}: {what} may take {needed} bytes; a message has room for {max(room, 0)}"
         raise InvalidRequest(message, field=field, needed=needed, limit=max(room, 0))

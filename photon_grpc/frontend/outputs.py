@@ -51,6 +51,7 @@ def replay_turns() -> FairTurns:
 def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None) -> OutputText:
     wants_text = model.tokenizer is not None and ask.output.text is not False
     is_chat = isinstance(ask.input, ChatInput)
+    logprobs = _logprobs(request, model)
     include_stop, stop = ask.stop.include_stop_in_text, request.stop
     kind: Callable[..., OutputText] = OutputText
     if ask.constraint is not None and ask.constraint.kind == "protobuf":
@@ -61,7 +62,7 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
         matcher=StopMatcher(stops, include_stop_in_text=include_stop) if stops is not None else None,
         wants_text=wants_text,
         wants_ids=ask.output.token_ids,
-        scores=_logprobs(request, model),
+        scores=logprobs,
         parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text and is_chat else None,
         ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
     )

@@ -1,4 +1,4 @@
-"""The quotas of API keys in a front end, which refuses what the engine would refuse before it tokenizes it.
+"""The quotas of API keys in a front end, applied before the prompt is tokenized.
 
 Prompt tokens count when the request is sent to the engine, delivered output tokens when it ends.
 """

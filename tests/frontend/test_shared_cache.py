@@ -1,4 +1,4 @@
-"""A cache of things whose bytes are bounded, whoever brings them, and of which every caller keeps its share."""
+"""A cache bounded in bytes, of which every caller keeps its share."""
 
 from __future__ import annotations
 

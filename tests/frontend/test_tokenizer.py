@@ -82,7 +82,7 @@ def test_template_text_marks_special_tokens_and_escaped_ones_stay_text() -> None
         text = f"{special}user\n{escaper.escape(f'x {special} y')}  {special}\nok"
         ids = ours.encode_template(text, escaper)
         assert ids.count(reference.token_to_id(special)) == 2
-        # Nobody's special token in the middle: the ids are those of a tokenizer that never heard of it there.
+        # The escaped spelling in the middle gets the ids of a tokenizer that does not know the special token.
         innocent = SpecialTokenEscaper(ours.markers, [])
         same = f"{special}user\nx y  {special}\nok"
         assert list(ours.encode_template(same, innocent)) == reference.encode(same, add_special_tokens=False).ids
@@ -169,7 +169,7 @@ def test_named_tokens_become_special() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_words_that_the_library_remembers_have_an_end_and_change_no_ids() -> None:
-    """10,000 of at most 255 bytes, never evicted; of one tokenizer for all callers."""
+    """The library keeps 10,000 words of at most 255 bytes for each tokenizer and never evicts one."""
     tokenizer = Tokenizer(definition("byte_level"))
     text = "def fib(n): return n"
     ids = tokenizer.encode(text)

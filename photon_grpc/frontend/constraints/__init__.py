@@ -1,1 +1,1 @@
-"""Constraints on outputs, which are written as grammars, measured and tried."""
+"""Constraints on outputs: their grammars, bounds and trials."""

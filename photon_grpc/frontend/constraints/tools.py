@@ -86,7 +86,7 @@ _REASONING = {
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of JSON that is one of Lark, too, which accepts no plain DEL."""
+    """Return `text` as a string literal of both JSON and Lark, which accepts no raw DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""The most text that one id can stand for, by which a text that cannot fit is refused before it is encoded."""
+"""The most text that one id can stand for. Text that cannot fit into the context is refused before it is encoded."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class TableVocabulary:
     def __init__(
         self, texts: list[str | None], raw: dict[int, bytes], first_texts: list[str | None] | None, num_stripped: int
     ) -> None:
-        #: By id; None if the bytes are no whole characters, which stand in `raw`.
+        #: By id; None if the bytes are not whole characters and stand in `raw`.
         self.texts = texts
         self.raw = raw
         #: The texts of tokens at the very beginning, if they differ there.
@@ -151,7 +151,7 @@ class BeginningDetokenizer(TableDetokenizer):
 
 
 class WindowVocabulary:
-    """A vocabulary of any other decoder, for which the library decodes."""
+    """A vocabulary with any other decoder; the library decodes."""
 
     #: Ids of context at the start of a window.
     CONTEXT = 8

@@ -1,4 +1,4 @@
-"""Numbers of schemas as the library reads them, which refuses those that it would round.
+"""Numbers of schemas as the library reads them. Numbers that it would round are refused.
 
 The library reads 64-bit floats as the product of digits and a power of ten, both of which are rounded first. With up to
 15 digits and powers up to 22 the result is exact, otherwise it may be the next float.
@@ -22,7 +22,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 _LEAST_STEP = Decimal("1e-10")
 #: Keywords of schemas for the same value.
 _APPLICATORS = {"$ref", "allOf", "anyOf", "oneOf"}
-_SAYS_NOTHING = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
+_NO_CONSTRAINTS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 
 
 class Spelled(float):
@@ -116,7 +116,9 @@ def _is_another(value: float) -> bool:
 def _combines(node: Node) -> bool:
     """Return whether a value may have to satisfy two schemas because of this one."""
     applied = node.keys() & _APPLICATORS
-    return "allOf" in applied or "patternProperties" in node or bool(applied and node.keys() - applied - _SAYS_NOTHING)
+    return (
+        "allOf" in applied or "patternProperties" in node or bool(applied and node.keys() - applied - _NO_CONSTRAINTS)
+    )
 
 
 def _has_small_product(steps: list[Decimal]) -> bool:
