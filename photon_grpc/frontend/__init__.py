@@ -1,2 +1,4 @@
-"""Speaks text: what a caller wrote becomes ids, ids become text that may be sent. Knows neither protobuf nor blocks nor
-tensors."""
+"""The text side of the service: encodes prompts into ids and decodes ids into text.
+
+It knows neither protobuf nor blocks nor tensors.
+"""

@@ -1,4 +1,4 @@
-"""An operator's orders to the engine, and its replies."""
+"""An operator's commands to the engine and its replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from photon_grpc.errors import EngineRestarting
 
 
 class Controls:
-    """Belongs to one event loop."""
+    """The commands that wait for a reply. Belongs to one event loop."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -19,7 +19,7 @@ class Controls:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
     async def send(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
-        """Return the engine's reply. Raise Unavailable where there is none, or it goes meanwhile."""
+        """Send a command and return the engine's reply. Raise Unavailable if the engine is lost before it replies."""
         control_id = next(self._ids)
         self._link.send(Control(control_id, verb, names))
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -35,7 +35,7 @@ class Controls:
             waiting.set_result(reply)
 
     def lost(self) -> None:
-        """The engine is gone: whether it obeyed is not known."""
+        """Fail all waiting commands: the engine is lost, and whether it carried them out is unknown."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EngineRestarting("the engine was lost"))

@@ -1,4 +1,4 @@
-"""Encoders of inputs, off the event loop. `Frontend` asks one object; `compose` chooses it.
+"""Encoders, which do the long work of inputs off the event loop. `compose` chooses one for the Frontend.
 
 Jobs and answers of an encoder process are plain data, so that the same code runs on both sides.
 """
@@ -23,46 +23,47 @@ from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.prompt import Prepared, prepare
 from photon_grpc.frontend.model import ServedModel
 
-#: Limits of an input for the front end's threads: some 40 ms of one core.
+#: Limits of an input for the front end's threads; it takes at most about 40 ms of one core.
 _SMALL_BYTES = 32 * 1024
 _SMALL_JSON_CHARS = 8 * 1024
 _SMALL_NUM_MESSAGES = 128
 _SMALL_NUM_IDS = 8 * 1024
-#: What the pool of threads is given at a time, and what waits for it.
+#: Limits of the jobs that run in the pool of threads, and of those that wait for it.
 _MAX_AT_ONCE = 4
 _MAX_JOBS = 4096
 _MAX_JOBS_BYTES = 2**27
 _BYTES_PER_ID = 4
-#: In the words of a refusal.
+#: What a QueueFull says there is too much of.
 WAITING = "inputs wait to be encoded"
-#: More than any context; a caller may write any number.
+#: More than any context, since a caller may write any number.
 _MAX_LEAST_TOKENS = 2**30
 
 
 class Encoder(Protocol):
-    """Each call ends with its caller: cancelled, it gives back what it held. Callers take turns."""
+    """An encoder whose callers take turns. A cancelled call releases what it held."""
 
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
-        """For a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
+        """Prepare a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
 
     async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
-        """Return the ids alone. Raise as `prepare`."""
+        """Return the ids of an input. Raise the same errors as `prepare`."""
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
-        """Return the text that ids release. Raise Overloaded."""
+        """Return the text of ids. Raise Overloaded."""
 
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         """Return the grammar of a checked constraint. Raise InvalidConstraint, Overloaded."""
 
 
 class ThreadEncoder:
-    """In the pool's threads. What was begun there is finished there, also when its caller is gone: it is bounded by its
-    size.
+    """An encoder in a pool of threads.
+
+    A job that has begun runs to its end even if its caller is gone; its size bounds its time.
 
     Args:
-        max_at_once: jobs that the pool is given at a time: more than it has threads, so that none waits for the loop.
+        max_at_once: jobs submitted at a time, more than the pool has threads, so that no thread waits for the loop.
     """
 
     def __init__(self, model: ServedModel, pool: Executor, max_at_once: int = _MAX_AT_ONCE) -> None:
@@ -74,7 +75,7 @@ class ThreadEncoder:
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
         if isinstance(input, IdsInput) and not stop_strings:
-            # Nothing takes long. Beside a busy event loop a thread waits for the interpreter's lock, 5 ms at a time.
+            # Nothing here takes long, while a thread beside a busy event loop waits for the GIL, 5 ms at a time.
             return Prepared(input.token_ids, None)
         model = self._model
         place = await self._turns.enter(caller, _num_chars(input))
@@ -89,21 +90,20 @@ class ThreadEncoder:
         return await self._turns.perform(place, self._pool, _decode, self._model, token_ids, skip_special_tokens)
 
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
-        """Without the limits of an encoder process: what breaks the compiler breaks this one."""
+        """Try a constraint without the limits of an encoder process: a crash of the compiler ends this process."""
         place = await self._turns.enter(caller, len(constraint.text))
         return await self._turns.perform(place, self._pool, _try_out, constraint, self._model)
 
 
 def _num_chars(input: TextInput | IdsInput | ChatInput) -> int:
-    """About its bytes."""
+    """Return the characters of an input, which are about its bytes."""
     if isinstance(input, TextInput):
         return len(input.text)
     return 0 if isinstance(input, IdsInput) else sum([len(message.content) for message in input.messages])
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
-    """Return whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only
-    now and then."""
+    """Return whether an input may be encoded in a thread, where it cannot be cancelled and often holds the GIL."""
     if isinstance(input, IdsInput):
         return True
     if isinstance(input, TextInput):
@@ -111,12 +111,12 @@ def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
     if len(input.messages) > _SMALL_NUM_MESSAGES:
         return False
     json = (input.template_args_json, input.tools_json, *(message.tool_calls_json for message in input.messages))
-    said = [text for m in input.messages for text in (m.role, m.content, m.name, m.tool_call_id)]
-    return sum(map(len, json)) <= _SMALL_JSON_CHARS and _is_short((*said, *json))
+    texts = [text for m in input.messages for text in (m.role, m.content, m.name, m.tool_call_id)]
+    return sum(map(len, json)) <= _SMALL_JSON_CHARS and _is_short((*texts, *json))
 
 
 def are_few(token_ids: Sequence[int]) -> bool:
-    """Return whether a thread may decode them."""
+    """Return whether ids are few enough to be decoded in a thread."""
     return len(token_ids) <= _SMALL_NUM_IDS
 
 
@@ -140,7 +140,7 @@ class EncodeChat(msgspec.Struct, frozen=True, array_like=True, tag=51):
 
 
 class DecodeIds(msgspec.Struct, frozen=True, array_like=True, tag=52):
-    #: int32, as this machine orders bytes.
+    #: int32 in native byte order.
     token_ids: bytes
     skip_special_tokens: bool
 
@@ -150,7 +150,7 @@ class TryOut(msgspec.Struct, frozen=True, array_like=True, tag=53):
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True, tag=60):
-    #: int32, as this machine orders bytes.
+    #: int32 in native byte order.
     token_ids: bytes
 
 
@@ -164,7 +164,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, tag=63):
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
     fault: Fault
-    #: An unforeseen failure's traceback without its text, for the log.
+    #: The traceback of an unforeseen failure without its text, for the log.
     frames: str = ""
 
 
@@ -185,7 +185,7 @@ def unpacked(token_ids: bytes) -> tuple[int, ...]:
 
 
 def field_of(job: Job) -> str:
-    """Return the field that a refusal names."""
+    """Return the field of the request that an error about `job` names."""
     if isinstance(job, TryOut):
         return constraint_field(job.constraint)
     if isinstance(job, DecodeIds):
@@ -194,7 +194,7 @@ def field_of(job: Job) -> str:
 
 
 def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
-    """Return the refusal of a job that `needs` too much."""
+    """Return the error of a job that exceeds a limit; `needs` is a verb phrase."""
     field = field_of(job)
     if isinstance(job, TryOut):
         return InvalidConstraint(f"{field}: compiling it {needs}", field=field, limit=limit)
@@ -202,7 +202,7 @@ def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
 
 
 def perform(job: Job, model: ServedModel) -> Answer:
-    """Do it. Raise MemoryError, nothing else that a job can cause."""
+    """Do a job. Raise MemoryError and nothing else that a job can cause."""
     try:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
@@ -214,13 +214,13 @@ def perform(job: Job, model: ServedModel) -> Answer:
     except MemoryError:
         raise
     except Exception as error:
-        # The frames of an unforeseen exception, but not its text: it may quote a prompt.
+        # Keep the frames of an unforeseen exception but not its text, which may quote a prompt.
         frames = f"{type(error).__name__}\n{frames_of(error)}"
         return Refusal(Fault.of(InternalFailure("internal error while encoding the input")), frames)
 
 
 def refusal(error: PhotonError) -> Refusal:
-    # A template's own words may hold a lone surrogate, which msgpack cannot carry.
+    # A template's error message may hold a lone surrogate, which msgpack cannot encode.
     message = error.message.encode(errors="replace").decode()
     return Refusal(msgspec.structs.replace(Fault.of(error), message=message))
 
@@ -235,5 +235,5 @@ def _try_out(ask: ConstraintAsk, model: ServedModel) -> Constraint:
 
 def _decode(model: ServedModel, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
     if model.tokenizer is None:
-        raise RuntimeError("ids were let through though there is no tokenizer")
+        raise RuntimeError("ids passed the checks although there is no tokenizer")
     return model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

@@ -1,8 +1,8 @@
-"""Turns to do what takes long, few at a time and fairly between callers: behind one's thousand jobs another's job waits
-for the few that have begun.
+"""Turns for jobs that take long, a few at a time and fairly between callers.
 
-Start-time fair queueing, with the size of a job as its cost (`engine/scheduler/fair_queue.py` does the same with
-tokens): the caller that was given least is next, and one that comes back begins where the service is.
+When one caller has a thousand jobs waiting, another caller's job waits only for those that have begun. This is
+start-time fair queueing with the size of a job as its cost (`engine/scheduler/fair_queue.py` does the same with
+tokens): the caller that was served least is next, and one that returns starts at the current virtual time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from photon_grpc.errors import RETRY_AFTER_S, QueueFull
 
 T = TypeVar("T")
 
-#: Of a caller's turns, one of so many is its oldest job's.
+#: Every so many turns, a caller's oldest job is next instead of its smallest.
 _OLDEST_EVERY = 4
-#: What a job costs beside its bytes: a fork, a change of threads.
+#: The cost of a job beside its bytes: a fork, a change of threads.
 _TURN_BYTES = 2**14
-#: Callers without a job that are remembered for what they were given.
+#: Callers without a job whose past service is remembered.
 _MAX_IDLE = 1024
 
 
@@ -41,12 +41,12 @@ class FairPlace:
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    #: Virtual time: bytes.
+    #: Virtual time in bytes.
     served: float
     num_turns: int = 0
-    #: A set in the order of coming; thousands may leave at once.
+    #: A set in order of arrival; thousands may leave at once.
     waiting: dict[FairPlace, None] = field(default_factory=dict)
-    #: Waiting and running.
+    #: Jobs that wait or run, and their bytes.
     num_jobs: int = 0
     num_bytes: int = 0
 
@@ -55,14 +55,14 @@ class _Caller:
         self.num_bytes += num_bytes
 
     def next(self, max_bytes: float) -> FairPlace | None:
-        """Return the next of those that wait and are not larger."""
+        """Return the next waiting job of at most `max_bytes`."""
         if self.num_turns % _OLDEST_EVERY == _OLDEST_EVERY - 1:
             return next((place for place in self.waiting if place.num_bytes <= max_bytes), None)
         smallest = min(self.waiting, key=_size)
         return smallest if smallest.num_bytes <= max_bytes else None
 
     def rank(self) -> tuple[float, int]:
-        """Return what decides between callers: who was given least; among equals, whose job came first."""
+        """Return the sort key of callers: least served first, among equals the one whose job came first."""
         return self.served, next(iter(self.waiting)).number
 
 
@@ -70,18 +70,17 @@ _size = operator.attrgetter("num_bytes")
 
 
 class FairTurns:
-    """Belongs to one event loop. Of one caller's jobs the smallest comes first, now and then the oldest so that none
-    starves.
+    """A bounded queue of jobs on one event loop.
 
-    Jobs that wait are bounded over all callers. Where there is no room, the newest job of the caller with most gives
-    way to one of a caller with less.
+    A caller's smallest job comes first, and every fourth time its oldest, so that none starves. If there is no room, a
+    new job displaces the newest waiting job of the caller with most, if that caller has more than its own.
 
     Args:
         num_workers: jobs that run at a time.
-        what: waits, for the words of a refusal.
-        max_jobs: waiting and running.
-        max_bytes: of these. One that comes alone may have more.
-        large_bytes: of jobs with more than that, one runs at a time.
+        what: what waits, for error messages.
+        max_jobs: the most jobs that wait or run.
+        max_bytes: the most bytes of these. A single job may have more.
+        large_bytes: jobs with more bytes than this run one at a time.
     """
 
     def __init__(
@@ -95,23 +94,23 @@ class FairTurns:
         self._numbers = itertools.count()
         self._callers: dict[str, _Caller] = {}
         self._running: list[FairPlace] = []
-        #: Of all callers.
+        #: The sums over all callers.
         self._total = _Caller(0.0)
-        #: Of the caller served last, when it was.
+        #: What the caller served last had been served before that.
         self._virtual_time = 0.0
 
     def __len__(self) -> int:
-        """Jobs that wait or run."""
+        """Return the number of jobs that wait or run."""
         return self._total.num_jobs
 
     @property
     def num_callers(self) -> int:
-        """Callers that are remembered."""
+        """The number of callers that are remembered."""
         return len(self._callers)
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: str, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for it; it ends with the block. Raise QueueFull."""
+        """Wait for a turn that ends with the block. Raise QueueFull."""
         place = await self.enter(caller, num_bytes)
         try:
             yield
@@ -119,7 +118,7 @@ class FairTurns:
             self.leave(place)
 
     async def enter(self, caller: str, num_bytes: int) -> FairPlace:
-        """Wait for a turn; it ends by `leave`. Raise QueueFull."""
+        """Wait for a turn that `leave` ends. Raise QueueFull."""
         self._make_room(caller, num_bytes)
         future = asyncio.get_running_loop().create_future()
         place = FairPlace(num_bytes, next(self._numbers), self._caller(caller), future)
@@ -143,8 +142,10 @@ class FairTurns:
         self._call()
 
     async def perform(self, place: FairPlace, threads: Executor, work: Callable[..., T], *args: Any) -> T:
-        """Do the work of a turn in a thread and leave. A thread cannot be ended: the turn is over when it has finished,
-        also when the one that waits for it is gone."""
+        """Do the work of a turn in a thread and leave.
+
+        The turn lasts until the thread has finished, even if the call is cancelled, since a thread cannot be ended.
+        """
         loop = asyncio.get_running_loop()
         try:
             job = threads.submit(work, *args)
@@ -170,16 +171,16 @@ class FairTurns:
         return caller
 
     def _count(self, place: FairPlace, num_jobs: int) -> None:
-        """Count one that has come, or with -1 one that has gone."""
+        """Count a job that came, or with -1 one that left."""
         for each in (place.caller, self._total):
             each.count(num_jobs, num_jobs * place.num_bytes)
         if not len(self):
-            # At rest nobody is owed anything.
+            # Once nothing waits or runs, past service no longer matters.
             self._callers.clear()
             self._virtual_time = 0.0
 
     def _remove(self, place: FairPlace) -> None:
-        """Forget one that waits."""
+        """Forget a waiting job."""
         del place.caller.waiting[place]
         self._count(place, -1)
 
@@ -191,7 +192,7 @@ class FairTurns:
             caller.served += place.num_bytes + _TURN_BYTES
             caller.num_turns += 1
             self._running.append(place)
-            if not place.turn.done():  # cancelled a moment ago, it is about to leave
+            if not place.turn.done():  # it is done if it was cancelled and is about to leave
                 place.turn.set_result(None)
 
     def _next(self) -> FairPlace | None:
@@ -202,44 +203,46 @@ class FairTurns:
         return next((place for place in places if place is not None), None)
 
     def _make_room(self, caller: str, num_bytes: int) -> None:
-        """Raise QueueFull."""
-        found: list[FairPlace] = []
-        while (lack := self._lack(num_bytes, found)) is not None:
-            place = self._surplus(caller, num_bytes, found, lack.is_in_bytes)
+        """Displace jobs until there is room for a new one. Raise QueueFull."""
+        displaced: list[FairPlace] = []
+        while (lack := self._lack(num_bytes, displaced)) is not None:
+            place = self._surplus(caller, num_bytes, displaced, lack.is_in_bytes)
             if place is None:
                 raise lack.error(self._what)
-            found.append(place)
+            displaced.append(place)
         lack = self._lack(num_bytes, [])
-        for place in found:
+        for place in displaced:
             self._remove(place)
             if lack is not None and not place.turn.done():
                 place.turn.set_exception(lack.error(self._what))
 
-    def _lack(self, num_bytes: int, found: list[FairPlace]) -> _Lack | None:
-        """Return the room that one more job of so many bytes lacks when the jobs `found` are gone."""
-        num_jobs = len(self) - len(found)
-        num_present = self._total.num_bytes - sum([place.num_bytes for place in found])
+    def _lack(self, num_bytes: int, displaced: list[FairPlace]) -> _Lack | None:
+        """Return the room that a job of `num_bytes` lacks without the `displaced` jobs, None if it has room."""
+        num_jobs = len(self) - len(displaced)
+        num_present = self._total.num_bytes - sum([place.num_bytes for place in displaced])
         if num_jobs >= self._max_jobs:
             return _Lack(num_jobs, num_jobs + 1, self._max_jobs, is_in_bytes=False)
         if num_jobs and num_present + num_bytes > self._max_bytes:
             return _Lack(num_present, num_present + num_bytes, self._max_bytes, is_in_bytes=True)
         return None
 
-    def _surplus(self, caller: str, num_bytes: int, found: list[FairPlace], is_in_bytes: bool) -> FairPlace | None:
-        """Of the caller with most but for the jobs `found`, the newest that waits, if without it that caller still has
-        as much as `caller` would."""
+    def _surplus(self, caller: str, num_bytes: int, displaced: list[FairPlace], is_in_bytes: bool) -> FairPlace | None:
+        """Return the newest waiting job of the caller with most, not counting the `displaced` ones.
+
+        Return None if that caller would then have less than `caller` gets.
+        """
 
         def size(num_jobs: int, num_bytes: int) -> int:
             return num_bytes if is_in_bytes else num_jobs
 
         sizes = {each: size(each.num_jobs, each.num_bytes) for each in self._callers.values()}
-        for place in found:
+        for place in displaced:
             sizes[place.caller] -= size(1, place.num_bytes)
         own = size(1, num_bytes) + (sizes.pop(self._callers[caller]) if caller in self._callers else 0)
         if not sizes:
             return None
         most = max(sizes, key=sizes.__getitem__)
-        newest = next((place for place in reversed(most.waiting) if place not in found), None)
+        newest = next((place for place in reversed(most.waiting) if place not in displaced), None)
         return newest if newest is not None and sizes[most] - size(1, newest.num_bytes) >= own else None
 
 

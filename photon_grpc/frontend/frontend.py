@@ -1,5 +1,7 @@
-"""Requests in, streams out: what server and library call. Speaks text; one event loop, and an Encoder for what
-takes long."""
+"""The front end that the server and the library call: requests in, streams out.
+
+It runs on one event loop and leaves work that takes long to an Encoder.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,15 @@ from photon_grpc.errors import (
     PromptTooLong,
     Unavailable,
 )
-from photon_grpc.frontend import defaults
+from photon_grpc.frontend import checks
 from photon_grpc.frontend.constraints.constraint import check_constraint
 from photon_grpc.frontend.controls import Controls
+from photon_grpc.frontend.defaults import to_request
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output.logprobs import NO_PROMPT_SCORES, PromptLogprobs
+from photon_grpc.frontend.output.logprobs import NO_PROMPT_LOGPROBS, PromptLogprobs
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import Result, gathered
 from photon_grpc.frontend.outputs import outputs_of, replay_turns
@@ -51,18 +54,18 @@ from photon_grpc.frontend.write_turns import WriteTurns
 
 _LOG = logging.getLogger(__name__)
 
-#: Of typed output, which may take long. Raises InvalidConstraint, QueueFull.
+#: Writes the constraint of typed output, which may take long. Raises InvalidConstraint, QueueFull.
 WriteConstraint = Callable[[], Awaitable[ConstraintAsk]]
-#: Of the model's names in a refusal.
+#: Characters of the model's names in an error message.
 _MAX_NAMES_CHARS = 400
-#: Ids that Tokenize gives though no context holds them.
+#: Ids that Tokenize returns even if the context holds fewer.
 _MAX_TOKENIZED = 2**20
-#: Messages of a unary call: one, at the end.
+#: Options of a unary call: one message at the end.
 _GATHER_ALL = StreamAsk(max_tokens_per_message=2**62, is_whole=True)
 
 
 class Frontend:
-    """All methods belong to one event loop."""
+    """The prompts, streams and readiness of one model. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -74,11 +77,14 @@ class Frontend:
         shares: Shares | NoShares = NO_SHARES,
         observers: Observers = NO_OBSERVERS,
     ) -> None:
-        """`seed` draws the seeds of requests that set none; 0: from the system. `observers` get the record of every
-        request."""
+        """Join the parts to the engine's link.
+
+        `seed` determines the seeds of requests that set none; 0 takes them from the system. `observers` get the record
+        of every request.
+        """
         self._link = link
         self._model = model
-        #: Asked for by every request, made anew for every engine.
+        # Every request needs them, and only a new engine changes them.
         self._model_facts = lru_cache(maxsize=1)(model.facts)
         self._encoder = encoder
         self._constraints = TriedConstraints(encoder)
@@ -102,33 +108,36 @@ class Frontend:
 
     @property
     def facts(self) -> Facts:
-        """The engine's Facts. Raise Unavailable while there is none."""
+        """The engine's Facts. Raise Unavailable while there is no engine."""
         return self._link.facts or self._readiness.facts()
 
     @property
     def load(self) -> Load:
-        """The newest that the engine has told."""
+        """The newest Load that the engine has sent."""
         return self._queue.load
 
     @property
     def num_streams(self) -> int:
-        """Streams whose reader has not come to the end."""
+        """The number of streams whose reader has not come to the end."""
         return len(self._streams)
 
     def model(self, name: str) -> ModelFacts:
-        """ "" is the default model. Raise ModelNotFound."""
+        """Return the facts of a model; an empty name is the default model. Raise ModelNotFound."""
         if name and name not in self._model.names:
             names = ", ".join(self._model.names)[:_MAX_NAMES_CHARS]
             raise ModelNotFound(f"there is no model {name[:200]!r}; this server has {names}", field="model")
         return self._model_facts(self._link.facts)
 
     def models(self) -> tuple[ModelFacts, ...]:
-        """Return the default model first."""
+        """Return the facts of all models, the default model first."""
         return (self._model_facts(self._link.facts),)
 
     async def stream(self, ask: Ask, write: WriteConstraint | None = None) -> TokenStream:
-        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. `write` gives the
-        constraint of an ask where it is UNWRITTEN: called once the request has its place. Raises PhotonError."""
+        """Check, encode and send `ask`; return before any token. The caller closes the stream.
+
+        `write` returns the constraint of an ask whose own is UNWRITTEN, and is called once the request has its place in
+        the queue. Raise PhotonError.
+        """
         try:
             return await self._stream(ask, write)
         except BaseException as error:
@@ -136,19 +145,19 @@ class Frontend:
             raise
 
     def refused(self, origin: Origin, error: BaseException) -> None:
-        """A request has failed before there was a stream of it."""
+        """Record a request that failed before it had a stream."""
         self._observers.ended(refused(origin, error))
 
     async def _stream(self, ask: Ask, write: WriteConstraint | None) -> TokenStream:
         origin, model = ask.origin, self.model(ask.model)
         origin.model = model.name
         facts = self._readiness.facts()
-        defaults.check(ask, self._model, facts, model.limits)
+        checks.check(ask, self._model, facts, model.limits)
         if ask.input is None:
-            raise RuntimeError("an ask without input was let through")
+            raise RuntimeError("an ask without input passed the checks")
         with self._shares.share(origin.owner, origin.deadline_s) as share:
-            # A place in the engine's queue while the prompt is prepared; inputs that wait in the Encoder are bounded
-            # there.
+            # Hold a place in the engine's queue while the prompt is prepared. The Encoder bounds the inputs that wait
+            # for it.
             with self._queue.preparing(ask, facts, share.num_running, is_small=is_small(ask.input)):
                 written = await self._written(ask, write) if write else ask.constraint
                 prepared = await self._encoder.prepare(
@@ -157,8 +166,9 @@ class Frontend:
                 if written is None and isinstance(ask.input, ChatInput):
                     written = self._model.tool_calls(ask.input, prepared.prompt_ids)
                 constraint = await self._constraints.tried(written, origin.owner, origin.caller) if written else None
-            facts = self._readiness.facts()  # the engine may have gone meanwhile
-            request = defaults.to_request(
+            facts = self._readiness.facts()  # the engine may be lost by now
+            checks.check_encoded(ask, prepared.prompt_ids, facts)
+            request = to_request(
                 ask,
                 self._model,
                 facts,
@@ -169,7 +179,7 @@ class Frontend:
             if constraint is not None or share.limits is not NO_LIMITS:
                 request = replace(request, constraint=constraint, limits=share.limits)
             outputs = await outputs_of(ask, request, self._model, prepared.stops, self._replays)
-            if request.continued_ids:  # others had turns while they were replayed
+            if request.continued_ids:  # the engine may have been lost while they were replayed
                 facts = self._readiness.facts()
             return self._open(ask, facts, request, outputs, share)
 
@@ -180,20 +190,20 @@ class Frontend:
         return gathered(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput, caller: str = "") -> tuple[int, ...]:
-        """Return the ids that `generate` would see, also more than the context holds. Raise PhotonError."""
+        """Return the ids that `generate` would see, even if the context holds fewer. Raise PhotonError."""
         limit = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
-        defaults.check_text_input(input, self._model)
+        checks.check_text_input(input, self._model)
         try:
             return await self._encoder.encode(input, limit, caller)
         except PromptTooLong as error:
             at_least = error.needed or limit + 1
-            message = f"it gives at least {at_least} tokens; Tokenize returns at most {limit}"
+            message = f"the input has at least {at_least} tokens; Tokenize returns at most {limit}"
             raise PromptTooLong(message, field=error.field, needed=at_least, limit=limit) from None
 
     async def detokenize(
         self, model: str, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = ""
     ) -> str:
-        """Return the text that ids release. Raise PhotonError."""
+        """Return the text of `token_ids`. Raise PhotonError."""
         facts = self.model(model)
         check_ids(token_ids, facts.vocab_size, "token_ids.ids")
         if self._model.tokenizer is None:
@@ -201,31 +211,31 @@ class Frontend:
         return await self._encoder.decode(token_ids, skip_special_tokens, caller)
 
     async def control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
-        """Have the engine obey an operator. Raise Unavailable."""
+        """Send an operator's command to the engine and return its reply. Raise Unavailable."""
         return await self._controls.send(verb, names)
 
     async def drain(self, timeout_s: float) -> int:
-        """Return new asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
+        """Refuse new asks; let running ones finish for `timeout_s`, then fail them. Return the number that failed."""
         self._readiness.change(State.DRAINING)
         if self._streams:
             self._is_empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), timeout_s)
-        left = tuple(self._streams)
-        for stream in left:
+        unfinished = tuple(self._streams)
+        for stream in unfinished:
             self._streams.abort(stream)
             stream.fail(Draining(f"{Draining.text}; the time for running requests is over"))
-        return len(left)
+        return len(unfinished)
 
     def give_up(self, why: str) -> None:
-        """There will be no engine any more: what runs and what is asked fails with EngineFailure(why)."""
+        """Fail all running and future requests with EngineFailure(why): there will be no other engine."""
         self._queue.lost()
         for stream in self._streams.forget():
             stream.fail(EngineFailure(why))
         self._readiness.fail(why)
 
     async def _written(self, ask: Ask, write: WriteConstraint) -> ConstraintAsk:
-        """Raise InvalidConstraint."""
+        """Return the constraint that `write` gives, checked. Raise InvalidConstraint."""
         written = await write()
         check_constraint(written, self.model(ask.model).limits.max_constraint_bytes)
         return written
@@ -233,11 +243,11 @@ class Frontend:
     def _open(
         self, ask: Ask, facts: Facts, request: Request, outputs: tuple[OutputText, ...], share: Share
     ) -> TokenStream:
-        """Send the request where there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
-        num_given = len(request.prompt_ids) + len(request.continued_ids)
-        start, prompt = _start(ask, request), Prompt(num_given, _prompt_scores(request, self._model))
-        self._queue.check(num_given, facts, share.num_running)
-        share.check_prompt(num_given)
+        """Send the request if there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
+        num_tokens = len(request.prompt_ids) + len(request.continued_ids)
+        start, prompt = _start(ask, request), Prompt(num_tokens, _prompt_logprobs(request, self._model))
+        self._queue.check(num_tokens, facts, share.num_running)
+        share.check_prompt(num_tokens)
         stream = TokenStream(
             start,
             outputs,
@@ -247,13 +257,13 @@ class Frontend:
             on_close=partial(self._closed, share),
         )
         if outputs[0].finish is not None:
-            # By a stop string in the ids that it continues from.
+            # A stop string in the ids that it continues from ended it.
             stream.ended()
             return stream
         first, *_ = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
-        self._queue.sent(first, num_given)
-        share.sent(num_given)
+        self._queue.sent(first, num_tokens)
+        share.sent(num_tokens)
         self._streams.add(stream, first)
         return stream
 
@@ -262,21 +272,21 @@ class Frontend:
     def _on_frame(self, frame: Up) -> None:
         if isinstance(frame, StepFrame):
             self._streams.take(frame)
-            self._queue.told(frame.load, frame.newest_added)
+            self._queue.update(frame.load, frame.newest_added)
         elif isinstance(frame, Load):
-            self._queue.told(frame)
+            self._queue.update(frame)
         elif isinstance(frame, Reply):
             self._controls.replied(frame)
         elif isinstance(frame, Facts):
             self._readiness.linked()
 
     def _on_lost(self) -> None:
-        """The engine is gone and has forgotten everything."""
+        """Fail all streams: the engine is gone."""
         for stream in self._streams.forget():
             stream.fail_lost()
         self._controls.lost()
         self._readiness.lost()
-        # Those who are told of the change may still ask for its last Load.
+        # The callbacks of Readiness may read its last Load, so the queue forgets it after them.
         self._queue.lost()
 
     def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
@@ -287,7 +297,7 @@ class Frontend:
             self._is_empty.set()
 
     def _send(self, abort: Abort) -> None:
-        # An engine that is gone runs nothing.
+        # A lost engine has nothing to abort.
         with contextlib.suppress(Unavailable):
             self._link.send(abort)
 
@@ -302,9 +312,9 @@ def _start(ask: Ask, request: Request) -> Start:
     )
 
 
-def _prompt_scores(request: Request, model: ServedModel) -> PromptLogprobs:
+def _prompt_logprobs(request: Request, model: ServedModel) -> PromptLogprobs:
     if request.logprobs is NO_LOGPROBS:
-        return NO_PROMPT_SCORES
+        return NO_PROMPT_LOGPROBS
     return PromptLogprobs(request.prompt_ids, request.logprobs.num_prompt_records, model.token_bytes)
 
 

@@ -1,4 +1,4 @@
-"""The streams of a front end by the handles that the engine knows their outputs by: its frames become their news."""
+"""The streams of a front end by the engine's handles of their outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class LiveStreams:
-    """From `add` to `remove`: all whose reader has not come to the end."""
+    """All streams whose reader has not come to the end. Delivers the engine's frames to them."""
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
-        """`send` tells the engine, where there is one."""
+        """Send aborts to the engine by `send`."""
         self._send = send
-        #: Handles of outputs that the engine runs.
+        #: By handle, the outputs that the engine runs.
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
         self._first_handles: dict[TokenStream, int] = {}
 
@@ -30,18 +30,18 @@ class LiveStreams:
         return iter(self._first_handles)
 
     def add(self, stream: TokenStream, first: int) -> None:
-        """Its outputs have the handles from `first` on."""
+        """Add a stream whose outputs have consecutive handles from `first` on."""
         for handle, output in enumerate(stream.outputs, first):
             self._running[handle] = stream, output
         self._first_handles[stream] = first
 
     def remove(self, stream: TokenStream) -> None:
-        """Forget a stream that is over; abort what still runs of it."""
+        """Forget a stream and abort its running outputs."""
         self.abort(stream)
         self._first_handles.pop(stream, None)
 
     def take(self, frame: StepFrame) -> None:
-        """The news of one step."""
+        """Deliver the frame of one step to its streams."""
         running = self._running
         stopped: list[int] = []
         for started in frame.started:
@@ -53,7 +53,7 @@ class LiveStreams:
             if entry is not None:
                 entry[0].preempted()
         if frame.logprobs or frame.prompt_logprobs:
-            self._on_scores(frame)
+            self._on_logprobs(frame)
         for handle, token_id in zip(frame.handles, frame.ids, strict=True):
             entry = running.get(handle)
             if entry is not None:
@@ -82,13 +82,13 @@ class LiveStreams:
                 entry[0].fail(failed.fault.error())
 
     def forget(self) -> set[TokenStream]:
-        """Return the engine has forgotten all that it ran; return the streams of it."""
+        """Forget all running outputs, since the engine is lost; return their streams."""
         streams = {stream for stream, _ in self._running.values()}
         self._running.clear()
         return streams
 
     def abort(self, stream: TokenStream) -> None:
-        """Abort what still runs of `stream`."""
+        """Abort the running outputs of `stream`."""
         first = self._first_handles.get(stream)
         if first is None:
             return
@@ -98,7 +98,7 @@ class LiveStreams:
         if handles:
             self._send(Abort(handles))
 
-    def _on_scores(self, frame: StepFrame) -> None:
+    def _on_logprobs(self, frame: StepFrame) -> None:
         for handle, records in frame.prompt_logprobs.items():
             entry = self._running.get(handle)
             if entry is not None:
@@ -109,9 +109,9 @@ class LiveStreams:
                 entry[1].scores.add(records)
 
     def _defect(self, stream: TokenStream, error: Exception) -> None:
-        """One stream met a defect of ours; the others go on."""
-        # The frames of an unforeseen exception, but not its text: it may quote what was generated.
+        """Fail one stream that met an internal error; the others go on."""
+        # Log the frames of an unforeseen exception but not its text, which may quote generated text.
         frames = frames_of(error)
-        _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
+        _LOG.error("request %s: its stream failed: %s\n%s", stream.start.request_id, type(error).__name__, frames)
         self.abort(stream)
         stream.fail(InternalFailure("internal error while detokenizing"))

@@ -18,7 +18,7 @@ from photon_grpc.frontend.output.logprobs import no_bytes
 
 MAX_NUM_OUTPUTS = 64
 MAX_LOGPROBS = 20
-#: Ids at the end of a prompt that may spell a mark for reasoning.
+#: Ids at the end of a prompt that are searched for a mark of reasoning.
 _PROMPT_END = 16
 
 
@@ -27,10 +27,10 @@ class RequestLimits:
     """Limits of one request."""
 
     max_num_outputs: int = MAX_NUM_OUTPUTS
-    #: N of outputs and of the prompt; given ids.
+    #: Of `logprobs`, `prompt_logprobs` and the number of `score_token_ids`.
     max_logprobs: int = MAX_LOGPROBS
     max_stop_strings: int = 64
-    #: UTF-8 bytes of each.
+    #: In UTF-8.
     max_stop_string_bytes: int = 1024
     max_logit_bias: int = 1024
     max_constraint_bytes: int = 2**20
@@ -39,8 +39,10 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as callers are told of it. Numbers that the engine decides are the directory's until an engine is
-    ready."""
+    """What callers may know of a model.
+
+    Until an engine is ready, the numbers that the engine decides come from the model directory.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -48,9 +50,9 @@ class ModelFacts:
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    #: Values of unset fields; all set but seed and num_outputs.
+    #: Values of unset options; seed and num_outputs are unset.
     default_sampling: SamplingAsk
-    #: Names of the API's Feature without their prefix.
+    #: Names of the API's Feature enum without their prefix.
     features: tuple[str, ...]
     limits: RequestLimits
     revision: str
@@ -60,26 +62,26 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Made from a model directory, without torch."""
+    """A model as the front end needs it, read from its directory without torch."""
 
-    #: The first is its own, the others are aliases.
+    #: Its own name, then its aliases.
     names: tuple[str, ...]
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
-    #: None: ids only.
+    #: None for a model that takes ids only.
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
-    #: How it writes its answers, by its template.
+    #: How the model writes its answers, as its template shows.
     answers: AnswerFormat = PLAIN
-    #: What unset sampling parameters have: generation_config's values, then the neutral ones.
+    #: Values of unset sampling parameters: those of generation_config, then the neutral ones.
     defaults: Mapping[str, Any] = field(default_factory=lambda: NEUTRAL)
     revision: str = ""
     dtype: str = ""
     max_message_bytes: int = 2**25
-    #: Whether prompts with the same beginning share its blocks.
+    #: Whether prompts with the same beginning share its KV blocks.
     shares_prefixes: bool = True
-    #: Whether the scheduling policy asks for a request's priority.
+    #: Whether the scheduling policy uses priorities.
     obeys_priority: bool = True
 
     @classmethod
@@ -93,8 +95,10 @@ class ServedModel:
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
     ) -> ServedModel:
-        """Return the model in `model_config.path`, under `names` (none: the directory's). Reads the tokenizer. Raise
-        ModelLoadError naming the file."""
+        """Return the model in `model_config.path`, by default named like the directory; read its tokenizer.
+
+        Raise ModelLoadError naming the file.
+        """
         token_names = dict(model_config.special_tokens)
         tokenizer = (
             Tokenizer.from_file(model_config.path / TOKENIZER_FILE, token_names) if model_config.has_tokenizer else None
@@ -119,7 +123,7 @@ class ServedModel:
         )
 
     def facts(self, engine: Facts | None) -> ModelFacts:
-        """`engine` is what it has told, None before."""
+        """Return what callers may know; `engine` is None until an engine is ready."""
         max_num_seqs = MAX_NUM_OUTPUTS if engine is None else engine.max_num_seqs
         return ModelFacts(
             name=self.names[0],
@@ -145,13 +149,13 @@ class ServedModel:
         return no_bytes if self.tokenizer is None else self.tokenizer.token_bytes
 
     def has_parts(self, input: TextInput | IdsInput | ChatInput | None) -> bool:
-        """Return whether the text of an output comes in parts, too."""
+        """Return whether outputs have reasoning, content and tool calls beside their text."""
         return self.answers.has_parts and isinstance(input, ChatInput)
 
     def answer_parser(
         self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
     ) -> AnswerParser | None:
-        """For one output. None: its text has no parts."""
+        """Return a parser for one output, None if its text has no parts."""
         if self.tokenizer is None or not self.answers.has_parts or not isinstance(input, ChatInput):
             return None
         return self.answers.parser(input, self._end(prompt_ids))
@@ -159,7 +163,7 @@ class ServedModel:
     def tool_calls(
         self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
     ) -> ConstraintAsk | None:
-        """Return the constraint that a checked input asks for by its tool_choice. None: it has none."""
+        """Return the constraint by which a checked input's tool_choice is met, None if it sets none."""
         if not isinstance(input, ChatInput) or input.tool_choice is None:
             return None
         name = input.tool_choice.name
@@ -167,7 +171,7 @@ class ServedModel:
         return ConstraintAsk("tool_calls", input.tools_json, choices=() if name is None else (name,), form=form)
 
     def _end(self, prompt_ids: Sequence[int]) -> str:
-        """Return the text of a prompt's last ids; empty without a tokenizer."""
+        """Return the text of a prompt's last ids, "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
@@ -191,7 +195,7 @@ class ServedModel:
 
 
 def _defaults(model_config: ModelConfig) -> Mapping[str, Any]:
-    given = {name: getattr(model_config.generation, name, None) for name in NEUTRAL}
-    if given["top_k"] is not None and given["top_k"] < 1:
-        given["top_k"] = None  # transformers writes 0 for "off"
-    return NEUTRAL | {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(model_config.generation, name, None) for name in NEUTRAL}
+    if values["top_k"] is not None and values["top_k"] < 1:
+        values["top_k"] = None  # transformers writes 0 for "off"
+    return NEUTRAL | {name: value for name, value in values.items() if value is not None}

@@ -12,22 +12,24 @@ from photon_grpc.core.request import Request
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.output.detokenizer import Detokenizer
-from photon_grpc.frontend.output.logprobs import NO_OUTPUT_SCORES, OutputLogprobs
+from photon_grpc.frontend.output.logprobs import NO_OUTPUT_LOGPROBS, OutputLogprobs
 from photon_grpc.frontend.output.output import Ending, OutputText
 from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.output.typed_output import TypedOutput
 
-#: Ids that are replayed before other calls get their turn: about 2 ms.
+#: Ids that are replayed before other calls get their turn; they take about 2 ms.
 _REPLAY_SLICE = 1024
-#: Requests that wait to replay theirs, and the ids of these.
+#: Limits of the requests that wait to be replayed, and of their ids.
 _MAX_REPLAYS, _MAX_REPLAYED_IDS = 4096, 2**25
 
 
 async def outputs_of(
     ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None, replays: FairTurns
 ) -> tuple[OutputText, ...]:
-    """One for each output, with the ids replayed that it continues from, in a turn of `replays`. Raise InvalidRequest
-    where one of them follows the end of the output, QueueFull."""
+    """Make the outputs of a request; replay the ids that it continues from in a turn of `replays`.
+
+    Raise InvalidRequest if one of these ids follows the end of the output, QueueFull.
+    """
     outputs = tuple([_output(index, ask, request, model, stops) for index in range(request.num_outputs)])
     if request.continued_ids:
         async with replays.turn(ask.origin.caller, len(request.continued_ids)):
@@ -42,14 +44,14 @@ async def _replay(output: OutputText, ids: Sequence[int]) -> None:
 
 
 def replay_turns() -> FairTurns:
-    """One request at a time: however many continue, a turn of the event loop replays one slice."""
+    """Return turns for one request at a time, so that a turn of the event loop replays at most one slice."""
     return FairTurns(1, "outputs wait to be continued", max_jobs=_MAX_REPLAYS, max_bytes=_MAX_REPLAYED_IDS)
 
 
 def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None) -> OutputText:
     wants_text = model.tokenizer is not None and ask.output.text is not False
     is_chat = isinstance(ask.input, ChatInput)
-    scores = _scores(request, model)
+    logprobs = _logprobs(request, model)
     include_stop, stop = ask.stop.include_stop_in_text, request.stop
     kind: Callable[..., OutputText] = OutputText
     if ask.constraint is not None and ask.constraint.kind == "protobuf":
@@ -60,15 +62,15 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
         matcher=StopMatcher(stops, include_stop_in_text=include_stop) if stops is not None else None,
         wants_text=wants_text,
         wants_ids=ask.output.token_ids,
-        scores=scores,
+        scores=logprobs,
         parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text and is_chat else None,
         ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
     )
 
 
-def _scores(request: Request, model: ServedModel) -> OutputLogprobs:
+def _logprobs(request: Request, model: ServedModel) -> OutputLogprobs:
     if request.logprobs is NO_LOGPROBS:
-        return NO_OUTPUT_SCORES
+        return NO_OUTPUT_LOGPROBS
     return OutputLogprobs(request.logprobs.num_records, model.token_bytes)
 
 

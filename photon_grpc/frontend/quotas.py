@@ -1,7 +1,6 @@
-"""The share of an API key in a front end: refused here is what the engine would refuse, before it is tokenized.
+"""The quotas of API keys in a front end, applied before the prompt is tokenized.
 
-Prompt tokens are taken when the request is sent to the engine, output tokens when it is over, those that were
-delivered.
+Prompt tokens count when the request is sent to the engine, delivered output tokens when it ends.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from photon_grpc.core.request import NO_LIMITS, OwnerLimits
 
 
 class Share:
-    """One request's share, without limits. A context: left by an exception, the request was never sent."""
+    """One request's share, without limits. An exception that leaves its context means that the request was not sent."""
 
     limits: OwnerLimits = NO_LIMITS
-    #: Requests of its owner in this front end, itself included; 0: they are not counted.
+    #: Requests of its owner in this front end, itself included; 0 if they are not counted.
     num_running = 0
 
     def __enter__(self) -> Share:
@@ -29,17 +28,17 @@ class Share:
             self.end(0)
 
     def check_prompt(self, num_tokens: int) -> None:
-        """Raise QuotaExceeded where the prompt's tokens are not there now."""
+        """Raise QuotaExceeded if the owner has not enough tokens for the prompt now."""
 
     def sent(self, num_prompt_tokens: int) -> None:
-        """The engine has the request."""
+        """Count the prompt of a request that was sent to the engine."""
 
     def end(self, num_output_tokens: int) -> None:
-        """The request is over; called once."""
+        """Count the output of a request that is over; called once."""
 
 
 class NoShares:
-    """Every owner may use everything."""
+    """Shares without any quota."""
 
     _SHARE = Share()
 
@@ -51,13 +50,13 @@ NO_SHARES = NoShares()
 
 
 class Shares:
-    """By the quotas of one front end's owners."""
+    """Shares limited by the quotas of the owners in one front end."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
     def share(self, owner: str, deadline_s: float | None) -> Share:
-        """Return a share for one request that `owner` wants answered by `deadline_s`. Raise QuotaExceeded."""
+        """Return the share of one request of `owner` with a deadline. Raise QuotaExceeded."""
         self._quotas.check_running(owner, deadline_s)
         self._quotas.check_tokens(owner, 1, deadline_s)
         self._quotas.enter(owner)

@@ -1,4 +1,4 @@
-"""Whether a front end can serve now, and what it answers where it cannot."""
+"""Whether a front end can serve now, and the error it answers with while it cannot."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Readiness:
         self._callbacks: list[Callable[[State], None]] = []
 
     def on_state(self, callback: Callable[[State], None]) -> None:
-        """`callback` is called with every new state."""
+        """Call `callback` with every new state."""
         self._callbacks.append(callback)
 
     def facts(self) -> Facts:
-        """Return the engine's facts. Raise Unavailable where nothing can be served now."""
+        """Return the engine's facts. Raise Unavailable if nothing can be served now."""
         facts = self._link.facts
         if self.state is State.SERVING and facts is not None:
             return facts
@@ -45,17 +45,17 @@ class Readiness:
         raise EngineRestarting()
 
     def linked(self) -> None:
-        """Note that the engine has told its facts."""
+        """Note that the engine has sent its facts."""
         if self.state in (State.LOADING, State.RESTARTING):
             self.change(State.SERVING)
 
     def lost(self) -> None:
-        """Note that the engine is gone; another one follows."""
+        """Note that the engine is lost and that another one will start."""
         if self.state in (State.SERVING, State.LOADING):
             self.change(State.RESTARTING)
 
     def fail(self, why: str) -> None:
-        """Note that there will be no engine any more."""
+        """Note that no other engine will start."""
         self._failure = why
         self.change(State.FAILED)
 

@@ -1,7 +1,7 @@
-"""The stream of one request: its outputs' news, gathered until the reader comes and merged into one Update.
+"""The stream of one request: new text of its outputs, merged into one Update whenever the reader comes.
 
 A slow reader costs the memory of its unread text, at most that of max_tokens, and does not slow other streams. A reader
-of one stream iterates; a reader of many has itself called (`call_when_due`) and takes.
+of one stream iterates; a reader of many registers a callback (`call_when_due`) and calls `take`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from photon_grpc.frontend.write_turns import WriteTurns
 
 
 class Prompt(NamedTuple):
-    """The prompt of a request, as it is billed and scored."""
+    """The prompt of a request as it is billed, and its log-probabilities."""
 
     num_tokens: int
     scores: PromptLogprobs
 
 
 class TokenStream:
-    """An async iterator of Updates for one reader, which calls `close` at last. Fed by the Frontend on the same event
-    loop."""
+    """An async iterator of Updates for one reader, which calls `close` in the end.
+
+    The Frontend feeds it on the same event loop.
+    """
 
     def __init__(
         self,
@@ -48,14 +50,17 @@ class TokenStream:
         turns: WriteTurns,
         on_close: Callable[[TokenStream, RequestRecord], None],
     ) -> None:
-        """`turns`: of the event loop. `on_close` is called once, with the record of the request: when the last Update
-        is read, an error raised, or `close` called."""
+        """Start with nothing to read. `turns` limits the streams that write in one turn of the event loop.
+
+        `on_close` is called once with the record of the request, when the last Update is read, an error is raised or
+        `close` is called.
+        """
         self.start = start
         self.outputs = outputs
         #: Outputs that the engine may still have tokens for.
         self.num_running = len(outputs)
         self._num_prompt = prompt.num_tokens
-        #: Complete when the first of `outputs` has its first id.
+        #: Complete once the first output has its first id.
         self.prompt_scores = prompt.scores
         self._origin = ask.origin if ask.origin.request_id else replace(ask.origin, request_id=start.request_id)
         self._arrival_s = ask.origin.arrival_s
@@ -69,11 +74,11 @@ class TokenStream:
         self._on_close = on_close
         self._is_closed = False
         self._error: PhotonError | None = None
-        #: Called once when something may be taken.
+        #: The reader's callback, called once when there may be something to take.
         self._on_due: Callable[[], None] | None = None
-        #: Calls it at the end of the interval.
+        #: Calls `_on_due` at the end of the interval.
         self._timer: asyncio.TimerHandle | None = None
-        #: Something may be sent now, whatever the options say.
+        #: Whether to send now, whatever the options say.
         self._is_urgent = False
         self._has_news = False
         self._has_sent = False
@@ -82,9 +87,9 @@ class TokenStream:
         self._first_token_s: float | None = None
         #: When the last output ended.
         self._last_token_s: float | None = None
-        #: All was delivered.
+        #: Whether the last Update was read.
         self._is_complete = False
-        self._is_prompt_told = False
+        self._is_prompt_counted = False
         self._num_cached = 0
         self._queue_s = 0.0
         self._num_preemptions = 0
@@ -95,8 +100,10 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Update:
-        """Wait until something may be sent, and for a place in a turn of the event loop; return all that has gathered.
-        Raise PhotonError."""
+        """Wait until an Update is due and this turn of the event loop has a place; return the Update.
+
+        Raise PhotonError.
+        """
         while not self._is_closed:
             if not (self._has_something() and self._turns.take()):
                 await self._news()
@@ -106,8 +113,10 @@ class TokenStream:
         raise StopAsyncIteration
 
     def take(self) -> Update | None:
-        """All that has gathered; None while nothing may be sent. The stream is over with the Update that has a timing.
-        Raise PhotonError, which ends it, too."""
+        """Return all that has gathered, None while nothing is due. The stream ends with the Update that has a timing.
+
+        Raise PhotonError, which ends the stream, too.
+        """
         if self._is_due():
             return self._take()
         if self._error is not None:
@@ -116,7 +125,7 @@ class TokenStream:
         return None
 
     def call_when_due(self, call: Callable[[], None]) -> None:
-        """Call `call` once: when there may be something to take, at once where there is already."""
+        """Call `call` once when there may be something to take, at once if there is already."""
         self._on_due = call
         if self._has_something():
             self._wake()
@@ -125,8 +134,10 @@ class TokenStream:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the stream, because of `error` where it is not complete; what still runs is aborted. May be called
-        again."""
+        """End the stream and abort its running outputs; `error` is the reason if it is incomplete.
+
+        A second call does nothing.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -144,7 +155,7 @@ class TokenStream:
     # The engine's side, by way of the Frontend.
 
     def push(self, output: OutputText, token_id: int) -> bool:
-        """Return the next id of one of `outputs`. True when it ended the output: the engine must be told."""
+        """Add the next id of one of `outputs`; return whether it ended the output, which must then be aborted."""
         is_first = output.num_tokens == output.num_replayed
         is_over = output.push(token_id)
         self._num_gathered += 1
@@ -165,11 +176,11 @@ class TokenStream:
         self._note(started.num_cached_prompt, started.queue_s)
 
     def preempted(self) -> None:
-        """One of `outputs` lost its KV blocks to others and will be computed again."""
+        """Count a preemption: an output lost its KV blocks to others and will be computed again."""
         self._num_preemptions += 1
 
     def end(self, output: OutputText, finished: Finished) -> None:
-        """The engine ended one of `outputs`."""
+        """End one of `outputs` as the engine reports it."""
         self._note(finished.num_cached_prompt, finished.queue_s)
         output.end(finished.reason)
         self._ended_one()
@@ -177,12 +188,12 @@ class TokenStream:
         self._wake()
 
     def ended(self) -> None:
-        """All outputs had ended before the engine was asked: nothing is computed, nothing billed."""
+        """End a stream whose outputs had all ended before it was sent: nothing is computed or billed."""
         self.num_running = self._num_prompt = 0
         self._is_urgent = self._has_news = True
 
     def fail(self, error: PhotonError) -> None:
-        """Raise `error` to the reader, after what has gathered."""
+        """Have the reader get `error` after all that has gathered."""
         if self._error is None:
             self._error = error
             self._last_token_s = self._since_arrival_s()
@@ -191,7 +202,7 @@ class TokenStream:
             self._wake()
 
     def fail_lost(self) -> None:
-        """The engine is gone. A reader that has read nothing may ask again: what was gathered for it is dropped."""
+        """Fail the stream because the engine is lost; if nothing was read, drop all, so that the reader may retry."""
         if self._is_whole or not self._has_sent:
             self.drop()
             self.fail(EngineRestarting(f"{EngineRestarting.text}; nothing was sent yet"))
@@ -204,21 +215,23 @@ class TokenStream:
         self._has_news = self._is_urgent = False
 
     def usage(self) -> Usage:
-        """Up to now."""
+        """Return the usage up to now."""
         num_delivered = sum([output.num_delivered for output in self.outputs])
         return Usage(self._num_prompt, self._num_cached, num_delivered)
 
     def _is_withheld(self) -> bool:
-        """Return whether it failed before anything was sent: no output token is billed. A passed deadline is the
-        caller's own and bills what was computed, as a cancel does; an unreachable one bills none."""
+        """Return whether the request failed before anything was sent, so that no output token is billed.
+
+        A passed deadline bills what was computed, as a cancellation does; an unreachable one bills nothing.
+        """
         if self._error is None or type(self._error) is DeadlinePassed:
             return False
         return self._is_whole or not self._has_sent
 
     def _note(self, num_cached: int, queue_s: float) -> None:
-        # The prompt is computed, and billed, once: for the output that is told of first.
-        if not self._is_prompt_told:
-            self._is_prompt_told = True
+        # The prompt is computed and billed once, for the output that is reported first.
+        if not self._is_prompt_counted:
+            self._is_prompt_counted = True
             self._num_cached = num_cached
             self._queue_s = queue_s
 
@@ -231,7 +244,7 @@ class TokenStream:
         return time.monotonic() - self._arrival_s
 
     def _record(self, error: BaseException | None) -> RequestRecord:
-        """Of the request as it ends, by `error` or by its reader's leaving where it is not complete."""
+        """Return the record of the request, ended by `error` or, if incomplete without one, by its reader."""
         billed = (0,) if self._is_withheld() else tuple([output.num_delivered for output in self.outputs])
         total_s = self._since_arrival_s()
         return RequestRecord(
@@ -245,17 +258,17 @@ class TokenStream:
             usage=Usage(*self._prompt_usage(), sum(billed)),
             longest_output_tokens=max(billed),
             num_preemptions=self._num_preemptions,
-            queue_s=self._queue_s if self._is_prompt_told else None,
+            queue_s=self._queue_s if self._is_prompt_counted else None,
             first_token_s=self._first_token_s,
             last_token_s=total_s if self.num_running else self._last_token_s,
         )
 
     def _prompt_usage(self) -> tuple[int, int]:
-        """Tokens of the prompt, and those of them that were cached; none of one of which no output began or ended."""
-        return (self._num_prompt, self._num_cached) if self._is_prompt_told else (0, 0)
+        """Return the numbers of prompt tokens and of cached ones, both 0 before an output has begun or ended."""
+        return (self._num_prompt, self._num_cached) if self._is_prompt_counted else (0, 0)
 
     def _has_something(self) -> bool:
-        """For the reader: an Update, or an error."""
+        """Return whether there is an Update or an error for the reader."""
         return self._is_due() or self._error is not None
 
     def _is_due(self) -> bool:
@@ -277,13 +290,13 @@ class TokenStream:
         else:
             deltas = tuple([output.take() for output in outputs if output.has_news()])
         if not self._has_sent and not deltas:
-            # The first token released nothing yet; that it is there is news enough.
+            # The first token is reported even if it releases no text yet.
             deltas = tuple([output.take() for output in outputs if output.num_delivered])
         prompt_scores = NO_TOKEN_LOGPROBS if self._has_sent else self.prompt_scores.take()
         self._has_sent = True
         if self._interval_s:
             self._last_sent_s = time.monotonic()
-        if not self.num_running and self._error is None and all(output.is_told for output in outputs):
+        if not self.num_running and self._error is None and all(output.is_finish_taken for output in outputs):
             last = Update(deltas, self.usage(), self._timing(), prompt_scores)
             self._is_complete = True
             self.close()
@@ -304,7 +317,7 @@ class TokenStream:
             self._forget_reader()
 
     def _look_up(self) -> None:
-        # With an interval the reader sets its timer when the first news comes, and sleeps again.
+        # With an interval, the first news wakes the reader, which sets its timer and sleeps again.
         if self._is_due() or (self._has_news and self._interval_s and self._timer is None):
             self._wake()
 

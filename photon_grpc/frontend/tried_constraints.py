@@ -1,4 +1,4 @@
-"""Constraints that were tried out well, so that each is tried once."""
+"""A cache of the constraints that passed their trial, so that each is tried once."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from photon_grpc.frontend.encoder import Encoder
 from photon_grpc.frontend.shared_cache import SharedCache
 
 _MAX_BYTES = 2**23
-#: Of what holds the texts of one: the ask, the grammar, and their place.
+#: Memory of one entry without its texts: the ask, the grammar and their place.
 _ENTRY_BYTES = 512
 
 
 class TriedConstraints:
-    """Asks the encoder about what is new; belongs to one event loop. A trial is shared within an API key, and among all
-    where there are no keys; it waits in the turn of the caller that began it.
+    """The constraints that passed; new ones are tried by the encoder. Belongs to one event loop.
+
+    The result is shared within an API key, or among all callers if there are no keys. A trial waits in the turn of its
+    caller.
 
     Args:
-        encoder: tries out.
-        max_bytes: of the constraints and grammars that are kept.
+        encoder: tries new constraints.
+        max_bytes: the most memory for constraints and their grammars.
     """
 
     def __init__(self, encoder: Encoder, max_bytes: int = _MAX_BYTES) -> None:
         self._encoder = encoder
         self._kept: SharedCache[_Key, Constraint] = SharedCache(max_bytes)
-        #: By caller, too: none waits in another's turn.
+        # Keyed by caller, too, so that no caller waits for the turn of another.
         self._running: dict[tuple[str, _Key], _Trial] = {}
 
     async def tried(self, ask: ConstraintAsk, owner: str = "", caller: str = "") -> Constraint:
-        """Return the grammar of a checked `ask`. A trial goes on when one of those that wait for it is gone, and ends
-        with the last. Raises InvalidConstraint, Overloaded, EngineRestarting."""
+        """Return the grammar of a checked `ask`. Raise InvalidConstraint, Overloaded, EngineRestarting.
+
+        A trial is cancelled when the last of those that wait for it is gone.
+        """
         key = (owner, ask)
         kept = self._kept.find(caller, key)
         if kept is not None:
@@ -69,11 +73,11 @@ class _Trial:
     num_waiting: int = 0
 
 
-#: API key, what was tried.
+#: The API key and the constraint.
 _Key = tuple[str, ConstraintAsk]
 
 
 def _num_bytes(ask: ConstraintAsk, constraint: Constraint) -> int:
-    """As they lie in memory: a choice of one character takes fifty times its length."""
+    """Return the bytes in memory; a choice of one character takes fifty times its length."""
     texts = (ask.text, *ask.choices, constraint.grammar)
     return _ENTRY_BYTES + sum(map(sys.getsizeof, texts)) + sys.getsizeof(ask.choices)

@@ -1,4 +1,4 @@
-"""An EngineLink without an engine: what was sent is kept, what comes is what the test says."""
+"""An EngineLink without an engine: it keeps what was sent, and the test writes the replies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FakeLink:
         self.on_frame, self.on_lost = on_frame, on_lost
 
     async def added(self, count: int) -> None:
-        """Waits until so many requests were sent."""
+        """Wait until `count` requests were sent."""
         while len(self.adds) < count:
             self.came.clear()
             await asyncio.wait_for(self.came.wait(), 10)
@@ -91,7 +91,7 @@ class FakeLink:
         scores: dict[int, bytes] | None = None,
         prompt_scores: dict[int, bytes] | None = None,
     ) -> None:
-        """One frame; `tokens` are (handle, id). Its Load counts everything that was sent."""
+        """Deliver a frame whose Load counts everything that was sent; `tokens` are (handle, id)."""
         handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
         newest = self.adds[-1].handle if self.adds else 0
         news = (handles, ids, finished, failed, load or Load(), started, preempted, newest)
@@ -142,7 +142,7 @@ def frontend(
 
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:
-    given = TextInput(text) if isinstance(text, str) else IdsInput(text)
+    input = TextInput(text) if isinstance(text, str) else IdsInput(text)
     fields = {name: changes.pop(name) for name in Origin.__struct_fields__ if name != "model" and name in changes}
     origin = Origin(**({"arrival_s": time.monotonic()} | fields))  # type: ignore[arg-type]
-    return Ask(**({"input": given, "origin": origin} | changes))  # type: ignore[arg-type]
+    return Ask(**({"input": input, "origin": origin} | changes))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a constraint lets an output be, by the matcher that the engine walks, for tokens that are bytes."""
+"""The outputs that a constraint allows, by the engine's matcher for tokens that are bytes."""
 
 from __future__ import annotations
 

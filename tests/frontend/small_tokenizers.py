@@ -16,7 +16,7 @@ LLAMA_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}
 
 
 def byte_level() -> Tokenizer:
-    """As Llama 3: special tokens beyond the model's vocabulary, BOS by the post-processor, ignore_merges."""
+    """Train one like Llama 3's: special tokens beyond the model's vocabulary, BOS, ignore_merges."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -42,7 +42,7 @@ def byte_level() -> Tokenizer:
 
 
 def qwen_like() -> Tokenizer:
-    """NFC, no BOS, special and ordinary added tokens mixed, one that eats white space to its right."""
+    """Train one with NFC, no BOS, special and ordinary added tokens, and one that strips white space to its right."""
     tokenizer = byte_level()
     spec = json.loads(tokenizer.to_str())
     spec["added_tokens"] = []
@@ -59,8 +59,7 @@ def qwen_like() -> Tokenizer:
 
 
 def llama2_like() -> Tokenizer:
-    """SentencePiece BPE as converted: special tokens in the model's vocabulary, byte fallback, a space put before the
-    text."""
+    """Train a converted SentencePiece BPE: special tokens in the vocabulary, byte fallback, a space before the text."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
@@ -83,7 +82,7 @@ def llama2_like() -> Tokenizer:
 
 
 def metaspace_unigram() -> Tokenizer:
-    """SentencePiece Unigram with Metaspace; its special tokens are pieces that the model itself could match."""
+    """Train a SentencePiece Unigram with Metaspace whose special tokens are pieces that the model could match."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
@@ -97,7 +96,7 @@ def metaspace_unigram() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """BERT's: its decoder joins words, which no table can do."""
+    """Train one like BERT's, whose decoder joins words, which no table can do."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -118,5 +117,5 @@ KINDS = {
 
 @lru_cache
 def definition(kind: str) -> str:
-    """The tokenizer.json of that kind."""
+    """Return the tokenizer.json of a kind."""
     return KINDS[kind]().to_str()

@@ -24,7 +24,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def parts(text: str, format: AnswerFormat = QWEN, chat: ChatInput = WITH_TOOLS, end: str = "", cut: int = 0) -> Answer:
-    """Those of `text`, given in pieces of `cut` characters (0: at once)."""
+    """Return the parts of `text`, pushed in pieces of `cut` characters (0: at once)."""
     parser = format.parser(chat, end)
     borders = [0, *(range(cut, len(text), cut) if cut else ()), len(text)]
     told = [released(parser, text[a:b]) for a, b in pairwise(borders)]
@@ -128,7 +128,7 @@ WELL_FORMED = [
     ('<tool_call>{"arguments":{},"name":"f"}</tool_call>', "", calls(("f", "{}"))),
     (f'<tool_call> {{"name": "naïve.f", "arguments": {TRICKY}}}</tool_call>', "", calls(("naïve.f", TRICKY))),
     ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', "", calls(("f", '{"a": 1}'))),
-    # An output that ends with the object, or within the mark behind it.
+    # An output that ends with the object, or within the mark after it.
     ('<tool_call>{"name": "f", "arguments": {}}', "", calls(("f", "{}"))),
     ('<tool_call>{"name": "f", "arguments": {}} \n</tool', "", calls(("f", "{}"))),
     ("<tool_call>" * 3 + CALL, "<tool_call>" * 3, calls(("f", '{"a": 1}'))),
@@ -166,7 +166,7 @@ def test_tagged_calls(text: str, content: str, found: tuple[ToolCall, ...], cut:
 
 @pytest.mark.parametrize("cut", [0, 1, 5])
 @pytest.mark.parametrize("text", MALFORMED)
-def test_what_is_no_call_is_content_and_hides_no_other(text: str, cut: int) -> None:
+def test_text_that_is_no_call_is_content_and_hides_no_call(text: str, cut: int) -> None:
     assert parts(text, cut=cut) == Answer("", text)
     if not text.endswith('"'):  # an open string hides what follows
         assert parts(text + CALL, cut=cut) == Answer("", text, calls(("f", '{"a": 1}')))

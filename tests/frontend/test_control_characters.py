@@ -51,5 +51,5 @@ def test_other_schemas_are_taken(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": "\\\\x01"', '"\\\\v"'])
-def test_what_cannot_be_read_is_left_to_the_compiler(text: str) -> None:
+def test_unreadable_schemas_are_left_to_the_compiler(text: str) -> None:
     assert not problem_of(text)

@@ -1,4 +1,4 @@
-"""An operator's orders and the engine's replies, which come in any order or never."""
+"""An operator's commands and the engine's replies, which come in any order or never."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_orders_end_with_their_engine() -> None:
         assert not front._controls._waiting
 
 
-def test_facts_are_told_while_draining() -> None:
+def test_facts_are_available_while_draining() -> None:
     async def told() -> None:
         with frontend(link=FakeLink()) as (front, link):
             await front.drain(0)

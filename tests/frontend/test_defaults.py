@@ -1,4 +1,4 @@
-"""What is refused at the door, by which error, naming which field; and what unset fields become."""
+"""Errors of wrong asks, with the field that they name, and the values of unset options."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_what_cannot_be_served_is_refused(wrong: Ask, error: type[PhotonEr
 
 
 @pytest.mark.parametrize("names", [("small", "alias"), ("small", *("alias" * 9 for _ in range(99)))])
-def test_an_unknown_model_is_told_those_there_are(names: tuple[str, ...]) -> None:
+def test_the_error_of_an_unknown_model_names_the_known_ones(names: tuple[str, ...]) -> None:
     with frontend(served(names=names)) as (front, _), pytest.raises(ModelNotFound) as caught:
         front.model("gpt-4" * 999)
     assert "'gpt-4" in caught.value.message
@@ -164,7 +164,7 @@ def test_an_unknown_model_is_told_those_there_are(names: tuple[str, ...]) -> Non
     [(90, 7, 7), (96, 1, 1), (10, None, 6 * 16 + 1 - 10), (96, None, 1), (1, None, 96)],
 )
 async def test_max_tokens_is_what_context_and_blocks_hold(num_prompt: int, asked: int | None, expected: int) -> None:
-    """The last token is drawn and never stored: 6 blocks of 16 hold prompt + output - 1."""
+    """The last token is sampled but never stored: 6 blocks of 16 hold prompt + output - 1."""
     with frontend() as (front, link):
         await front.stream(ask((1,) * num_prompt, stop=StopAsk(max_tokens=asked)))
         stop = link.adds[0].request.stop
@@ -188,7 +188,7 @@ async def test_unset_sampling_comes_from_the_model_then_is_neutral() -> None:
         assert front.model("").default_sampling == replace(NEUTRAL, temperature=0.6, top_k=20)
 
 
-async def test_seeds_are_drawn_told_and_repeatable() -> None:
+async def test_seeds_are_random_reported_and_repeatable() -> None:
     drawn = []
     for seed in (5, 5, 0):
         with frontend(seed=seed) as (front, link):
@@ -259,7 +259,7 @@ async def test_ignore_eos_takes_eos_out() -> None:
         assert [add.request.stop.eos_token_ids for add in link.adds] == [served().eos_token_ids, ()]
 
 
-async def test_ids_drawn_for_requests_without_one_differ() -> None:
+async def test_random_request_ids_differ() -> None:
     with frontend() as (front, link):
         for _ in range(3):
             await front.stream(ask())

@@ -1,5 +1,4 @@
-"""What finds the engine's queue full is refused at once: before any work, by what the engine told and what it cannot
-know yet."""
+"""Requests are refused at once, before any work, while the engine's queue is full."""
 
 from __future__ import annotations
 
@@ -142,7 +141,7 @@ async def test_a_text_counts_by_a_guess_while_it_is_tokenized_and_exactly_afterw
 
 
 @pytest.mark.parametrize("ends", ["too long", "cancelled"])
-async def test_a_place_is_given_back_however_the_preparation_ends(ends: str) -> None:
+async def test_a_place_is_released_however_the_preparation_ends(ends: str) -> None:
     with frontend() as (front, _):
         for _ in range(10):
             task = asyncio.create_task(front.stream(ask("z" * 500)))
@@ -175,9 +174,9 @@ def test_a_guess_is_exact_for_ids_and_never_above_the_context() -> None:
     assert estimate_tokens(ask(input=chat), FACTS) == 21
 
 
-async def test_a_full_queue_is_no_matter_for_an_owner_with_few_in_it() -> None:
+async def test_an_owner_with_few_requests_passes_a_full_queue() -> None:
     queue = EngineQueue()
-    queue.told(Load(queued=FACTS.max_queue_size, longest_queue=5))
+    queue.update(Load(queued=FACTS.max_queue_size, longest_queue=5))
     for num_of_owner in (1, 4):
         queue.check(1, FACTS, num_of_owner)
     for num_of_owner in (0, 5, 6):

@@ -1,4 +1,4 @@
-"""Turns between callers: what another has waiting costs nobody more than the jobs that have begun."""
+"""Turns between callers: the waiting jobs of one caller delay no other, only the jobs that have begun do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 class Bench:
-    """Jobs that end when they are told to; `begun` says whose turn came."""
+    """Jobs that end on demand; `begun` lists the callers in the order of their turns."""
 
     def __init__(self, turns: FairTurns) -> None:
         self.turns = turns
@@ -113,13 +113,13 @@ async def test_absence_earns_no_credit_and_a_service_at_rest_owes_none() -> None
     await asyncio.gather(*tasks)
 
 
-async def test_where_there_is_no_room_the_newest_of_the_one_with_most_gives_way() -> None:
+async def test_without_room_the_newest_job_of_the_caller_with_most_is_displaced() -> None:
     jobs = bench(1, max_jobs=5)
     tasks = [jobs.ask("a") for _ in range(5)]
     await settled()
     tasks += [jobs.ask("a"), jobs.ask("b"), jobs.ask("b"), jobs.ask("b")]
     await settled()
-    # Of a, which has five, the sixth is refused; two give way to b, which may not have more than a.
+    # The sixth job of a is refused; two of its five are displaced by b, which may not have more than a.
     assert sorted(jobs.refused) == ["a", "a", "a", "b"]
     while jobs.num_running:
         await jobs.end_one()
@@ -161,7 +161,7 @@ async def test_what_waits_leaves_with_its_call_and_callers_are_forgotten() -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_any_order_of_jobs_ends_and_cancels_leaves_nothing_behind(seed: int) -> None:
+async def test_no_order_of_jobs_and_cancellations_leaks(seed: int) -> None:
     draw = random.Random(seed)
     jobs = bench(3, max_jobs=20, max_bytes=4000, large_bytes=500)
     tasks: list[asyncio.Task[None]] = []
@@ -233,7 +233,7 @@ async def test_what_waits_is_bounded_in_jobs_and_bytes() -> None:
 
 
 class Gate:
-    """Lets one piece of work in a thread go on at a time, and says what has begun."""
+    """A gate that releases one piece of work in a thread at a time, and records what has begun."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -255,8 +255,8 @@ async def cancelled(tasks: list[asyncio.Task[object]], gate: Gate) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_small_text_does_not_wait_behind_another_callers_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many begin before it as the pool was given, twice its threads."""
+async def test_a_small_text_does_not_wait_for_another_callers_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs that the pool already has, twice as many as its threads, begin before it."""
     gate = Gate()
     monkeypatch.setattr("photon_grpc.frontend.encoder.prepare", lambda input, *rest: gate.work(input.text))
     with ThreadPoolExecutor(2) as pool:
@@ -303,7 +303,7 @@ async def test_a_trial_waits_for_its_callers_own_and_ends_with_the_last_who_wait
     constraints = TriedConstraints(Encoder())  # type: ignore[arg-type]
     tasks = [asyncio.create_task(constraints.tried(ConstraintAsk("regex", f"{n}"), "", "a")) for n in range(200)]
     await settled()
-    # The same as the last of a's, asked for by b: it does not wait in a's turn.
+    # b asks for the same as the last job of a and does not wait for a's turn.
     other = asyncio.create_task(constraints.tried(ConstraintAsk("regex", "199"), "", "b"))
     await settled()
     await jobs.end_one()
@@ -316,7 +316,7 @@ async def test_a_trial_waits_for_its_callers_own_and_ends_with_the_last_who_wait
 
 
 async def test_a_continued_output_does_not_wait_for_those_of_another_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaying ids is work of the event loop: a turn of it does one slice."""
+    """Ids are replayed on the event loop, one slice in each of its turns."""
     replayed: list[int] = []
     replay = OutputText.replay
 

@@ -63,7 +63,7 @@ def test_times_are_read_by_python() -> None:
 
 
 def is_uri(text: str) -> bool:
-    """RFC 3986 by its appendix B, a part at a time."""
+    """Check a URI of RFC 3986 by its appendix B, a part at a time."""
     scheme, _, rest = text.partition(":")
     if not re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme) or re.search("%(?![0-9A-Fa-f]{2})", text):
         return False
@@ -89,7 +89,7 @@ def is_uri(text: str) -> bool:
 
 
 def is_duration(text: str) -> bool:
-    """RFC 3339, appendix A: units in a row, none left out between two."""
+    """Check a duration of RFC 3339, appendix A: consecutive units without gaps."""
     days, has_time, clock = text[1:].partition("T")
     parts = [re.sub("[0-9]+", "", part) for part in (days, clock)]
     well_formed = (
@@ -123,8 +123,8 @@ READERS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def drawn(name: str, letters: str, num: int, draw: random.Random) -> list[str]:
-    """Outputs whose characters are drawn among those that may follow, of `letters` where some may."""
+def sampled(name: str, letters: str, num: int, draw: random.Random) -> list[str]:
+    """Sample outputs from the characters that may follow, preferring `letters`."""
     schema = json.dumps({"type": "string", "format": name})
     matcher = llguidance.LLMatcher(byte_tokenizer(), try_out(ConstraintAsk("json_schema", schema)).grammar, log_level=0)
     texts = []
@@ -156,10 +156,10 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_drawn_is_read(name: str) -> None:
+def test_sampled_outputs_are_read(name: str) -> None:
     draw = random.Random(7)
     for letters in {"", LETTERS.get(name, "")}:
-        wrong = [text for text in drawn(name, letters, 150, draw) if not READERS[name](text)]
+        wrong = [text for text in sampled(name, letters, 150, draw) if not READERS[name](text)]
         assert not wrong, wrong[:10]
 
 
@@ -181,7 +181,7 @@ def test_beside_a_pattern_a_length_and_another_type() -> None:
     assert "5" in untyped and '"2023-02-29"' not in untyped
 
 
-def test_what_is_no_format_stays() -> None:
+def test_unknown_formats_stay() -> None:
     for text in (
         '{"format": "uuid"}',
         '{"properties": {"format": {"const": "date"}}}',

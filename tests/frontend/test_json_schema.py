@@ -1,4 +1,4 @@
-"""What llguidance does wrong with schemas is still wrong, and what is done about it has each of them right."""
+"""The defects of llguidance with schemas still exist, and our compensation for each is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from photon_grpc.frontend.constraints.json_schema import (
 from photon_grpc.frontend.constraints.trial import byte_tokenizer
 from tests.frontend.outputs import Outputs
 
-#: Names of compensations, each with schemas and texts that the library takes although they are not valid.
+#: By the name of a compensation, schemas and invalid texts that the library accepts.
 TAKEN = {
     "bounds": (
         ('{"type":"number","exclusiveMinimum":4,"exclusiveMaximum":4.001}', "4"),
@@ -49,7 +49,7 @@ TAKEN = {
     ),
     "multipleOf": (('{"type":"integer","allOf":[{"multipleOf":65536},{"multipleOf":65537}]}', "65536"),),
 }
-#: Schemas that the library refuses, and texts that are valid.
+#: Schemas that the library refuses, and valid texts.
 REFUSED = {
     "oneOf": (
         (
@@ -65,7 +65,7 @@ def flat(cases: dict[str, tuple[tuple[str, str], ...]]) -> list[tuple[str, str, 
 
 
 def raw(schema: str) -> llguidance.LLMatcher:
-    """The library alone, with our escapes."""
+    """Return the library's matcher without compensations, with our escapes."""
     options = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf"\\'}
     written = f'{schema[:-1]},"x-guidance":{json.dumps(options)}}}'
     return llguidance.LLMatcher(byte_tokenizer(), f'{{"grammars":[{{"json_schema":{written}}}]}}', log_level=0)
@@ -77,7 +77,7 @@ def takes(matcher: llguidance.LLMatcher, text: str) -> bool:
 
 
 def healed(name: str) -> str:
-    return f"llguidance {version('llguidance')} has {name!r} right: write so into its healed_in, or drop it"
+    return f"llguidance {version('llguidance')} has {name!r} right: set its fixed_in, or remove it"
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), flat(TAKEN))
@@ -98,7 +98,7 @@ def test_the_library_refuses_what_we_take(name: str, schema: str, text: str) -> 
 def test_every_compensation_is_asked_whether_it_is_needed() -> None:
     table = [*REWRITES, *REFUSALS]
     assert {each.name for each in table} == {*TAKEN, *REFUSED}
-    assert all(each.defect and each.upstream and each.healed_in for each in table)
+    assert all(each.defect and each.upstream and each.fixed_in for each in table)
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), [*flat(TAKEN), *flat(REFUSED)])

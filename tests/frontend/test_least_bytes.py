@@ -1,5 +1,7 @@
-"""No output that satisfies a constraint has fewer bytes than its bound: compared with the shortest that the matcher
-lets be drawn, found by trying all."""
+"""No output that satisfies a constraint has fewer bytes than its bound.
+
+The bound is compared with the shortest output that the matcher allows, found by trying all.
+"""
 
 from __future__ import annotations
 

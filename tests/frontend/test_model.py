@@ -1,4 +1,4 @@
-"""Served models made from directories, and what callers are told of them."""
+"""Served models made from directories, and the facts about them that callers get."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Numbers keep their bounds: whatever is let through lies within by exact arithmetic. Rounded to floats of 64 bits it
-does, too, but for what comes so near to an exclusive bound from the side of 0."""
+"""Numbers keep their bounds: every accepted number lies within them by exact arithmetic.
+
+Rounded to a 64-bit float it does, too, unless it is very near to an exclusive bound on the side of 0.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.frontend.outputs import Outputs
 
 BOUNDS = ("-100", "-4.001", "-4", "-0.5", "0", "0.1", "0.30000000000000004", "1", "4", "4.001", "9007199254740992")
 INCLUSIVE, EXCLUSIVE = ("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")
-#: Of what a bound is moved by.
+#: Distances by which a bound is moved.
 NEAR = ("0", "1e-20", "1e-15", "1e-7", "0.0005", "1")
 
 
@@ -40,7 +42,7 @@ def texts_near(bounds: tuple[str, ...]) -> set[str]:
 
 
 def within(text: str, schema: dict[str, str]) -> bool:
-    """By exact arithmetic and as floats."""
+    """Return whether a number is within the bounds, by exact arithmetic and as a float."""
     for keyword, bound in schema.items():
         way = -1 if keyword.lower().endswith("maximum") else 1
         least_distance = (Decimal(text) - Decimal(bound)) * way
@@ -148,7 +150,7 @@ def test_what_needs_no_change_stays() -> None:
 
 
 def test_multiples_whose_product_overflows_are_refused() -> None:
-    """The compiler would take 65,536 for a multiple of both."""
+    """The compiler would accept 65,536 as a multiple of both."""
     with pytest.raises(InvalidConstraint, match="multipleOf 1E-10 and 3 cannot be combined"):
         Outputs.of_schema({"type": "number", "allOf": [{"multipleOf": 3}, {"multipleOf": 1e-10}]})
     large, larger = {"type": "integer", "multipleOf": 65536}, {"type": "integer", "multipleOf": 65537}

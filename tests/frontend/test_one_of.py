@@ -1,4 +1,4 @@
-"""`oneOf` of schemas that are referred to: taken where they exclude each other, and then it means `anyOf`."""
+"""`oneOf` of references is accepted if the schemas exclude each other, and then means `anyOf`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def animal(kind: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-#: A dog has puppies, of which each is one of the same two.
+#: A dog has puppies, each of which is one of the same two.
 DEFS = {
     "Cat": animal({"const": "cat"}, lives={"type": "integer"}),
     "Dog": animal({"$ref": "#/$defs/Kind"}, pups={"type": "array", "items": {"oneOf": [CAT, DOG]}}),

@@ -1,5 +1,4 @@
-"""A pattern's class that leaves characters out leaves out their escapes, too: outputs satisfy the pattern as Python's
-`re` reads it."""
+"""A pattern's negated class excludes the escapes of its characters, too: outputs match the pattern in Python's `re`."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_patterns_of_names_and_of_schemas_within() -> None:
     assert takes(schema, {"a": 'x"'}) and not takes(schema, {'a"': "x"}) and not takes(schema, {"a": "\\"})
 
 
-def test_what_is_no_pattern_stays() -> None:
+def test_invalid_patterns_stay() -> None:
     kept = {"const": {"pattern": "[^a]"}, "enum": ["[^a]"], "description": "[^a]"}
     assert json.loads(exact_schema(json.dumps(kept))) == kept
     assert json.loads(exact_schema(json.dumps({"properties": {"pattern": {"pattern": "[^a]"}}}))) == {

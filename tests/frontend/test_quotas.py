@@ -1,4 +1,4 @@
-"""Quotas of an owner: requests in flight, tokens per minute, what is told when they are used up."""
+"""Quotas of an owner: requests in flight, tokens per minute, and the errors when they are used up."""
 
 from __future__ import annotations
 

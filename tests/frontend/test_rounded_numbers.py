@@ -26,11 +26,11 @@ from tests.frontend.outputs import Outputs
         ({"const": 10**400 + 1}, 10**400 + 1),
     ],
 )
-def test_what_would_be_rounded_is_told(schema: dict[str, Any], number: int) -> None:
+def test_numbers_that_would_be_rounded_are_named(schema: dict[str, Any], number: int) -> None:
     assert problem_of(json.dumps(schema)).startswith(f"{str(number)[:40]} would be rounded")
 
 
-def test_the_caller_is_told_the_number() -> None:
+def test_the_error_names_the_number() -> None:
     with pytest.raises(InvalidConstraint, match=r"json_schema: 1234567890123456789 would be rounded"):
         try_out(ConstraintAsk("json_schema", json.dumps({"const": 1234567890123456789})))
 
@@ -51,7 +51,7 @@ def test_other_numbers_are_taken(schema: dict[str, Any]) -> None:
 
 
 def test_fractions_that_the_compiler_reads_as_the_next_float() -> None:
-    """It reads some constants of 17 digits wrongly, and then writes another number; what is let through is equal."""
+    """The library misreads some constants of 17 digits and writes other numbers; those that we accept stay equal."""
     draw = random.Random(5)
     num_refused = 0
     for _ in range(60):

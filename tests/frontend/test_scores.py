@@ -1,4 +1,4 @@
-"""Scores over a fake engine: every message has those of the ids it brings, a start those of the whole prompt."""
+"""Log-probabilities over a fake engine: a message has those of its ids, the first one those of the whole prompt."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 def packed(*token_ids: int) -> bytes:
-    """Three records each: the id itself, the one above it, 7."""
+    """Pack three records for each id: the id itself, the next one, and 7."""
     return b"".join(
         RECORD.pack(id, -id / 8, id) + RECORD.pack(id + 1, -0.5, 1) + RECORD.pack(7, -9.0, 99) for id in token_ids
     )
 
 
 def of(delta_scores: object) -> list[int]:
-    """The ids that are scored; the records of each are those of `packed`."""
+    """Return the scored ids, after a check that each has the records of `packed`."""
     scores = list(delta_scores)  # type: ignore[call-overload]
     assert TOKENIZER is not None
     for score in scores:
-        above, given = score.candidates
+        above, requested = score.candidates
         assert (score.logprob, score.rank) == (-score.token_id / 8, score.token_id)
         assert (above.token_id, above.logprob, above.rank) == (score.token_id + 1, -0.5, 1)
-        assert (given.token_id, given.logprob, given.rank) == (7, -9.0, 99)
+        assert (requested.token_id, requested.logprob, requested.rank) == (7, -9.0, 99)
         assert score.token_bytes == TOKENIZER.token_bytes(score.token_id)
     return [score.token_id for score in scores]
 
@@ -102,7 +102,7 @@ async def test_the_token_that_ends_an_output_is_scored(pair: tuple[Frontend, Fak
     assert delta.token_ids == (a, EOS) and of(delta.scores) == [a, EOS] and delta.finish is not None
 
 
-async def test_scores_behind_a_stop_string_are_dropped_with_their_ids(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_scores_after_a_stop_string_are_dropped_with_their_ids(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask(output=SCORES, stop=StopAsk(stop_strings=("b",))))
     a, b, c = ids("a")[0], ids("b")[0], ids("c")[0]
@@ -188,7 +188,7 @@ def test_what_is_dropped_is_dropped_with_its_scores() -> None:
     assert list(output.take().scores) == [TokenScore(5, -0.25, 1)]
 
 
-async def test_scores_for_a_caller_who_has_left_are_ignored(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_scores_for_a_closed_stream_are_ignored(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask((9, 20), output=OutputAsk(logprobs=1, prompt_logprobs=0)))
     stream.close()
@@ -222,14 +222,14 @@ BYTES_PER_SCORE = BYTES_PER_ID + TOKENIZER.max_token_bytes
 
 
 def room(num_scores: int, num_outputs: int = 1) -> int:
-    """Bytes of a message that has room for so many scored ids."""
+    """Return the bytes of a message that has room for `num_scores` scored ids."""
     return BYTES_PER_OUTPUT * (1 + num_outputs) + num_scores * BYTES_PER_SCORE
 
 
-async def max_tokens(max_message_bytes: int, prompt: tuple[int, ...] = (1, 2), **asked: object) -> tuple[int, str]:
-    """What the engine is asked, and the reason of an output that reaches it."""
+async def max_tokens(max_message_bytes: int, prompt: tuple[int, ...] = (1, 2), **options: object) -> tuple[int, str]:
+    """Return the max_tokens that the engine gets, and the finish reason of an output that reaches it."""
     with frontend(served(max_message_bytes=max_message_bytes)) as (front, link):
-        await front.stream(ask(prompt, **asked))
+        await front.stream(ask(prompt, **options))
     stop = link.adds[0].request.stop
     return stop.max_tokens, stop.limit_reason.name
 
@@ -244,7 +244,7 @@ async def test_unset_max_tokens_becomes_what_a_message_holds_with_its_scores() -
     prompt = OutputAsk(logprobs=5, prompt_logprobs=1)
     assert await max_tokens(room(7 * 10 + 2 * 3), output=prompt) == (10, "CONTEXT_LENGTH")
     assert await max_tokens(room(7 * 10 + 2 * 3 - 1), output=prompt) == (9, "CONTEXT_LENGTH")
-    # An output that is continued ends where the uncut one does.
+    # A continued output ends where the uninterrupted one does.
     assert await max_tokens(room(7 * 10), output=five, continue_from=(5, 6)) == (10, "CONTEXT_LENGTH")
     assert await max_tokens(room(7 * 10 + 2 * 3 - 1), output=prompt, continue_from=(5, 6)) == (9, "CONTEXT_LENGTH")
     assert await max_tokens(2**25, output=five) == (95, "CONTEXT_LENGTH")

@@ -1,4 +1,4 @@
-"""A cache of things whose bytes are bounded, whoever brings them, and of which every caller keeps its share."""
+"""A cache bounded in bytes, of which every caller keeps its share."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_its_books_balance(seed: int) -> None:
             cache.keep(caller, key, key, 100 * key)
         assert cache.num_bytes <= 50_000
     holds = sum(map(len, cache._used.values()))
-    assert cache.num_bytes == sum(100 * key for key in cache._things) + HOLD_BYTES * holds
-    assert {key for used in cache._used.values() for key in used} == set(cache._things)
+    assert cache.num_bytes == sum(100 * key for key in cache._entries) + HOLD_BYTES * holds
+    assert {key for used in cache._used.values() for key in used} == set(cache._entries)
     for caller, used in cache._used.items():
         assert cache._num_bytes_of[caller] == sum(100 * key + HOLD_BYTES for key in used)
 

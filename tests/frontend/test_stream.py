@@ -1,4 +1,4 @@
-"""Streams over a fake engine: what is sent when, what ends an output, what is billed, and who is told."""
+"""Streams over a fake engine: what is sent when, what ends an output, what is billed and recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def pair() -> AsyncIterator[tuple[Frontend, FakeLink]]:
 
 
 async def ready(stream: TokenStream) -> Update | None:
-    """What a reader gets now; None if it would have to wait."""
+    """Return what a reader gets now, None if it would have to wait."""
     task = asyncio.ensure_future(stream.__anext__())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -366,7 +366,7 @@ async def test_failures_of_the_engine_reach_their_own_stream_only(pair: tuple[Fr
     assert text_of(await rest(good)) == "bc"
 
 
-async def test_preemptions_of_all_outputs_are_told(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_preemptions_of_all_outputs_are_counted(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask(sampling=SamplingAsk(num_outputs=2)))
     link.step(preempted=(1, 1))
@@ -466,7 +466,7 @@ async def test_drain_lets_running_requests_finish(pair: tuple[Frontend, FakeLink
     assert await asyncio.wait_for(draining, 120) == 0
 
 
-async def test_drain_fails_what_is_left(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_drain_fails_unfinished_streams(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     left = await front.stream(ask())
     waiting = asyncio.ensure_future(front.generate(ask()))
@@ -566,7 +566,7 @@ async def test_tokenize_is_what_generate_sees_and_detokenize_its_text(pair: tupl
 async def test_tokenize_tells_of_its_own_limit(
     pair: tuple[Frontend, FakeLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives more ids than the context holds, and says so where even that is not enough."""
+    """Tokenize returns more ids than the context holds, and reports its own limit if they exceed that, too."""
     monkeypatch.setattr("photon_grpc.frontend.frontend._MAX_TOKENIZED", 1000)
     front, _ = pair
     assert len(await front.tokenize("", TextInput("?!" * 450))) > front.model("").max_context_tokens
@@ -609,7 +609,7 @@ async def test_an_output_that_goes_on_sends_and_bills_what_is_new(pair: tuple[Fr
     assert last.usage == Usage(5, 0, 1)
 
 
-async def test_ids_behind_the_end_of_an_output_do_not_continue_it(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_ids_after_the_end_of_an_output_do_not_continue_it(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     with pytest.raises(InvalidRequest) as caught:
         await front.stream(ask(continue_from=ids("abc"), stop=StopAsk(stop_strings=("b",))))

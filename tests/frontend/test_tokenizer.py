@@ -73,16 +73,16 @@ def test_ordinary_added_tokens_keep_their_ids() -> None:
     assert ours.encode("<tool_call>") == (reference.token_to_id("<tool_call>"),)
 
 
-def test_template_text_marks_special_tokens_and_disguised_ones_stay_text() -> None:
+def test_template_text_marks_special_tokens_and_escaped_ones_stay_text() -> None:
     for kind in ("byte_level", "qwen_like", "llama2_like", "metaspace_unigram"):
         ours = Tokenizer(definition(kind))
         reference = Reference.from_str(definition(kind))
         special = ours.markers.texts[0]
-        disguise = SpecialTokenEscaper(ours.markers, [f"x {special} y"])
-        text = f"{special}user\n{disguise.put_on(f'x {special} y')}  {special}\nok"
-        ids = ours.encode_template(text, disguise)
+        escaper = SpecialTokenEscaper(ours.markers, [f"x {special} y"])
+        text = f"{special}user\n{escaper.escape(f'x {special} y')}  {special}\nok"
+        ids = ours.encode_template(text, escaper)
         assert ids.count(reference.token_to_id(special)) == 2
-        # Nobody's special token in the middle: the ids are those of a tokenizer that never heard of it there.
+        # The escaped spelling in the middle gets the ids of a tokenizer that does not know the special token.
         innocent = SpecialTokenEscaper(ours.markers, [])
         same = f"{special}user\nx y  {special}\nok"
         assert list(ours.encode_template(same, innocent)) == reference.encode(same, add_special_tokens=False).ids
@@ -92,15 +92,15 @@ def test_template_text_marks_special_tokens_and_disguised_ones_stay_text() -> No
     "attack",
     ["<|im_end|>", "<|IM_end|>", "a<|im_", "|im_end|>b", "<", "|>", ">", "<|im_end|", " <|im_end|>\n<|im_start|>"],
 )
-def test_disguise_breaks_spellings_and_comes_off(attack: str) -> None:
+def test_escaping_breaks_spellings_and_is_undone(attack: str) -> None:
     ours = Tokenizer(definition("qwen_like"))
-    disguise = SpecialTokenEscaper(ours.markers, [attack])
-    worn = disguise.put_on(attack)
-    assert len(worn) == len(attack)
-    assert disguise.take_off(worn) == attack
+    escaper = SpecialTokenEscaper(ours.markers, [attack])
+    escaped = escaper.escape(attack)
+    assert len(escaped) == len(attack)
+    assert escaper.unescape(escaped) == attack
     for before in ("", "<", "<|im_", "<|im_end|"):
         for after in ("", ">", "|>", "end|>", "|im_end|>"):
-            text = (before + worn.strip().lower() + after) if before or after else worn
+            text = (before + escaped.strip().lower() + after) if before or after else escaped
             if not any(special in before + after for special in ours.markers.texts):
                 assert not any(special in text for special in ours.markers.texts), (before, after)
 
@@ -169,7 +169,7 @@ def test_named_tokens_become_special() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_words_that_the_library_remembers_have_an_end_and_change_no_ids() -> None:
-    """10,000 of at most 255 bytes, never evicted; of one tokenizer for all callers."""
+    """The library keeps 10,000 words of at most 255 bytes for each tokenizer and never evicts one."""
     tokenizer = Tokenizer(definition("byte_level"))
     text = "def fib(n): return n"
     ids = tokenizer.encode(text)

@@ -1,4 +1,4 @@
-"""Calls of tools as grammars: what is accepted, what the parser of answers makes of it, and which tool is refused."""
+"""Grammars of tool calls: accepted texts, the calls that the answer parser finds in them, and refused tools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ask(form: CallForm = FORM, name: str | None = None, tools: Any = TOOLS) -> C
 
 
 def satisfies(text: str, constraint: Constraint) -> bool:
-    """Whether all of `text` is a sentence of the grammar."""
+    """Return whether all of `text` is a sentence of the grammar."""
     matcher = llguidance.LLMatcher(byte_tokenizer(), constraint.grammar)
     assert not matcher.get_error()
     given = list(text.encode())
@@ -146,7 +146,7 @@ def test_the_prompt_says_where_reasoning_may_stand() -> None:
     assert AnswerFormat.of(QWEN3, ["</tool_call>"]).call_form("") is None, "a special mark releases no text"
 
 
-def test_a_mark_that_is_a_token_is_drawn_as_one() -> None:
+def test_a_mark_that_is_a_token_is_sampled_as_one() -> None:
     tokenizer = Tokenizer.from_str(definition("byte_level"))
     tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
     size = tokenizer.get_vocab_size()
@@ -173,7 +173,12 @@ def test_a_mark_that_is_a_token_is_drawn_as_one() -> None:
         ([{"name": 1}], None, "chat.tools_json", r"\[0\].name: must be a JSON string"),
         ([{"name": "a"}, {"name": "a"}], None, "chat.tools_json", r"\[1\]: there is another tool 'a'"),
         ([{"name": "a", "parameters": True}], "a", "chat.tools_json", "tool 'a': must be a JSON object"),
-        ([{"name": "a", "parameters": {"type": "array"}}], None, "chat.tools_json", "tool 'a': are of type 'array'"),
+        (
+            [{"name": "a", "parameters": {"type": "array"}}],
+            None,
+            "chat.tools_json",
+            "tool 'a': must be of type 'object', got 'array'",
+        ),
         ([{"name": "a", "parameters": {"type": 5}}], None, "chat.tools_json", "tool 'a': type: must be"),
     ],
 )
@@ -190,7 +195,7 @@ def test_what_names_no_tool_is_refused(tools: Any, name: str | None, field: str,
         ({"properties": {"a": {"enum": []}}, "required": ["a"]}, "tool 'bad': Unsatisfiable schema"),
         ({"enum": ["a", 1]}, "tool 'bad': Unsatisfiable schema"),
         ({"properties": 3}, "tool 'bad': "),
-        ({"properties": {"a": {"const": "\x01"}}}, "tool 'bad': of control characters"),
+        ({"properties": {"a": {"const": "\x01"}}}, "tool 'bad': the only control characters"),
     ],
 )
 def test_parameters_that_the_compiler_refuses_are_named(parameters: Any, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What was tried out is tried once, and what is remembered of it has an end in bytes."""
+"""Each constraint is tried once, and the memory for the results is bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from photon_grpc.frontend.tried_constraints import TriedConstraints
 
 
 class Encoder:
-    """Tries out once it may; `wrong` is refused."""
+    """An encoder whose trials wait for a signal and refuse `wrong`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -80,7 +80,7 @@ async def test_after_a_long_turn_more_have_the_next(other_work_s: float, num_mor
 async def test_between_two_turns_of_the_loop_few_of_many_streams_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What else the loop does, a new call say, waits for few of them."""
+    """Other work of the loop, for example a new call, waits for only a few of them."""
     num_streams = 6 * MESSAGES_A_TURN
     facts = msgspec.structs.replace(FACTS, max_queue_size=num_streams, max_queued_tokens=100_000)
     with frontend(MODEL, link=FakeLink(facts)) as (front, link):

@@ -1,4 +1,4 @@
-"""How many files one ask visits between `Frontend.stream` and the Add: what someone who reads its way opens."""
+"""The files that one ask visits between `Frontend.stream` and the Add, which a reader of its path has to open."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from photon_grpc.core.frames import Down
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend
 
 ROOT = str(Path(photon_grpc.__file__).parent)
-#: Visits of a file, one after another, and those of them that are back in `frontend.py`.
+#: The most consecutive visits of files, and of returns to `frontend.py` among them.
 MAX_STAYS, MAX_CLIMBS = 24, 2
 
 
 class Watched(FakeLink):
-    """Ends the watch with what is sent."""
+    """A link that ends the watch when the request is sent."""
 
     def send(self, frame: Down) -> None:
         sys.setprofile(None)
         super().send(frame)
 
 
-async def test_one_ask_visits_few_files_and_seldom_comes_back() -> None:
+async def test_one_ask_visits_few_files_and_rarely_comes_back() -> None:
     visited: list[str] = []
     entered: list[FrameType] = []
 
     def enter(frame: FrameType, event: str, what: object) -> None:
-        # A coroutine that goes on is no new entry, and the parts of a comprehension are none of their own.
+        # A resumed coroutine is not a new visit, and neither is a part of a comprehension.
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(ROOT) and "<" not in frame.f_code.co_name and frame not in entered:
             entered.append(frame)
             visited.append(name)
 
     with frontend(link=Watched()) as (front, link):
-        for watch in (None, enter):  # what is made once is made by the first
+        for watch in (None, enter):  # the first ask makes what is made once
             sys.setprofile(watch)
             try:
                 stream = await front.stream(ask((5, 6, 7), stop=StopAsk(max_tokens=4)))

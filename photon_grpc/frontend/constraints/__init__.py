@@ -1,1 +1,1 @@
-"""Constraints on outputs: written as grammars, measured and tried."""
+"""Constraints on outputs: their grammars, bounds and trials."""

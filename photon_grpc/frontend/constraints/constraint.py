@@ -1,4 +1,4 @@
-"""The forms of outputs that a caller may ask for: checked, and written as one grammar that llguidance reads."""
+"""Constraints that a caller may set, checked and written as one grammar for llguidance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from photon_grpc.frontend.constraints.lark_schemas import TEXT, with_schemas
 from photon_grpc.frontend.constraints.tools import FIELD as TOOLS
 from photon_grpc.frontend.constraints.tools import read_tools, write_calls
 
-#: The names of kinds among a model's features.
+#: The feature of a model that each kind needs.
 FEATURES = {
     "json_schema": "JSON_SCHEMA",
     "json_object": "JSON_SCHEMA",
@@ -25,8 +25,8 @@ FEATURES = {
     "grammar": "GRAMMAR",
     "protobuf": "PROTOBUF",
 }
-#: JSON without white space outside strings, nothing ignored. Every string has one spelling: with \u it would have more,
-#: and keys that a schema declares would be written past it.
+#: JSON without white space outside strings. Every string has one spelling: \u would add others, by which outputs could
+#: write keys past the schema that declares them.
 _JSON_OPTIONS = {
     "item_separator": ",",
     "key_separator": ":",
@@ -35,10 +35,10 @@ _JSON_OPTIONS = {
     "coerce_one_of": False,
     "json_allowed_escapes": 'nrbtf"\\',
 }
-#: JSON as Python's json.dumps writes it, and with it the templates by which models learn to write calls.
+#: JSON as Python's json.dumps writes it, as do the templates from which models learn to write calls.
 _CALL_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
-#: A token in Lark, named by its name or by ids.
+#: A token in Lark, referred to by its name or by ids.
 _TOKEN = re.compile(r"<[^<>\s]+>")
 _TEXT_OR_TOKEN = re.compile(rf"{TEXT}|({_TOKEN.pattern})")
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -49,7 +49,7 @@ def field_of(ask: ConstraintAsk) -> str:
 
 
 def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
-    """Raise InvalidConstraint where it is too large, InvalidRequest where it says nothing or is not Unicode."""
+    """Raise InvalidConstraint if a constraint is too large, InvalidRequest if it is empty or not Unicode."""
     field = field_of(ask)
     if ask.kind == "choices" and not ask.choices:
         raise InvalidRequest(f"{field}.values: must not be empty", field=f"{field}.values")
@@ -68,7 +68,7 @@ def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
 
 
 def write_grammar(ask: ConstraintAsk) -> Constraint:
-    """Return the grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
+    """Return the grammar of a checked `ask`, which takes long for a long one. Raise InvalidConstraint."""
     if ask.kind in ("json_schema", "json_object"):
         schema = _compact(exact_schema(ask.text) or '{"type":"object"}')
         return Constraint("json_schema", _grammar("json_schema", schema))
@@ -91,17 +91,17 @@ def _grammar(kind: str, json: bytes) -> str:
 
 
 def _compact(schema: str) -> bytes:
-    """Return the schema with our options in place of its own."""
+    """Return the schema with our options instead of its own."""
     try:
         keywords = msgspec.json.decode(schema, type=dict[str, msgspec.Raw] | bool)
     except msgspec.ValidationError:
-        message = "structured_output.json_schema: a schema is a JSON object, true or false"
+        message = "structured_output.json_schema: must be a JSON object, true or false"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     except (msgspec.DecodeError, RecursionError) as error:
         message = f"structured_output.json_schema: is not JSON: {error}"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     if isinstance(keywords, bool):
-        # An empty schema allows everything, with `not` nothing.
+        # `true` is the empty schema, and an empty enum allows nothing.
         return msgspec.json.encode({"x-guidance": _JSON_OPTIONS, **({} if keywords else {"enum": []})})
     return msgspec.json.encode({**keywords, "x-guidance": _JSON_OPTIONS})
 
@@ -111,14 +111,14 @@ def _lark(grammar: str) -> str:
         return grammar
     try:
         return any_to_lark(grammar)
-    except Exception as error:  # the converter raises what it likes
+    except Exception as error:  # the converter may raise anything
         message = f"structured_output.grammar: cannot be read as EBNF: {str(error)[:500]}"
         raise InvalidConstraint(message, field="structured_output.grammar") from None
 
 
 def _checked(grammar: str) -> str:
-    """Raise InvalidConstraint where a rule names a token by its name or id: it would be no text."""
-    # Looking for one at all is fast.
+    """Return the grammar. Raise InvalidConstraint if a rule refers to a token, which would not be text."""
+    # A search for any token is fast, and most grammars have none.
     for found in _TEXT_OR_TOKEN.finditer(grammar) if _TOKEN.search(grammar) else ():
         if found[1]:
             line = grammar.count("\n", 0, found.start()) + 1

@@ -1,5 +1,8 @@
-"""Digests of what constraints mean: a request that ends engines is recognised although its constraint comes back with
-other descriptions or its keys in another order."""
+"""Digests of the meaning of constraints.
+
+By its digest, a request that crashes engines is recognised even if its constraint has other descriptions or another
+order of keys.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.frontend.constraints.json_schema import schemas_of
 from photon_grpc.frontend.constraints.tools import read_tools
 
-#: Keywords of a schema that say nothing of what satisfies it.
+#: Keywords of a schema that do not affect what satisfies it.
 _ANNOTATIONS = frozenset(
     {"title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema"}
 )
-#: Characters of a constraint; a longer one means what it says, letter by letter, since walking it would take long.
+#: Characters of a constraint; a longer one is compared by its text, since walking it would take long.
 _MAX_WALKED = 2**18
 _DIGEST_BYTES = 16
 
 
 def digest_of(ask: ConstraintAsk) -> bytes:
     """Return the digest of a constraint that compiles."""
-    said = [ask.kind, _meaning(ask), sorted(ask.choices)]
-    return hashlib.blake2b(msgspec.json.encode(said), digest_size=_DIGEST_BYTES).digest()
+    content = [ask.kind, _meaning(ask), sorted(ask.choices)]
+    return hashlib.blake2b(msgspec.json.encode(content), digest_size=_DIGEST_BYTES).digest()
 
 
 def _meaning(ask: ConstraintAsk) -> Any:

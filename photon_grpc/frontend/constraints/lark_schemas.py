@@ -1,4 +1,4 @@
-"""The schemas within a caller's Lark grammar, `%json {...}`."""
+"""The schemas (`%json {...}`) within a caller's Lark grammar."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
-#: Comments, texts and expressions, which may look like anything. What is not closed goes on to the end, and the
-#: compiler refuses it.
+#: Comments, strings and regular expressions, which may hold anything. An unclosed one extends to the end and is refused
+#: by the compiler.
 TEXT = r"""(?s:#[^\n]*|//[^\n]*|"(?:[^"\\]+|\\.)*"?|/(?:[^/\\]+|\\.)*/?)"""
 _TEXT_OR_SCHEMA = re.compile(rf"{TEXT}|(%json\s*)")
 _DECODER = json.JSONDecoder()
@@ -33,7 +33,7 @@ def _places(grammar: str) -> Iterator[tuple[int, int]]:
         if found[1]:
             try:
                 _, end = _DECODER.raw_decode(grammar, at)
-            except (ValueError, RecursionError):  # the compiler says what is wrong with it
+            except (ValueError, RecursionError):  # the compiler reports what is wrong with it
                 return
             yield at, end
             at = end

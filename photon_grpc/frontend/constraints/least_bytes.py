@@ -1,5 +1,7 @@
-"""The fewest bytes of an output that satisfies a constraint: a bound, found by reading it, so that a deadline that no
-such output meets is refused."""
+"""A lower bound of the bytes of an output that satisfies a constraint.
+
+By this bound, a deadline that no such output can meet is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from photon_grpc.frontend.constraints.json_schema import referred
 from photon_grpc.frontend.constraints.least_chars import least_chars
 from photon_grpc.frontend.constraints.tools import read_tools
 
-#: Of what is read, for some milliseconds: characters of the whole, schemas within it (each a few characters of
-#: patterns), and their depth. Any other is taken to be satisfied by a digit.
+#: Limits of what is read, which takes some milliseconds: characters of the whole, schemas within it (or characters of
+#: patterns), and their depth. Beyond them a schema counts as satisfied by a digit.
 _MAX_CHARS, _MAX_SCHEMAS, _MAX_DEPTH = 2**16, 1_000, 40
 _SCHEMA_CHARS = 4
 _ANY = 1
-#: Characters of the shortest string of a format.
+#: The characters of the shortest string of a format.
 _FORMATS = {
     "date": 10,
     "time": 9,
@@ -33,12 +35,12 @@ _FORMATS = {
     "uuid": 36,
 }
 _TYPES = {"null": 4, "boolean": 4, "number": 1, "integer": 1}
-#: Bytes of a member without name and value, and of one with a comma that has no name and a digit.
+#: Bytes of a member without name and value, and of a member with an empty name, a digit and a comma.
 _COLON, _MEMBER = 3, 5
 
 
 def least_bytes(ask: ConstraintAsk) -> int:
-    """For a constraint that compiles; 0 where nothing is known."""
+    """Return the bound of a constraint that compiles, 0 if nothing is known."""
     if ask.kind == "json_schema":
         return _least_of_schema(ask.text)
     if ask.kind == "choices":
@@ -70,21 +72,21 @@ def _least_of_schema(schema: str) -> int:
 
 
 class _Lengths:
-    """Bounds of the schemas within `root`."""
+    """The bounds of the schemas within `root`."""
 
     def __init__(self, root: Any, *, has_bases: bool) -> None:
         self._root = root
-        #: References may start anywhere.
+        #: Whether references may start anywhere.
         self._has_bases = has_bases
         self._num_left = _MAX_SCHEMAS
-        #: Of what is referred to; a schema within itself is taken for any while it is looked into.
+        #: Bounds by reference. While a schema is read, a reference to itself counts as satisfied by a digit.
         self._referred: dict[str, int] = {}
 
     def least(self, schema: Any, depth: int) -> int:
         self._num_left -= 1
         if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_left < 0:
             return _ANY
-        if "$ref" in schema:  # some drafts have nothing count beside it
+        if "$ref" in schema:  # some drafts ignore whatever stands beside it
             return self._least_referred(schema["$ref"], depth)
         bounds = [_ANY, self._least_of_types(schema, depth)]
         if "const" in schema:
@@ -134,7 +136,7 @@ class _Lengths:
     def _least_of_array(self, schema: dict[str, Any], depth: int) -> int:
         num_items = _count(schema, "minItems")
         items = schema.get("items")
-        # Drafts differ in what stands where beside one another.
+        # Drafts differ in which keywords may stand together.
         is_plain = isinstance(items, dict) and "prefixItems" not in schema and "additionalItems" not in schema
         item = self.least(items, depth + 1) if is_plain and num_items else _ANY
         return 2 + num_items * (item + 1) - (num_items > 0)
@@ -152,7 +154,7 @@ class _Lengths:
 
 
 def _least_of_value(value: Any) -> int:
-    """Of a constant; a number is taken for a digit."""
+    """Return the bound of a constant; a number counts as a digit."""
     if isinstance(value, str):
         return 2 + len(value.encode(errors="ignore"))
     if isinstance(value, list):

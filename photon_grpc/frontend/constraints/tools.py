@@ -1,4 +1,4 @@
-"""Calls of a caller's tools as a Lark grammar, written as the model's own chat template has them written."""
+"""Calls of a caller's tools as a Lark grammar, in the syntax of the model's own chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from photon_grpc.frontend.output import reasoning
 
 FIELD = "chat.tools_json"
 _NAME_FIELD = "chat.tool_choice.name"
-#: Characters of a caller's name in a refusal, and names in it.
+#: Characters of a caller's name, and number of names, in an error message.
 _MAX_NAME, _MAX_NAMES = 100, 20
 _NO_ARGUMENTS = msgspec.Raw(b'{"additionalProperties":false}')
 _Members = dict[str, msgspec.Raw]
@@ -24,34 +24,34 @@ _Members = dict[str, msgspec.Raw]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """The definition that a call is held to."""
+    """The definition of a tool by which a call is constrained."""
 
     name: str
-    #: Of its arguments, which are an object: a JSON Schema.
+    #: The JSON Schema of its arguments, which are an object.
     schema: _Members
 
     @property
     def label(self) -> str:
-        """For a refusal."""
+        """The tool in words of an error message."""
         return _label(self.name)
 
 
 def read_tools(tools_json: str, name: str | None = None) -> tuple[Tool, ...]:
-    """Those of a chat, or that of a `name` alone, of which the others do not matter. Raise InvalidRequest."""
+    """Return the tools of a chat, or only the one of `name`, without a check of the others. Raise InvalidRequest."""
     named: dict[str, _Members] = {}
     for index, raw in enumerate(_read(tools_json, list[msgspec.Raw], FIELD, "array")):
         where = f"{FIELD}[{index}]"
         members = _members(raw, where)
-        # As OpenAI's API has them, or without what is around the function.
+        # In the form of OpenAI's API, or the function alone.
         definition = _members(members["function"], f"{where}.function") if "function" in members else members
         its_name = _read(definition.get("name", b'""'), str, f"{where}.name", "string")
         if not its_name:
             raise _invalid(where, "has no name")
         if its_name in named:
-            raise _invalid(where, f"there is another {_label(its_name)}; a choice needs names that differ")
+            raise _invalid(where, f"there is another {_label(its_name)}; give each tool its own name")
         named[its_name] = definition
     if not named:
-        raise _invalid(FIELD, "there are no tools to choose from")
+        raise _invalid(FIELD, "there are no tools to choose from; set at least one")
     if name is not None and name not in named:
         known = ", ".join([each[:_MAX_NAME] for each in named][:_MAX_NAMES])
         raise InvalidRequest(f"{_NAME_FIELD}: there is no {_label(name)}; tools_json has {known}", field=_NAME_FIELD)
@@ -59,8 +59,7 @@ def read_tools(tools_json: str, name: str | None = None) -> tuple[Tool, ...]:
 
 
 def write_calls(tools: Sequence[Tool], form: CallForm, options: Mapping[str, Any], *, is_one: bool) -> str:
-    """Return the grammar of an output that is calls of `tools`, or `is_one` call; `options` say how their JSON is
-    written."""
+    """Return the grammar of an output of calls of `tools`, or of a single call; `options` are those of its JSON."""
     syntax = form.syntax
     before, after, more = "", "", ""
     if not syntax.is_bare:
@@ -78,7 +77,7 @@ def write_calls(tools: Sequence[Tool], form: CallForm, options: Mapping[str, Any
     return "\n".join(rules)
 
 
-#: By CallForm.reasoning. Models end reasoning with its mark and an empty line.
+#: By CallForm.reasoning. Models end their reasoning with its mark and an empty line.
 _REASONING = {
     "none": "",
     "optional": f'("{reasoning.OPEN}" reasoning /\\n{{1,2}}/?)? ',
@@ -87,7 +86,7 @@ _REASONING = {
 
 
 def _quoted(text: str) -> str:
-    """Return a string of JSON, and of Lark, which takes no DEL as it is."""
+    """Return `text` as a string literal of both JSON and Lark, which accepts no raw DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -100,7 +99,7 @@ def _schema(name: str, definition: _Members) -> _Members:
     keywords = _members(parameters, where)
     kinds = _read(keywords.get("type", b'"object"'), str | list[str], f"{where}: type", "string")
     if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
-        raise _invalid(where, f"are of type {kinds!r:.100}; a call's are an object")
+        raise _invalid(where, f"must be of type 'object', got {kinds!r:.100}")
     return {**keywords, "type": msgspec.Raw(b'"object"')}
 
 

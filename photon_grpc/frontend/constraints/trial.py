@@ -1,8 +1,8 @@
-"""Tries a constraint out before the engine is given it: compiles it for tokens that are bytes, and walks it.
+"""Trials of constraints before the engine gets them: each is compiled for tokens that are bytes, and walked.
 
-Hostile grammars make a compiler run for long or crash (a chain of ten thousand references exhausts its stack), so
-`service/processes/encoder.py` runs the trial in a fork. The engine compiles what passes, by the same limits and with
-more stack and time than here.
+A hostile grammar may make the compiler run long or crash (a chain of ten thousand references exhausts its stack), so
+`service/processes/encoder.py` runs the trial in a fork. The engine compiles constraints that pass, by the same limits
+and with more stack and time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from photon_grpc.frontend.constraints.json_schema import children, problem_of
 from photon_grpc.frontend.constraints.lark_schemas import lark_schemas
 from photon_grpc.frontend.constraints.tools import read_tools
 
-#: Bytes of the walk: enough for what grows with every step to meet its limit.
+#: Bytes of the walk, enough for a grammar that grows with every step to meet its limit.
 _NUM_WALKED = 64
-#: Characters of the compiler's words that are told.
-_MAX_WORDS = 600
-#: Subschemas of a schema that does not compile which are compiled alone, to find which it is.
-_MAX_LOOKED_AT = 64
-_MAX_LOOKED_INTO = 32 * 1024
-#: In words of an option that no caller has.
+#: Characters of the compiler's message that are passed on.
+_MAX_PROBLEM_CHARS = 600
+#: Subschemas that are compiled alone to find the one that does not compile.
+_MAX_SUBSCHEMAS = 64
+#: Characters of the longest schema that is searched for it.
+_MAX_SEARCHED_CHARS = 32 * 1024
+#: A hint of the compiler to an option that callers do not have.
 _ONE_OF = "Enable 'coerce_one_of' option"
 
 
 def try_out(ask: ConstraintAsk) -> Constraint:
-    """Return the grammar of a checked `ask`, which compiles and which something satisfies. Raise InvalidConstraint."""
+    """Return the grammar of a checked `ask`. Raise InvalidConstraint if it does not compile or nothing satisfies it."""
     field = field_of(ask)
     constraint = write_grammar(ask)
     matcher = _compile(constraint)
     problem = matcher.get_error()
     if problem:
-        raise InvalidConstraint(f"{field}: {_told(ask, problem)}", field=field)
+        raise InvalidConstraint(f"{field}: {_located(ask, problem)}", field=field)
     problem = _unwritable(ask) or _walk(matcher)
     if problem:
         raise InvalidConstraint(f"{field}: {problem}", field=field)
@@ -49,7 +50,7 @@ def try_out(ask: ConstraintAsk) -> Constraint:
 
 @cache
 def byte_tokenizer() -> llguidance.LLTokenizer:
-    """Made once, before processes are forked that use it."""
+    """Return the only tokenizer of bytes, made before the processes that use it are forked."""
     return llguidance.LLTokenizer("byte", slices=[])
 
 
@@ -59,13 +60,12 @@ def _compile(constraint: Constraint) -> llguidance.LLMatcher:
 
 
 def _walk(matcher: llguidance.LLMatcher) -> str:
-    """Return the reason that it cannot be followed for some steps; empty where it can. The way is the same for the
-    same grammar."""
+    """Return why no output can follow the grammar for some steps, "" if one can. The walk is deterministic."""
     for step in range(_NUM_WALKED):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            words = matcher.get_error()
-            return "nothing satisfies it" if not step and "NoExtension" in words else f"too complex: {_cut(words)}"
+            problem = matcher.get_error()
+            return "nothing satisfies it" if not step and "NoExtension" in problem else f"too complex: {_cut(problem)}"
         allowed = [id for id in range(256) if mask[id // 8] >> id % 8 & 1]
         if not allowed:
             return "" if step else "only an empty output satisfies it"
@@ -76,7 +76,7 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
 
 
 def _unwritable(ask: ConstraintAsk) -> str:
-    """Return the reason that the library would write something else; empty where it would not."""
+    """Return why the library would write something else than the constraint allows, "" if it would not."""
     if ask.kind == "json_schema":
         return problem_of(ask.text)
     if ask.kind == "grammar":
@@ -89,8 +89,8 @@ def _unwritable(ask: ConstraintAsk) -> str:
     return ""
 
 
-def _told(ask: ConstraintAsk, problem: str) -> str:
-    """Return the compiler's words, and of which part they are."""
+def _located(ask: ConstraintAsk, problem: str) -> str:
+    """Return the compiler's message and the part of the constraint that it is about."""
     if ask.kind == "json_schema":
         where = _pointer(ask.text, problem)
         return f"at {where}: {_cut(problem)}" if where else _cut(problem)
@@ -99,36 +99,36 @@ def _told(ask: ConstraintAsk, problem: str) -> str:
             alone = ConstraintAsk("json_schema", msgspec.json.encode(tool.schema).decode())
             its_problem = _compile(write_grammar(alone)).get_error()
             if its_problem:
-                return f"the parameters of the {tool.label}: {_told(alone, its_problem)}"
+                return f"the parameters of the {tool.label}: {_located(alone, its_problem)}"
     return _cut(problem)
 
 
-def _cut(words: str) -> str:
-    words = readable_error(words)
-    if _ONE_OF in words:
-        words = (
+def _cut(problem: str) -> str:
+    problem = readable_error(problem)
+    if _ONE_OF in problem:
+        problem = (
             "the schemas of a oneOf must visibly exclude each other: by type, or by the value of a required property"
         )
-    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]} ..."
+    return problem if len(problem) <= _MAX_PROBLEM_CHARS else f"{problem[:_MAX_PROBLEM_CHARS]} ..."
 
 
 def _pointer(schema: str, problem: str) -> str:
-    """Return the JSON pointer of the deepest subschema that alone has the same problem; empty for the whole."""
-    if len(schema) > _MAX_LOOKED_INTO:
+    """Return the JSON pointer of the deepest subschema that alone has the same problem, "" for the whole schema."""
+    if len(schema) > _MAX_SEARCHED_CHARS:
         return ""
     try:
         root = msgspec.json.decode(schema)
-    except (msgspec.MsgspecError, RecursionError):  # a number that no float holds, say
+    except (msgspec.MsgspecError, RecursionError):  # for example a number that no float holds
         return ""
     if not isinstance(root, dict):
         return ""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    pointer, left = "", _MAX_LOOKED_AT
+    pointer, num_left = "", _MAX_SUBSCHEMAS
     node: Any = root
     while True:
         for step, child in [(step, child) for step, child in children(node) if isinstance(child, dict | bool)]:
-            left -= 1
-            if left < 0:
+            num_left -= 1
+            if num_left < 0:
                 return pointer
             alone = msgspec.json.encode({**child, **shared}).decode() if isinstance(child, dict) else str(child).lower()
             if _compile(write_grammar(ConstraintAsk("json_schema", alone))).get_error() == problem:

@@ -1,1 +1,1 @@
-"""From text, chats and ids to prompt ids."""
+"""Encoding of inputs: text, chats and ids become prompt ids."""

@@ -1,7 +1,7 @@
-"""Chat messages to a prompt by the model's own Jinja template, in a sandbox, within bounds of time and size.
+"""Chat templates: the model's own Jinja template renders messages to a prompt, sandboxed and bounded in time and size.
 
-The template is the model directory's, what it is given is a stranger's: the strings it is given cannot spell special
-tokens (see markers.SpecialTokenEscaper), so that only the template's own text and its token names write those.
+The template is trusted, its variables are not. Strings in them are escaped (markers.SpecialTokenEscaper), so that only
+the template's own text and its token names can write special tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
 from photon_grpc.frontend.input.markers import SpecialTokenEscaper
 
-#: All JSON of one chat together.
+#: For all JSON of one chat together.
 MAX_JSON_BYTES = 2**20
 MAX_JSON_NODES = 2**16
-#: Arrays and objects within one another; whatever walks them may recurse.
+#: Nesting of arrays and objects, which code may walk by recursion.
 MAX_JSON_DEPTH = 64
 _MAX_MESSAGE = 500
 _FILE = "<template>"
@@ -40,10 +40,9 @@ _RESERVED = frozenset(
 
 
 def check_json(chat: ChatInput) -> None:
-    """Bound the JSON of a chat before anything is done with it. Raise InvalidRequest naming the field that goes
-    beyond.
+    """Check the size of a chat's JSON before it is parsed. Raise InvalidRequest naming the field that exceeds a limit.
 
-    Nodes are counted by what begins one: a comma, a colon or a bracket, in strings too.
+    Nodes are counted by the characters that begin one: a comma, a colon or a bracket, even in strings.
     """
     num_bytes = num_nodes = 0
     for field, text in _json_fields(chat):
@@ -57,8 +56,10 @@ class ChatTemplate:
     """One compiled template. Safe to use from several threads."""
 
     def __init__(self, source: str, token_names: dict[str, str] | None = None, *, max_cpu_s: float = 2.0) -> None:
-        """`token_names`: what the template may write as bos_token, eos_token, ... Raise ModelLoadError naming the
-        line."""
+        """Compile `source`. The template may write `token_names` as bos_token, eos_token and so on.
+
+        Raise ModelLoadError naming the line.
+        """
         self.source = source
         self._token_names = dict(token_names or {})
         self._max_cpu_s = max_cpu_s
@@ -78,8 +79,8 @@ class ChatTemplate:
     ) -> dict[str, Any]:
         """Return the template's variables. Raise InvalidRequest naming the field.
 
-        Raise PromptTooLong where the messages, white space that templates strip aside, exceed `max_bytes`: rendering
-        them first would hold a thread for seconds.
+        Raise PromptTooLong if the messages exceed `max_bytes` without white space that templates strip, since rendering
+        them would block a thread for seconds.
         """
         if not chat.messages:
             raise InvalidRequest("there are no messages", field="chat.messages")
@@ -100,18 +101,18 @@ class ChatTemplate:
             "add_generation_prompt": chat.add_generation_prompt,
         }
 
-    def disguised(
-        self, variables: dict[str, Any], disguise: Callable[[tuple[str, ...]], SpecialTokenEscaper]
+    def escape(
+        self, variables: dict[str, Any], make_escaper: Callable[[tuple[str, ...]], SpecialTokenEscaper]
     ) -> tuple[dict[str, Any], SpecialTokenEscaper]:
-        """`variables` with every string disguised, and the disguise."""
-        worn = disguise((self.source, *_strings(variables)))
-        return _mapped(variables, worn.put_on), worn
+        """Return `variables` with every string escaped, and the escaper."""
+        escaper = make_escaper((self.source, *_strings(variables)))
+        return _mapped(variables, escaper.escape), escaper
 
     def render(self, variables: dict[str, Any], *, max_bytes: int | None = None, max_tokens: int | None = None) -> str:
-        """Return the prompt. Runs for `max_cpu_s` seconds of this thread's time at most.
+        """Return the prompt, within `max_cpu_s` seconds of this thread's CPU time.
 
-        Raise InvalidTemplate where the template refuses, fails or takes too long, and PromptTooLong over `max_bytes`
-        (None: 64 MiB).
+        Raise InvalidTemplate if the template refuses, fails or takes too long, and PromptTooLong over `max_bytes`
+        (by default 64 MiB).
         """
         limit = 2**26 if max_bytes is None else max_bytes
         budget = _Budget(self._max_cpu_s)
@@ -128,30 +129,30 @@ class ChatTemplate:
             raise
         except MemoryError:
             raise InvalidTemplate("the template needs too much memory", field="chat") from None
-        except Exception as error:  # whatever a template does wrong
+        except Exception as error:  # a template may raise anything
             raise _template_error(error) from None
         return "".join(pieces)
 
 
 class _Budget:
-    """Stops a template that runs for too long: every turn of a loop and every macro ticks."""
+    """The CPU time of one rendering, checked by a tick in every iteration and macro."""
 
     def __init__(self, max_cpu_s: float) -> None:
         self._max_cpu_s = max_cpu_s
         self._end = time.thread_time() + max_cpu_s
-        self._left = 0
+        self._ticks_to_check = 0
 
     def tick(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            self._left = 50
+        self._ticks_to_check -= 1
+        if self._ticks_to_check < 0:
+            self._ticks_to_check = 50
             if time.thread_time() > self._end:
                 raise InvalidTemplate(f"the template ran for more than {self._max_cpu_s:g} s", field="chat")
         return ""
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is its content."""
+    """The tag `{% generation %}`, which marks an assistant's text for training and here stands for its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -161,10 +162,10 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As transformers sets it up, and with a tick in every loop and macro."""
+    """The environment that transformers sets up, with a tick in every loop and macro."""
 
     intercepted_binops = frozenset({"*", "**", "+"})
-    #: Longest string or list that arithmetic may make.
+    #: The longest string or list that arithmetic may make.
     MAX_SIZE = 2**26
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         size = {"*": _product_size, "**": _power_size, "+": _sum_size}[operator](left, right)
         if size > self.MAX_SIZE:
-            raise SecurityError(f"{operator!r} would make something too large")
+            raise SecurityError(f"the result of {operator!r} would be too large")
         return super().call_binop(context, operator, left, right)
 
 
@@ -211,7 +212,7 @@ def _sum_size(left: Any, right: Any) -> int:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike Jinja's own, escapes nothing for HTML."""
+    """Encode as JSON, unlike Jinja's own filter without escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -249,7 +250,7 @@ def _message(message: ChatMessage, field: str) -> dict[str, Any]:
 
 
 def _parsed(text: str, kind: type, field: str) -> Any:
-    """Return the JSON in `text`; empty text is an empty `kind`."""
+    """Return the JSON value in `text`, an empty `kind` if `text` is empty."""
     if not text:
         return kind()
     try:
@@ -293,8 +294,8 @@ def _check_sum(field: str, what: str, needed: int, limit: int) -> None:
 
 
 def _num_bytes(messages: list[dict[str, Any]]) -> int:
-    said = [[message["content"], message.get("tool_calls")] for message in messages]
-    return sum(len(text.strip().encode(errors="surrogatepass")) for text in _strings(said))
+    values = [[message["content"], message.get("tool_calls")] for message in messages]
+    return sum(len(text.strip().encode(errors="surrogatepass")) for text in _strings(values))
 
 
 def _too_long(max_bytes: int, max_tokens: int | None) -> PromptTooLong:
@@ -303,21 +304,21 @@ def _too_long(max_bytes: int, max_tokens: int | None) -> PromptTooLong:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in `value`, keys too, in no order."""
-    left = [value]
-    while left:
-        value = left.pop()
+    """Yield every string in `value`, including keys, in no particular order."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict):
-            left += value.keys()
-            left += value.values()
+            pending += value.keys()
+            pending += value.values()
         elif isinstance(value, list):
-            left += value
+            pending += value
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with every string changed, keys of a stranger's objects too."""
+    """Return `value` with every string changed, including keys, since callers write those, too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

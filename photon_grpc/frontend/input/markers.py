@@ -1,4 +1,4 @@
-"""Spellings of special tokens in text: where they are, and how text of strangers is kept from spelling one."""
+"""Spellings of special tokens: how they are found in text, and how untrusted text is kept from spelling one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 
-#: Characters that stand in for others for a moment are drawn from this private-use plane: a caller cannot know them in
-#: advance.
+#: Stand-in characters are chosen at random in this private-use plane, so that no caller can know them in advance.
 _FIRST_STAND_IN = 0xF0000
 _NUM_STAND_INS = 0xFFFE
-#: Characters of strings worth remembering.
+#: Characters of the longest strings that are cached.
 _SHORT = 32
 
 
 class Markers:
-    """The texts of a tokenizer's special tokens."""
+    """The spellings of a tokenizer's special tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
@@ -27,8 +26,8 @@ class Markers:
         self._first_chars_any_case = tuple(
             sorted({c for text in self.texts for c in (text[0], text[0].lower(), text[0].upper())})
         )
-        # Text that has none of these is harmless.
-        self._telling = tuple(
+        # Text without any of these is harmless.
+        self._risky_chars = tuple(
             {*self._first_chars_any_case, *(c for text in self.texts for c in text if not c.isalnum())}
         )
         self._heads = frozenset(text[:i].lower() for text in self.texts for i in range(1, len(text)))
@@ -36,7 +35,7 @@ class Markers:
         self._longest = max((len(text) for text in self.texts), default=0)
 
     def mark(self, text: str, sign: str) -> str:
-        """`text` with `sign` put before every special token's exact spelling (leftmost, longest)."""
+        """Return `text` with `sign` before every special token's exact spelling (leftmost, longest)."""
         pieces: list[str] = []
         done = 0
         for start in _positions(text, self._first_chars):
@@ -47,13 +46,14 @@ class Markers:
         return "".join(pieces) + text[done:]
 
     def risks(self, text: str) -> list[int]:
-        """Positions whose character must be disguised so that no special token can be spelled with a part of `text`.
+        """Return the positions to escape so that no special token can be spelled with a part of `text`.
 
-        Those are in its spellings, in any case of letters (templates change it), the first character and all that are
-        no letter or digit; and the latter in what may continue over the borders of `text`, also after a template has
-        stripped white space there. Letters and digits at the borders are left alone: templates compare roles and keys.
+        In a spelling, in upper or lower case since templates change that, these are the first character and all that
+        are neither letter nor digit. Characters that are neither are escaped, too, where a spelling may continue beyond
+        `text`, even after a template has stripped white space there. Letters and digits at the borders stay, since
+        templates compare roles and keys.
         """
-        if not any(char in text for char in self._telling):
+        if not any(char in text for char in self._risky_chars):
             return []
         found: set[int] = set()
         for start in _positions(text, self._first_chars_any_case):
@@ -77,25 +77,24 @@ class Markers:
 
 
 class SpecialTokenEscaper:
-    """Replaces the risky characters of strangers' strings by stand-ins that occur in none of them, and puts them
-    back."""
+    """Replaces risky characters of untrusted strings by stand-ins that none of them has, and restores them."""
 
     def __init__(self, markers: Markers, strings: Iterable[str]) -> None:
         self._markers = markers
         self._strings = tuple(strings)
         self._stand_ins: dict[str, str] = {}
-        # Roles and keys come again and again.
-        self._worn: dict[str, str] = {}
+        # Roles and keys recur.
+        self._escaped: dict[str, str] = {}
 
-    def put_on(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         if len(text) > _SHORT:
-            return self._put_on(text)
-        worn = self._worn.get(text)
-        if worn is None:
-            worn = self._worn[text] = self._put_on(text)
-        return worn
+            return self._escape(text)
+        escaped = self._escaped.get(text)
+        if escaped is None:
+            escaped = self._escaped[text] = self._escape(text)
+        return escaped
 
-    def _put_on(self, text: str) -> str:
+    def _escape(self, text: str) -> str:
         risks = self._markers.risks(text)
         if not risks:
             return text
@@ -106,7 +105,7 @@ class SpecialTokenEscaper:
             done = i + 1
         return "".join(pieces) + text[done:]
 
-    def take_off(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         for char, stand_in in self._stand_ins.items():
             text = text.replace(stand_in, char)
         return text
@@ -124,12 +123,12 @@ class SpecialTokenEscaper:
 
 
 def _signs(text: str, start: int, end: int) -> list[int]:
-    """Positions in text[start:end] that hold neither letter nor digit."""
+    """Return the positions in text[start:end] that are neither letter nor digit."""
     return [i for i in range(start, end) if not text[i].isalnum()]
 
 
 def _positions(text: str, chars: tuple[str, ...]) -> Iterator[int]:
-    """Positions of any of `chars`, ascending. In short steps, so that the thread lets others run."""
+    """Yield the positions of any of `chars`, ascending. Steps are short, so that other threads get the GIL."""
     if len(chars) == 1:
         yield from _positions_of(text, chars[0])
     elif any(char in text for char in chars):

@@ -1,4 +1,4 @@
-"""An input's ids, and what else takes long: the work of a request that is done off the event loop (encoder.py)."""
+"""The work of a request that is done off the event loop (encoder.py): its prompt ids and its stop strings."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ def prepare(
     stop_strings: tuple[str, ...],
     max_tokens: int,
 ) -> Prepared:
-    """For a checked input. Raise PromptTooLong where it can only give more than `max_tokens` ids, InvalidRequest,
-    InvalidTemplate."""
+    """Prepare a checked input. Raise PromptTooLong over `max_tokens` ids, InvalidRequest, InvalidTemplate."""
     stops = StopStrings(stop_strings) if stop_strings else None
     if isinstance(input, IdsInput):
         return Prepared(input.token_ids, stops)
     if tokenizer is None:
-        raise RuntimeError("text was let through though there is no tokenizer")
+        raise RuntimeError("text passed the checks although there is no tokenizer")
     return Prepared(encode(input, tokenizer, template, max_tokens), stops)
 
 
 def encode(
     input: TextInput | ChatInput, tokenizer: Tokenizer, template: ChatTemplate | None, max_tokens: int
 ) -> tuple[int, ...]:
-    """Return the ids that Generate sees. Raise as `prepare`."""
+    """Return the ids that Generate sees. Raise the same errors as `prepare`."""
     if isinstance(input, TextInput):
         return tokenizer.encode(
             input.text,
@@ -48,11 +47,11 @@ def encode(
     if template is None:
         raise InvalidTemplate("there is no chat template", field="chat")
     limit = tokenizer.max_bytes(max_tokens)
-    given = template.variables(input, max_bytes=limit, max_tokens=max_tokens)
-    variables, disguise = template.disguised(given, tokenizer.disguise)
-    # A disguised character takes up to four bytes in place of one.
+    unescaped = template.variables(input, max_bytes=limit, max_tokens=max_tokens)
+    variables, escaper = template.escape(unescaped, tokenizer.escaper)
+    # An escaped character takes up to four bytes instead of one.
     try:
         text = template.render(variables, max_bytes=limit and 4 * limit, max_tokens=max_tokens)
-    except InvalidTemplate as error:  # a template quotes what it refuses
-        raise InvalidTemplate(disguise.take_off(error.message), field=error.field) from None
-    return tokenizer.encode_template(text, disguise, max_tokens=max_tokens)
+    except InvalidTemplate as error:  # a template may quote what it refuses
+        raise InvalidTemplate(escaper.unescape(error.message), field=error.field) from None
+    return tokenizer.encode_template(text, escaper, max_tokens=max_tokens)

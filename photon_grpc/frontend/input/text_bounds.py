@@ -1,20 +1,19 @@
-"""The most text that one id can stand for: refuses a text that cannot fit before it is encoded."""
+"""The most text that one id can stand for. Text that cannot fit into the context is refused before it is encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-#: By how much a normalizer can shorten UTF-8, at most.
+#: The largest factor by which a normalizer can shorten UTF-8.
 _SHRINKS = {"NFC": 3, "NFD": 3, "NFKC": 12, "NFKD": 12, "Lowercase": 3, "Prepend": 1, "ByteLevel": 1, "Replace": 1}
 _KEEPS_TEXT = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts"}
 
 
 def bytes_per_token(spec: dict[str, Any]) -> int | None:
-    """UTF-8 bytes of text behind one id at most, from a tokenizer.json; None where a tokenizer of this kind may drop
-    text.
+    """Return the most UTF-8 bytes that one id of a tokenizer.json stands for, None if the tokenizer may drop text.
 
-    White space that added tokens strip beside them is not accounted for.
+    White space that added tokens strip beside them does not count.
     """
     shrinks = [_shrink(step) for step in _steps(spec.get("normalizer"), "normalizers")]
     keeps = all(_keeps(step) for step in _steps(spec.get("pre_tokenizer"), "pretokenizers"))
@@ -49,7 +48,7 @@ def _keeps(step: dict[str, Any]) -> bool:
 
 
 def _spells_everything(spec: dict[str, Any]) -> bool:
-    """Return whether no text is dropped or becomes one unknown token however long it is."""
+    """Return whether no text is dropped and none of any length becomes one unknown token."""
     model = spec["model"]
     if model.get("byte_fallback"):
         return True

@@ -1,9 +1,8 @@
-"""Text to ids and ids to text, by a directory's tokenizer.json. No transformers: that would load torch into a front
-end.
+"""Text to ids and ids to text by a tokenizer.json, without transformers, which would load torch into a front end.
 
-A *special* token is an added token that tokenizer.json (or the token names of tokenizer_config.json) calls special: the
-same ones that skip_special_tokens leaves out. Other added tokens, such as Qwen's <think>, are ordinary vocabulary that
-happens to be matched first.
+A *special* token is an added token that tokenizer.json (or the token names of tokenizer_config.json) calls special, one
+that skip_special_tokens leaves out. Other added tokens, such as Qwen's <think>, are ordinary vocabulary that happens to
+be matched first.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from photon_grpc.frontend.output.detokenizer import Detokenizer, Vocabulary, mak
 
 
 class Tokenizer:
-    """Immutable and safe to use from several threads; encoding does not hold the interpreter's lock."""
+    """The tokenizer of a model. It is immutable and safe to use from several threads; encoding releases the GIL."""
 
     def __init__(self, definition: str | bytes, token_names: Mapping[str, str] | None = None) -> None:
-        """`definition` is the content of tokenizer.json, `token_names` such as {"eos_token": "</s>"}.
+        """Load `definition`, the content of tokenizer.json, with `token_names` such as {"eos_token": "</s>"}.
 
-        Raise ModelLoadError where the library cannot read it.
+        Raise ModelLoadError if the library cannot read it.
         """
         self.token_names = dict(token_names or {})
         #: Parses the spellings of special tokens, as transformers does.
@@ -37,12 +36,12 @@ class Tokenizer:
         special = {t.content: id for id, t in self._parsing.get_added_tokens_decoder().items() if t.special}
         self.special_ids = frozenset(special.values())
         self.markers = Markers(special)
-        # Special tokens of the other instance begin with this unguessable sign: no text spells one.
+        # Special tokens of the other instance begin with this unguessable sign, so that no text spells one.
         self._sign = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
         self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
         self._check_ids()
         self._bytes_per_token = bytes_per_token(spec)
-        # Such a token takes any amount of white space beside it.
+        # Such a token absorbs any amount of white space beside it.
         self._strips_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
         self._vocabularies: dict[bool, Vocabulary] = {
             skip: make_vocabulary(spec, self._parsing, self.special_ids if skip else frozenset())
@@ -51,17 +50,16 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path, token_names: Mapping[str, str] | None = None) -> Tokenizer:
-        """Raise ModelLoadError."""
+        """Load a tokenizer.json. Raise ModelLoadError."""
         try:
             return cls(path.read_bytes(), token_names)
         except OSError as error:
             raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
 
     def max_bytes(self, num_tokens: int) -> int | None:
-        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at
-        will.
+        """Return the most UTF-8 bytes that `num_tokens` ids can stand for, None if the tokenizer may drop text.
 
-        White space beside tokens that strip it comes on top.
+        White space beside tokens that strip it does not count.
         """
         return None if self._bytes_per_token is None else num_tokens * self._bytes_per_token
 
@@ -74,46 +72,51 @@ class Tokenizer:
         max_tokens: int | None = None,
         field: str = "text",
     ) -> tuple[int, ...]:
-        """Return the ids of plain text. Takes long for long texts: call it in a thread.
+        """Return the ids of plain text. Call it in a thread, since long texts take long.
 
-        add_special_tokens: with BOS and what else the tokenizer puts around a text. parse_special_tokens: spellings of
-            special tokens become those tokens. Raise PromptTooLong, without encoding, where `text` can only give more
-            than `max_tokens` ids, and InvalidRequest, naming `field`, where it is not Unicode.
+        With `add_special_tokens`, add BOS and whatever else the tokenizer puts around a text. With
+        `parse_special_tokens`, spellings of special tokens become those tokens. Raise PromptTooLong if the text has
+        more than `max_tokens` ids, without encoding it if its length shows that, and InvalidRequest naming `field` if
+        it is not Unicode.
         """
         self._check_text(text, max_tokens, field)
         tokenizer = self._parsing if parse_special_tokens else self._plain
         return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
 
-    def disguise(self, strings: Iterable[str]) -> SpecialTokenEscaper:
-        """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special
-        tokens."""
+    def escaper(self, strings: Iterable[str]) -> SpecialTokenEscaper:
+        """Return an escaper of a chat template's `strings`, which `encode_template` undoes.
+
+        Its stand-ins differ from the characters of the sign that marks special tokens.
+        """
         return SpecialTokenEscaper(self.markers, (self._sign, *strings))
 
     def encode_template(
-        self, text: str, disguise: SpecialTokenEscaper, *, max_tokens: int | None = None
+        self, text: str, escaper: SpecialTokenEscaper, *, max_tokens: int | None = None
     ) -> tuple[int, ...]:
-        """Return the ids of what a chat template wrote: undisguised spellings of special tokens are those tokens,
-        nothing is added around."""
+        """Return the ids of a rendered chat template, without adding special tokens around it.
+
+        Spellings of special tokens that are not escaped become those tokens.
+        """
         self._check_text(text, max_tokens, "chat")
-        marked = disguise.take_off(self.markers.mark(text, self._sign))
+        marked = escaper.unescape(self.markers.mark(text, self._sign))
         return _ids(self._plain, marked, False, max_tokens, "chat")
 
     def detokenizer(self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> Detokenizer:
-        """For ids that follow `prompt_ids`, whose text is not repeated."""
+        """Return a detokenizer for ids that follow `prompt_ids`, whose text is not repeated."""
         return self._vocabularies[skip_special_tokens].detokenizer(prompt_ids)
 
     @property
     def token_bytes(self) -> Callable[[int], bytes]:
-        """The bytes of a token, special ones included, perhaps part of a character; empty for an id without one."""
+        """The bytes of a token, even a special one, perhaps part of a character; b"" for an id without a token."""
         return self._vocabularies[False].token_bytes
 
     @property
     def max_token_bytes(self) -> int:
-        """At least those of the longest token."""
+        """An upper bound of the bytes of a token."""
         return self._vocabularies[False].max_token_bytes
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text that ids release when nothing precedes them."""
+        """Return the text of ids that nothing precedes."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.push(id) for id in token_ids]) + detokenizer.finish()
 
@@ -123,7 +126,7 @@ class Tokenizer:
         except UnicodeEncodeError:
             raise InvalidRequest("the text holds a lone surrogate, which is not Unicode", field=field) from None
         if self._sign in text:
-            raise InvalidRequest("the text is not allowed", field=field)
+            raise InvalidRequest("the text holds characters that this server reserves", field=field)
         if max_tokens is None or self._bytes_per_token is None:
             return
         if num_bytes > max_tokens * self._bytes_per_token and self._strips_space:
@@ -145,9 +148,9 @@ class Tokenizer:
 def _ids(
     tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None, field: str
 ) -> tuple[int, ...]:
-    # Only the batch calls release the interpreter's lock.
+    # Only the batch calls release the GIL.
     encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    if max_tokens is not None and len(encoding) > max_tokens:  # before a list of millions is made, which holds the lock
+    if max_tokens is not None and len(encoding) > max_tokens:  # checked before a list of millions holds the GIL
         message = f"the prompt has {len(encoding)} tokens; the context holds {max_tokens}"
         raise PromptTooLong(message, field=field, needed=len(encoding), limit=max_tokens)
     return tuple(encoding.ids)
@@ -167,10 +170,10 @@ def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:
 
 
 def respelled(spec: dict[str, Any], sign: str) -> dict[str, Any]:
-    """`spec`, a tokenizer.json, with `sign` before the text of every special token and all ids as they were.
+    """Return `spec`, a tokenizer.json, with `sign` before every special token's text and with the same ids.
 
-    The model forgets the old spelling too: a Unigram or WordLevel model, or one that takes whole words, could match it
-    in text.
+    The model loses the old spelling, too, since a Unigram or WordLevel model, or one that takes whole words, could
+    match it in text.
     """
     added = [dict(token) for token in spec["added_tokens"]]
     renamed = {token["content"]: sign + token["content"] for token in added if token["special"]}
@@ -190,7 +193,7 @@ def respelled(spec: dict[str, Any], sign: str) -> dict[str, Any]:
 
 
 def _vocab_dict(vocab: dict[str, int], renamed: dict[str, str], added: list[dict[str, Any]]) -> dict[str, int]:
-    # In the model's own vocabulary, so that the library cannot number them anew.
+    # Added tokens go into the model's own vocabulary, so that the library cannot renumber them.
     return {renamed.get(text, text): id for text, id in vocab.items()} | {
         token["content"]: token["id"] for token in added
     }

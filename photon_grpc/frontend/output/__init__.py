@@ -1,1 +1,1 @@
-"""From ids to text, answers, stop strings and log-probabilities."""
+"""Decoding of outputs: text, stop strings, parts of answers, log-probabilities."""

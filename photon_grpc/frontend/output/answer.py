@@ -1,6 +1,6 @@
-"""A chat's output as its parts: reasoning, content, tool calls. The text itself is not touched.
+"""The parts of a chat's output: reasoning, content, tool calls. The text itself stays as it is.
 
-What a model writes is read from its own chat template, once, when it is loaded; never guessed from its name.
+The marks of these parts are read from the model's own chat template when it is loaded, never guessed from its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from photon_grpc.frontend.output import reasoning
 from photon_grpc.frontend.output.reasoning import MarkedReasoning, NoReasoning, Reasoning
 from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCalls, WrittenToolCalls
 
-#: Pieces of text that are read at a time.
+#: Pieces of text that are parsed at a time.
 _SLICE = 64
 #: The key of a JSON object, in a template's text or in a string literal of it.
 _KEY = r"""\\?["']{}\\?["']"""
@@ -28,10 +28,10 @@ _BARE = re.compile(rf"\{{{_KEY.format('name')}:[^{{}}]*{_KEY.format('parameters'
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts in new text of an output."""
+    """The parts of an output's new text."""
 
     reasoning: str = ""
-    #: What is neither reasoning nor a call.
+    #: Text that is neither reasoning nor a call.
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -40,19 +40,19 @@ NO_ANSWER = Answer()
 
 
 def joined_answer(parts: Sequence[Answer]) -> Answer:
-    """Return the parts of one output, in their order, as one."""
-    told = [part for part in parts if part is not NO_ANSWER]
-    if len(told) < 2:
-        return told[0] if told else NO_ANSWER
+    """Join consecutive parts of one output."""
+    filled = [part for part in parts if part is not NO_ANSWER]
+    if len(filled) < 2:
+        return filled[0] if filled else NO_ANSWER
     return Answer(
-        "".join([part.reasoning for part in told]),
-        "".join([part.content for part in told]),
-        tuple(chain.from_iterable(part.tool_calls for part in told)),
+        "".join([part.reasoning for part in filled]),
+        "".join([part.content for part in filled]),
+        tuple(chain.from_iterable(part.tool_calls for part in filled)),
     )
 
 
 class AnswerParser:
-    """Tells one output's reasoning from the rest, and in the rest calls from content."""
+    """Splits one output into reasoning and the rest, and the rest into calls and content."""
 
     def __init__(self, reasoning: Reasoning, tool_calls: ToolCalls) -> None:
         self._reasoning = reasoning
@@ -61,15 +61,16 @@ class AnswerParser:
         self._read: list[Answer] = []
 
     def push(self, text: str) -> None:
-        """The next text. It is read in slices: not by tokens, which would take longer, nor as a whole, which would hold
-        up other calls."""
+        """Add the next text.
+
+        It is parsed in slices, since single tokens would take longer and the whole text would block the event loop.
+        """
         self._unread.append(text)
         if len(self._unread) == _SLICE:
             self._read_on(is_over=False)
 
     def take(self, *, is_over: bool) -> Answer:
-        """Return the parts that came since the last call. With `is_over`, which may be told again, nothing is held
-        back."""
+        """Return the parts since the last call. With `is_over`, which may be repeated, nothing is held back."""
         self._read_on(is_over)
         answer = joined_answer(self._read)
         self._read = []
@@ -86,14 +87,14 @@ class AnswerParser:
 class AnswerFormat:
     """The marks by which a model writes its answers."""
 
-    #: Between marks (reasoning.OPEN, reasoning.CLOSE).
+    #: Whether reasoning stands between reasoning.OPEN and reasoning.CLOSE.
     has_reasoning: bool = False
-    #: None: none that is known.
+    #: None if no known syntax of calls is in the template.
     calls: CallSyntax | None = None
 
     @classmethod
     def of(cls, template: str, special_texts: Collection[str] = ()) -> AnswerFormat:
-        """That of a chat template. Marks that are special tokens release no text, and so count for nothing."""
+        """Return the format of a chat template. Marks that are special tokens do not count: they release no text."""
         marks = (reasoning.OPEN, reasoning.CLOSE)
         return cls(
             has_reasoning=reasoning.CLOSE in template and not any(mark in special_texts for mark in marks),
@@ -105,7 +106,7 @@ class AnswerFormat:
         return self.has_reasoning or self.calls is not None
 
     def parser(self, chat: ChatInput, prompt_end: str) -> AnswerParser:
-        """For one output. Calls are looked for where the caller has defined tools."""
+        """Return a parser for one output. It looks for calls only if the caller has defined tools."""
         calls = self.calls if "{" in chat.tools_json else None
         return AnswerParser(
             MarkedReasoning(is_open=_opens_reasoning(prompt_end)) if self.has_reasoning else NoReasoning(),
@@ -113,7 +114,7 @@ class AnswerFormat:
         )
 
     def call_form(self, prompt_end: str) -> CallForm | None:
-        """That of an output whose parser finds nothing but reasoning and calls. None: no syntax of calls is known."""
+        """Return the form of an output of reasoning and calls alone, None if no syntax of calls is known."""
         if self.calls is None:
             return None
         if not self.has_reasoning or prompt_end.rstrip().endswith(reasoning.CLOSE):
@@ -121,7 +122,7 @@ class AnswerFormat:
         return CallForm(self.calls, "open" if _opens_reasoning(prompt_end) else "optional")
 
 
-#: A model without a template, or without marks in it.
+#: The format of a model without a template, or without marks in it.
 PLAIN = AnswerFormat()
 
 

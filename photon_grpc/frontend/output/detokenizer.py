@@ -1,8 +1,8 @@
-"""Ids to text, one id at a time: append-only, valid UTF-8, the same however ids are grouped.
+"""Detokenizers: ids to text, one id at a time. Text is append-only, valid UTF-8 and independent of how ids are grouped.
 
-Most tokenizers give every token a fixed string of bytes: for them a table and an incremental UTF-8 decoder are exact
-and cost well under a microsecond a token. (The library's own DecodeStream withholds text for as long as it ends with
-U+FFFD, for ever where bytes are invalid, and decodes two windows for every token.) For the others, growing windows are
+Most tokenizers give every token a fixed byte string. For them a table and an incremental UTF-8 decoder are exact and
+cost well under a microsecond per token. (The library's own DecodeStream withholds text while it ends with U+FFFD, which
+invalid bytes make permanent, and decodes two windows for every token.) For other tokenizers, growing windows are
 decoded and compared.
 """
 
@@ -24,29 +24,28 @@ class Detokenizer(Protocol):
     """The text of one output."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` releases; empty while a character is unfinished, and for an id without a
-        token."""
+        """Return the text that `token_id` releases, "" for an unfinished character or an id without a token."""
 
     def finish(self) -> str:
-        """Return the text still held back; an unfinished character becomes one U+FFFD."""
+        """Return the text that is held back; an unfinished character becomes one U+FFFD."""
 
 
 class Vocabulary(Protocol):
-    """Tables that all Detokenizers of a model share."""
+    """The tables that all Detokenizers of a model share."""
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
-        """For ids that follow these."""
+        """Return a detokenizer for ids that follow `prompt_ids`."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, perhaps part of a character; empty for an id without a token."""
+        """Return the bytes of one token, perhaps part of a character; b"" for an id without a token."""
 
     @property
     def max_token_bytes(self) -> int:
-        """At least those of the longest token."""
+        """An upper bound of the bytes of a token."""
 
 
 def make_vocabulary(spec: dict[str, Any], tokenizer: tokenizers.Tokenizer, silent_ids: frozenset[int]) -> Vocabulary:
-    """For the decoder that tokenizer.json names. `silent_ids` release nothing."""
+    """Return the vocabulary for the decoder in tokenizer.json. `silent_ids` release no text."""
     steps = _decoder_steps(spec.get("decoder"))
     kinds = [step["type"] for step in steps]
     tokens = _token_texts(tokenizer)
@@ -63,17 +62,17 @@ def make_vocabulary(spec: dict[str, Any], tokenizer: tokenizers.Tokenizer, silen
 
 
 class TableVocabulary:
-    """Every token's bytes."""
+    """A vocabulary whose tokens have fixed bytes."""
 
     def __init__(
         self, texts: list[str | None], raw: dict[int, bytes], first_texts: list[str | None] | None, num_stripped: int
     ) -> None:
-        #: By id; None where the bytes are not whole characters and stand in `raw`.
+        #: By id; None if the bytes are not whole characters and stand in `raw`.
         self.texts = texts
         self.raw = raw
-        #: A token's bytes at the very beginning, where they differ.
+        #: The texts of tokens at the very beginning, if they differ there.
         self.first_texts = first_texts
-        #: Spaces taken off the very beginning, at most.
+        #: The most spaces that are removed at the very beginning.
         self.num_stripped = num_stripped
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -97,7 +96,7 @@ class TableVocabulary:
 
 
 class TableDetokenizer:
-    """Looks bytes up; holds back those of an unfinished character."""
+    """A detokenizer that looks bytes up and holds back those of an unfinished character."""
 
     __slots__ = ("_texts", "_unfinished", "_vocabulary")
 
@@ -117,7 +116,7 @@ class TableDetokenizer:
         text, num_read = utf_8_decode(data, "replace", False)
         self._unfinished = data[num_read:]
         if self._unfinished[:1] == b"\xed" and self._unfinished[1:] >= b"\xa0":
-            # Half a surrogate: Python waits for the rest, but no rest makes it a character.
+            # Half a surrogate, which nothing can complete to a character, although Python waits for more.
             text += _REPLACEMENT * len(self._unfinished)
             self._unfinished = b""
         return text
@@ -129,7 +128,7 @@ class TableDetokenizer:
 
 
 class BeginningDetokenizer(TableDetokenizer):
-    """Nothing precedes: the space that the tokenizer put before the first word is taken off again."""
+    """A detokenizer that starts at the very beginning and removes the space that the tokenizer put there."""
 
     __slots__ = ("_is_first", "_num_stripped")
 
@@ -152,9 +151,9 @@ class BeginningDetokenizer(TableDetokenizer):
 
 
 class WindowVocabulary:
-    """Any other decoder: the library decodes."""
+    """A vocabulary with any other decoder; the library decodes."""
 
-    #: Ids of context with which a window begins.
+    #: Ids of context at the start of a window.
     CONTEXT = 8
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, silent_ids: frozenset[int]) -> None:
@@ -172,7 +171,7 @@ class WindowVocabulary:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        # An upper bound, quickly: a byte may become U+FFFD, and a space may come before it.
+        # A quick upper bound: a byte may become U+FFFD, and a space may precede it.
         longest = max((len(text.encode()) for text in self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         return 3 * longest + 1
 
@@ -182,9 +181,9 @@ class WindowVocabulary:
 
 
 class WindowDetokenizer:
-    """Decodes a window with and without its new ids; what is longer is new."""
+    """A detokenizer that decodes a window with and without its new ids; the difference is the new text."""
 
-    #: Ids whose text may be withheld because it ends with U+FFFD: a character has four bytes.
+    #: The most ids whose text is withheld because it ends with U+FFFD: a character has four bytes.
     MAX_WITHHELD = 4
 
     def __init__(self, vocabulary: WindowVocabulary, context: list[int]) -> None:
@@ -258,8 +257,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], int] | None:
-    """(token to bytes, spaces stripped at the beginning) of Replace*, ByteFallback, Fuse, Strip?; None for another
-    sequence.
+    """Return (token to bytes, spaces stripped at the beginning) if steps are Replace*, ByteFallback, Fuse, Strip?.
 
     A run of byte tokens that is not UTF-8 becomes U+FFFD for each maximal part, as in a byte-level tokenizer. The
     library waits for the run's end and turns even its valid characters into U+FFFD, which a stream has sent by then.
@@ -286,7 +284,7 @@ def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes],
 
 
 def _byte_level(token: str) -> bytes:
-    """Characters of the byte-level alphabet are bytes; a token with any other character (an added one) is itself."""
+    """Return the bytes of a token: those of the byte-level alphabet, or UTF-8 if it has other characters."""
     try:
         return bytes([_BYTE_OF_CHAR[char] for char in token])
     except KeyError:
@@ -294,7 +292,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes are their own character, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes are their own character, the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""Scored positions on their way to the caller.
+"""Log-probabilities on their way to the caller.
 
-They stay packed until they are written or read: two hundred streams with twenty candidates a token are half a million
-records a second.
+They stay packed until they are written or read: two hundred streams with twenty candidates per token have half a
+million records a second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from photon_grpc.core.generation import Candidate, TokenScore
 from photon_grpc.core.logprobs import RECORD
 
-#: An id, its logprob (None: it has no scores) and its rank.
+#: An id, its log-probability (None if it has none) and its rank.
 Scored = tuple[int, float | None, int]
 
 
@@ -23,13 +23,13 @@ def no_bytes(token_id: int) -> bytes:
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """TokenScores, made when they are iterated."""
+    """A sequence of TokenScores, which are made when it is iterated."""
 
-    #: RECORDs (core.scores), `num_records` of every position.
+    #: RECORDs (core/logprobs.py), `num_records` for every position.
     records: bytes = b""
     num_records: int = 1
     token_bytes: Callable[[int], bytes] = no_bytes
-    #: Ids before them that have no scores.
+    #: Ids without log-probabilities that precede the records.
     unscored: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
             yield TokenScore(token_id, logprob, rank, token_bytes(token_id), candidates)
 
     def positions(self) -> Iterator[tuple[Scored, ...]]:
-        """Of each position the id that stands there, then the others."""
+        """Yield for each position the id that stands there, then the others."""
         each = RECORD.iter_unpack(self.records)
         return chain((((id, None, 0),) for id in self.unscored), zip(*[each] * self.num_records, strict=True))
 
@@ -51,17 +51,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
         return len(self.unscored) + len(self.records) // RECORD.size
 
 
-#: Of requests that ask for no scores.
+#: For requests that ask for none.
 NO_TOKEN_LOGPROBS = TokenLogprobs()
 
 
 class OutputLogprobs:
-    """Holds the packed scores of an output until they are read."""
+    """The packed log-probabilities of an output that are not read yet."""
 
     __slots__ = ("_num_records", "_parts", "_token_bytes")
 
     def __init__(self, num_records: int, token_bytes: Callable[[int], bytes] = no_bytes) -> None:
-        """`num_records` of every position; 0: none are asked for."""
+        """Expect `num_records` for every position, 0 if none are asked for."""
         self._num_records = num_records
         self._token_bytes = token_bytes
         self._parts: list[bytes] = []
@@ -73,7 +73,7 @@ class OutputLogprobs:
         return bool(self._parts)
 
     def take(self, num_positions: int) -> TokenLogprobs:
-        """At most so many of the first; what is beyond belongs to ids that were dropped."""
+        """Return the first `num_positions` and drop the rest, which belongs to dropped ids."""
         if not self._parts:
             return NO_TOKEN_LOGPROBS
         records = b"".join(self._parts)[: num_positions * self._num_records * RECORD.size]
@@ -84,17 +84,17 @@ class OutputLogprobs:
         self._parts = []
 
 
-#: Of outputs that ask for none.
-NO_OUTPUT_SCORES = OutputLogprobs(0)
+#: For outputs that ask for none.
+NO_OUTPUT_LOGPROBS = OutputLogprobs(0)
 
 
 class PromptLogprobs:
-    """Holds the packed scores of a prompt until all are there."""
+    """The packed log-probabilities of a prompt, held until they are complete."""
 
     def __init__(
         self, prompt_ids: tuple[int, ...], num_records: int, token_bytes: Callable[[int], bytes] = no_bytes
     ) -> None:
-        """`num_records` of every position; 0: none are asked for."""
+        """Expect `num_records` for every position, 0 if none are asked for."""
         self._blank = (
             TokenLogprobs(b"", num_records or 1, token_bytes, prompt_ids[:1]) if num_records else NO_TOKEN_LOGPROBS
         )
@@ -105,7 +105,7 @@ class PromptLogprobs:
         self._parts.append(records)
 
     def take(self) -> TokenLogprobs:
-        """One of each prompt id. None at all where the outputs ended before their prompt was computed."""
+        """Return those of all prompt ids, nothing if the outputs ended before the prompt was computed."""
         if not self._parts and self._num_positions != 1:
             return NO_TOKEN_LOGPROBS
         whole = msgspec.structs.replace(self._blank, records=b"".join(self._parts))
@@ -113,12 +113,12 @@ class PromptLogprobs:
         return whole if len(whole) == self._num_positions else NO_TOKEN_LOGPROBS
 
 
-#: Of requests that ask for none.
-NO_PROMPT_SCORES = PromptLogprobs((), 0)
+#: For requests that ask for none.
+NO_PROMPT_LOGPROBS = PromptLogprobs((), 0)
 
 
 def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Return the parts of one output, in their order, as one."""
+    """Join consecutive parts of one output."""
     scored = [part for part in parts if part.records]
     return (
         msgspec.structs.replace(scored[0], records=b"".join([part.records for part in scored]))

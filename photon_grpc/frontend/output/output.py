@@ -16,11 +16,11 @@ from photon_grpc.frontend.output.update import OutputDelta, OutputFinish
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Ends of an output by id, and what applies to them."""
+    """The ids that end an output, and when and how they do."""
 
     #: EOS and stop tokens in force.
     token_ids: frozenset[int] = frozenset()
-    #: Fewer tokens are not ended, neither by an id nor by a stop string.
+    #: Neither an id nor a stop string ends an output with fewer tokens.
     min_tokens: int = 0
     #: Whether the text keeps the stop token or stop string.
     is_shown: bool = False
@@ -30,7 +30,7 @@ _NO_ENDING = Ending()
 
 
 class OutputText:
-    """Detokenizes, looks for stop strings, gathers what has not been read, counts what is delivered."""
+    """The text of one output: decoded, searched for stop strings, gathered until it is read, and counted."""
 
     __slots__ = (
         "_detokenizer",
@@ -47,7 +47,7 @@ class OutputText:
         "_wants_text",
         "finish",
         "index",
-        "is_told",
+        "is_finish_taken",
         "last_id",
         "num_replayed",
         "num_tokens",
@@ -66,18 +66,21 @@ class OutputText:
         scores: OutputLogprobs | None = None,
         parser: AnswerParser | None = None,
     ) -> None:
-        """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are,
-        `parser` where the text has no parts."""
+        """Start an empty output.
+
+        `detokenizer` is None if neither text nor stop strings are asked for, `scores` if no log-probabilities are,
+        `parser` if the text has no parts.
+        """
         self.index = index
-        #: Ids of the output, up to and including the one that ended it.
+        #: Counts all ids, including the one that ended the output.
         self.num_tokens = 0
-        #: Those of them that were delivered elsewhere.
+        #: Counts the ids that another call delivered.
         self.num_replayed = 0
         self.last_id: int | None = None
         self.finish: OutputFinish | None = None
         #: Whether `finish` has been taken.
-        self.is_told = False
-        #: Given those of ids before the ids themselves.
+        self.is_finish_taken = False
+        #: Those of an id are added before the id itself.
         self.scores = OutputLogprobs(0) if scores is None else scores
         self._parser = parser
         self._num_taken = 0
@@ -88,13 +91,13 @@ class OutputText:
         self._include_stop = ending.is_shown
         self._min_tokens = ending.min_tokens
         self._ending_ids = ending.token_ids
-        #: A token that should have ended it, until `end` says so.
+        #: A token that should end the output; its text is held back until `end` or the next id.
         self._ending: int | None = None
         self._parts: list[str] = []
         self._ids: list[int] = []
 
     def push(self, token_id: int) -> bool:
-        """Return the next id. True when a stop string ended the output with it."""
+        """Add the next id; return whether a stop string ended the output with it."""
         self.num_tokens += 1
         self.last_id = token_id
         if self._wants_ids:
@@ -110,8 +113,7 @@ class OutputText:
         return self._release(self._detokenizer.push(token_id))
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """The next ids, delivered elsewhere with the text that they release. Raises InvalidRequest where one follows
-        the end of the output."""
+        """Add ids that another call delivered with their text. Raise InvalidRequest if one follows the output's end."""
         for token_id in token_ids:
             if self._is_over():
                 field = f"continue_from.ids[{self.num_tokens}]"
@@ -125,7 +127,7 @@ class OutputText:
         return is_ended or self.finish is not None
 
     def end(self, reason: FinishReason) -> None:
-        """The engine ended it."""
+        """End the output as the engine reports it."""
         stop = self.last_id if reason is FinishReason.STOP_TOKEN else None
         eos = self.last_id if reason is FinishReason.EOS else None
         if self._detokenizer is not None:
@@ -137,22 +139,24 @@ class OutputText:
         return self.num_tokens - self.num_replayed
 
     def has_news(self) -> bool:
-        return bool(self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_told))
+        return bool(
+            self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_finish_taken)
+        )
 
     def take(self) -> OutputDelta:
-        """All that has gathered."""
+        """Return all that has gathered."""
         delta = OutputDelta(
             self.index,
             "".join(self._parts),
             tuple(self._ids),
-            self.finish if not self.is_told else None,
+            self.finish if not self.is_finish_taken else None,
             self.scores.take(self.num_tokens - self._num_taken),
             NO_ANSWER if self._parser is None else self._parser.take(is_over=self.finish is not None),
         )
         self._parts = []
         self._ids = []
         self._num_taken = self.num_tokens
-        self.is_told = self.finish is not None
+        self.is_finish_taken = self.finish is not None
         return delta
 
     def drop(self) -> None:
@@ -174,8 +178,7 @@ class OutputText:
         return self.finish is not None
 
     def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
-        """Release what is held back, in order of ids: a stop string's beginning, an unfinished character, the ending
-        token."""
+        """Release what is held back: a stop string's beginning, an unfinished character, the ending token."""
         text = self._matcher.flush() if self._matcher is not None else ""
         if self._ending is not None and with_ending:
             text += detokenizer.push(self._ending)

@@ -1,4 +1,4 @@
-"""Reasoning at the beginning of an output, told apart from what follows it."""
+"""Parsers that split reasoning at the beginning of an output from the rest."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from typing import Protocol
 
 OPEN = "<think>"
 CLOSE = "</think>"
-#: White space before OPEN.
+#: The most white space before OPEN.
 _MAX_BLANK = 64
 
 
 class Reasoning(Protocol):
-    """One output's."""
+    """The parser of one output."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, str]:
         """Return the reasoning and the rest that the next text releases. With `is_over` nothing is held back."""
 
 
 class NoReasoning:
-    """All text is the rest."""
+    """A parser of outputs without reasoning."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, str]:
         return "", text
 
 
 class MarkedReasoning:
-    """Between OPEN and CLOSE, once, where an output begins with OPEN or a prompt ends with it: what is answered may
-    speak of the marks.
+    """A parser of reasoning between OPEN, which begins the output or ends the prompt, and the first CLOSE.
 
-    Text that may be the beginning of a mark is held back.
+    Later marks are text, since an answer may mention them. Text that may be the beginning of a mark is held back.
     """
 
     def __init__(self, *, is_open: bool) -> None:
-        """`is_open`: the prompt ends with OPEN."""
+        """Start within reasoning if `is_open`, which means that the prompt ends with OPEN."""
         self._held = ""
-        #: A method of this class.
+        #: The method for the next text.
         self._step: Callable[[MarkedReasoning, str, bool], tuple[str, str]]
         self._step = MarkedReasoning._reason if is_open else MarkedReasoning._begin
 
@@ -70,7 +69,7 @@ class MarkedReasoning:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """Return the number of characters at the end of `text` that are the beginning of `mark`, but not all of it."""
+    """Return the number of characters at the end of `text` that begin an incomplete `mark`."""
     at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
     while at >= 0 and not mark.startswith(text[at:]):
         at = text.find(mark[0], at + 1)

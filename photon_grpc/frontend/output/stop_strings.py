@@ -1,4 +1,4 @@
-"""Stop strings, found character by character, so that neither tokens nor frames nor messages can change the result.
+"""The search for stop strings, character by character, so that tokens, frames and messages do not affect the result.
 
 The match that ends first counts; of several that end at the same character, the longest. Text that may be the beginning
 of a stop string is held back.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """The stop strings of one request, prepared (Knuth-Morris-Pratt); shared by its outputs."""
+    """The stop strings of one request, prepared for Knuth-Morris-Pratt search and shared by its outputs."""
 
     __slots__ = ("fallbacks", "first_chars", "texts")
 
@@ -19,22 +19,21 @@ class StopStrings:
 
 
 class StopMatcher:
-    """One output's search."""
+    """The search of one output."""
 
     __slots__ = ("_held", "_include", "_matched_lengths", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, *, include_stop_in_text: bool = False) -> None:
         self._stops = stops
         self._include = include_stop_in_text
-        #: Characters of each stop string that the text ends with.
+        #: How many first characters of each stop string the text ends with.
         self._matched_lengths = [0] * len(stops.texts)
         self._held = ""
-        #: The stop string that was found.
+        #: The stop string that ended the output.
         self.matched: str | None = None
 
     def push(self, text: str, may_end: bool) -> str:
-        """Return the text that `text` releases. With `may_end` a stop string that ends in it sets `matched` and cuts
-        it."""
+        """Return the text that `text` releases; if `may_end`, a stop string in it sets `matched` and cuts it."""
         if not self._held and self._stops.first_chars.isdisjoint(text):
             return text
         buffer = self._held + text
@@ -49,7 +48,7 @@ class StopMatcher:
         return buffer[:cut]
 
     def flush(self) -> str:
-        """Return the text held back, once the output ended for another reason."""
+        """Return the text that is held back, after the output ended for another reason."""
         held, self._held = self._held, ""
         return held
 
@@ -71,7 +70,7 @@ class StopMatcher:
 
 
 def _fallbacks(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper suffix that is a prefix of `text`."""
+    """Return for each prefix the length of its longest proper suffix that is a prefix of `text`."""
     lengths = [0] * len(text)
     n = 0
     for i in range(1, len(text)):

@@ -1,8 +1,8 @@
-"""Tool calls in an output's text, as the model's own chat template has the model write them.
+"""Parsers of tool calls in an output's text, in the syntax of the model's own chat template.
 
-A call stands in the text when it is a JSON object with a name and with arguments that are an object, written where the
-syntax has one. Anything else is text: what a model gets wrong is never an error. Each character is looked at once, so
-that neither tokens nor messages can change the result, and no text makes it slow.
+A call is a JSON object with a name and with arguments that are an object, written where the syntax expects one.
+Anything else is text; a model's mistake is never an error. Each character is read once, so that tokens and messages do
+not affect the result and no text is slow to parse.
 """
 
 from __future__ import annotations
@@ -17,50 +17,49 @@ from photon_grpc.core.call_form import CallSyntax
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output.reasoning import length_of_beginning
 
-#: From its opening to the end of its object; what is longer is text.
+#: The most characters from a call's opening to the end of its object; anything longer is text.
 MAX_CALL_CHARS = 2**18
-#: Objects and arrays within one another.
+#: Nesting of objects and arrays.
 MAX_CALL_DEPTH = 64
 _ARGUMENTS = ("arguments", "parameters")
 _BLANK = re.compile(r"\s*")
 _BLANK_OR_SEPARATOR = re.compile(r"[\s;]*")
-#: What matters outside of strings, where no JSON has "<", and in them.
+#: The characters that matter outside strings, where "<" is no JSON, and within strings.
 _STRUCTURE = re.compile(r'["{}\[\]<]')
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 
 
 class ToolCalls(Protocol):
-    """One output's."""
+    """The parser of one output."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text outside of calls and the calls that the next text releases. With `is_over` nothing is held
-        back."""
+        """Return the text outside calls and the calls that `text` releases. With `is_over` nothing is held back."""
 
 
 class NoToolCalls:
-    """No text is a call."""
+    """A parser of outputs without calls."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, tuple[ToolCall, ...]]:
         return text, ()
 
 
 class WrittenToolCalls:
-    """Those of one CallSyntax. Text that may belong to a call is held back until that is certain."""
+    """A parser of the calls of one CallSyntax. It holds back text that may belong to a call until that is certain."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
-        #: Undecided, between calls of `push` from what may be a call's opening.
+        #: Undecided text; between calls of `push` it begins where a call may open.
         self._text = ""
-        #: What is before it is decided; what is before the other has been looked at.
+        #: Text before `_start` is decided; text before `_at` has been read.
         self._start = self._at = 0
-        #: Where its object begins and ends.
+        #: The bounds of the call's object.
         self._begin = self._end = 0
         self._depth = 0
         self._is_in_string = False
         self._num_calls = 0
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
-        #: What comes next, a method of this class; False: it needs more text.
+        #: The method for what comes next; it returns False if it needs more text.
         self._step: Callable[[WrittenToolCalls, bool], bool] = self._first_step()
 
     def push(self, text: str, is_over: bool) -> tuple[str, tuple[ToolCall, ...]]:
@@ -74,10 +73,10 @@ class WrittenToolCalls:
         self._content, self._calls = [], []
         return content, calls
 
-    # What comes next.
+    # Steps of the parser.
 
     def _seek(self, is_over: bool) -> bool:
-        """Return the next opening."""
+        """Find the next opening."""
         mark = self._syntax.open
         found = self._text.find(mark, self._start)
         if found < 0:
@@ -108,7 +107,7 @@ class WrittenToolCalls:
         return self._read(found.group())
 
     def _read(self, char: str) -> bool:
-        """One character that matters."""
+        """Read one character that matters."""
         if char == "\\":
             if self._at + 1 == len(self._text):
                 return False
@@ -138,11 +137,11 @@ class WrittenToolCalls:
         elif not is_over:
             return False
         else:
-            # An output that ends with its object, as at a stop string, has closed it.
+            # The end of an output, for example at a stop string, closes the call.
             self._at = len(self._text)
         return self._finish_call()
 
-    # What was found.
+    # Results.
 
     def _finish_call(self) -> bool:
         call = read_call(self._text[self._begin : self._end], self._num_calls)
@@ -155,7 +154,7 @@ class WrittenToolCalls:
         return True
 
     def _give_up(self) -> bool:
-        """Release what has been looked at as text."""
+        """Release what has been read as text."""
         self._release(self._at)
         self._step = WrittenToolCalls._seek
         return True
@@ -164,7 +163,7 @@ class WrittenToolCalls:
         return WrittenToolCalls._expect_object if self._syntax.is_bare else WrittenToolCalls._seek
 
     def _release(self, end: int) -> None:
-        """The text up to `end` is none of a call."""
+        """Release the text up to `end`, which belongs to no call."""
         self._content.append(self._text[self._start : end])
         self._start = self._at = end
 
@@ -176,7 +175,7 @@ class WrittenToolCalls:
         self._end -= start
         self._start = 0
 
-    # Where it is.
+    # Position.
 
     @property
     def _limit(self) -> int:
@@ -197,7 +196,7 @@ class WrittenToolCalls:
 
 
 def read_call(text: str, index: int) -> ToolCall | None:
-    """Return the call that a JSON object stands for; None where it is none."""
+    """Return the call that a JSON object stands for, None if it is not a call."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         name = msgspec.json.decode(members["name"], type=str)

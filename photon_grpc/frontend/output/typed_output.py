@@ -1,4 +1,4 @@
-"""An output that is the JSON of a message: its bytes are kept, whatever of its text is asked for."""
+"""Outputs that are the JSON of a message, whose bytes are kept even if their text is not asked for."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.output.output import OutputText
 
-#: Ends of outputs that satisfy their constraint.
+#: The finish reasons of outputs that satisfy their constraint.
 _COMPLETE = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.CONSTRAINT_COMPLETE})
 
 
 class TypedOutput(OutputText):
-    """Says its whole JSON with its finish, where it is complete.
+    """An output whose finish has its whole JSON, if it is complete.
 
     Args:
-        token_bytes: the bytes of an id, as the grammar has seen them.
-        options: of OutputText.
+        token_bytes: returns the bytes of an id as the grammar reads them.
+        options: those of OutputText.
     """
 
     __slots__ = ("_all_ids", "_token_bytes")
@@ -36,6 +36,6 @@ class TypedOutput(OutputText):
         super().end(reason)
         if self.finish is None or reason not in _COMPLETE:
             return
-        # A token that ends an output is no part of what the constraint speaks of.
+        # The token that ends an output is not part of the JSON.
         ids = self._all_ids if reason is FinishReason.CONSTRAINT_COMPLETE else self._all_ids[:-1]
         self.finish = replace(self.finish, message_json=b"".join([self._token_bytes(each) for each in ids]))

@@ -1,6 +1,6 @@
-"""A stream's news as plain data; the server turns it into messages.
+"""New output of a stream as plain data, which the server turns into messages.
 
-What is made for every token is a msgspec.Struct: a frozen dataclass takes five times as long to make.
+Objects made for every token are msgspec.Structs, since a frozen dataclass takes five times as long to make.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprob
 @dataclass(frozen=True, slots=True)
 class OutputFinish:
     reason: FinishReason
-    #: Its cause; at most one is set.
+    #: The cause; at most one of the three is set.
     stop_string: str | None = None
     stop_token_id: int | None = None
     eos_token_id: int | None = None
-    #: Of typed output that is complete: the JSON of its message, with the ids that it continues from.
+    #: The JSON of complete typed output, including the ids that it continues from.
     message_json: bytes = b""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):
-    """New ids of one output, the text that they release, and their scores."""
+    """New ids of one output, the text that they release, and their log-probabilities."""
 
     index: int
     text: str = ""
@@ -37,7 +37,7 @@ class OutputDelta(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     finish: OutputFinish | None = None
     scores: TokenLogprobs = NO_TOKEN_LOGPROBS
-    #: Of the text of a chat, where the model has marks for them (see answer.py).
+    #: The parts of a chat's text, if the model has marks for them (see answer.py).
     answer: Answer = NO_ANSWER
 
     @property
@@ -54,19 +54,19 @@ class OutputDelta(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One message's worth of a stream. `timing` is set on the last one only."""
+    """The content of one message of a stream. Only the last one has a timing."""
 
     deltas: tuple[OutputDelta, ...]
-    #: On the last one, or on every one with continuous_usage.
+    #: Set on the last one, or on every one with continuous_usage.
     usage: Usage | None = None
     timing: Timing | None = None
-    #: On the first one: those of the whole prompt.
+    #: Set on the first one, for the whole prompt.
     prompt_scores: TokenLogprobs = NO_TOKEN_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The whole of a generation."""
+    """A complete generation."""
 
     start: Start
     outputs: tuple[OutputDelta, ...]
@@ -76,7 +76,7 @@ class Result:
 
 
 def gathered(start: Start, updates: list[Update]) -> Result:
-    """All that a stream said, as one."""
+    """Merge all updates of a stream into its result."""
     texts: dict[int, list[OutputDelta]] = {}
     for update in updates:
         for delta in update.deltas:

@@ -1,9 +1,9 @@
-"""Bounds of numbers that an output keeps, for a library that lets some of them through.
+"""Bounds of numbers, rewritten for a library that accepts some numbers beyond them.
 
-Its expression of `> 4, < 4.001` has a `4`, that of `>= -0.5, < 0` a `-0`, and it adds 1 to an exclusive bound of
-integers as floats do, which at 2^53 changes nothing. It is right about inclusive bounds that it reads as they are
-(numbers.py), and about exclusive ones on the far side of 0. Any other becomes the next number within that has 15
-digits: nearer ones are left out, and among them those that a float of 64 bits would take for the bound itself.
+Its expression of `> 4, < 4.001` accepts `4`, that of `>= -0.5, < 0` accepts `-0`, and it adds 1 to an exclusive bound
+of integers in floats, which changes nothing at 2^53. It is right about inclusive bounds that it reads exactly
+(numbers.py), and about exclusive ones on the far side of 0. Any other bound becomes the next number within that has 15
+digits. That excludes nearer numbers, among them those that a 64-bit float would round to the bound itself.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 from photon_grpc.frontend.constraints.json_schema.nodes import Node
 from photon_grpc.frontend.constraints.json_schema.numbers import MAX_DIGITS, as_read, decimal, is_number, is_plain
 
-#: Digits behind the point at most: the library's expressions nest with every one.
+#: The most digits after the point, since the library's expressions nest with every one.
 _MAX_PLACES = 60
 #: The first number above 0.
 _LEAST = Decimal("1e-15")
-#: The library refuses bounds from 2^63 on.
+#: The library refuses bounds of 2^63 and above.
 _TOO_LARGE = 1e300
-#: The bound, its exclusive form, and the way to what is within.
+#: The bound, its exclusive form, and the direction to the numbers within.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
 def exact_bounds(node: Node, _: Any) -> bool:
-    """Change the bounds of a schema; return whether there was a reason to."""
+    """Make the bounds of a schema exact; return whether that changed them."""
     return sum([_narrowed(node, *bound) for bound in _BOUNDS]) > 0
 
 
 def _narrowed(node: Node, inclusive: str, exclusive: str, way: int) -> bool:
-    given, strict = node.get(inclusive), node.get(exclusive)
-    if strict is True and is_number(given, _TOO_LARGE):  # as draft 4 has it
-        given, strict = None, given
+    bound, strict = node.get(inclusive), node.get(exclusive)
+    if strict is True and is_number(bound, _TOO_LARGE):  # the form of draft 4
+        bound, strict = None, bound
     is_integer = node.get("type") == "integer"
-    bounds = [_within(given, False, is_integer, way)] if is_number(given, _TOO_LARGE) else []
+    bounds = [_within(bound, False, is_integer, way)] if is_number(bound, _TOO_LARGE) else []
     new = {}
     if is_number(strict, _TOO_LARGE) and _is_left_out(strict, way):
         new[exclusive] = strict
@@ -52,20 +52,20 @@ def _narrowed(node: Node, inclusive: str, exclusive: str, way: int) -> bool:
 
 
 def _is_left_out(bound: float, way: int) -> bool:
-    """Return whether the library leaves this exclusive bound out: one that what is within is nearer to 0 than."""
+    """Return whether the library excludes this exclusive bound, because the numbers within are nearer to 0."""
     number = decimal(bound)
     return number.adjusted() < MAX_DIGITS and way * bound < 0 and is_plain(number)
 
 
-def _within(given: float, is_exclusive: bool, is_integer: bool, way: int) -> float:
-    """Return the nearest number on the `way`, 1 or -1, from a bound, that is read as it is; `given` where that is."""
-    bound = decimal(given)
+def _within(number: float, is_exclusive: bool, is_integer: bool, way: int) -> float:
+    """Return the nearest number within a bound that the library reads exactly; `way` is 1 or -1, towards the inside."""
+    bound = decimal(number)
     least = bound if way > 0 else bound.copy_negate()
     if least.adjusted() >= MAX_DIGITS:
-        number = way * _integer_from(least, is_exclusive, is_integer)
-        return given if number == bound else number
+        integer = way * _integer_from(least, is_exclusive, is_integer)
+        return number if integer == bound else integer
     if not is_exclusive and is_plain(bound):
-        return given
+        return number
     step = Decimal(1).scaleb(-min(MAX_DIGITS - 1 - least.adjusted(), _MAX_PLACES)) if least else _LEAST
     nearest = least.quantize(step, ROUND_CEILING)
     while not _is_within(Decimal(repr(as_read(nearest))), least, is_exclusive):
@@ -74,7 +74,7 @@ def _within(given: float, is_exclusive: bool, is_integer: bool, way: int) -> flo
 
 
 def _integer_from(least: Decimal, is_exclusive: bool, is_integer: bool) -> int:
-    """Where floats are integers. Those of numbers are written with 17 digits, and zeros behind them."""
+    """Return the nearest integer where all floats are integers; non-integers are written with 17 digits, then zeros."""
     number = float(math.ceil(least))
     while not _is_within(Decimal(int(number)), least, is_exclusive) or not (
         is_integer or _is_within(Decimal(repr(number)), least, is_exclusive)

@@ -8,14 +8,14 @@ from typing import Any
 #: A schema that is an object.
 Node = dict[str, Any]
 
-#: Hold schemas by name, and are no schema.
+#: Keywords that hold schemas by name.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-#: Hold no schema.
+#: Keywords that hold no schema.
 _VALUES = ("const", "enum", "default", "examples")
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:
-    """Whatever may be a schema within this one, with the end of its JSON pointer."""
+    """Yield everything within a schema that may be one, with the end of its JSON pointer."""
     for keyword, value in node.items() if isinstance(node, dict) else ():
         if keyword in _MAPS and isinstance(value, dict):
             for name, child in value.items():
@@ -28,7 +28,7 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def schemas_of(root: Any) -> Iterator[Node]:
-    """Every schema that is an object, `root` too. Whoever gets one may change it."""
+    """Yield every schema that is an object, including `root`. The receiver may change it."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -38,7 +38,7 @@ def schemas_of(root: Any) -> Iterator[Node]:
 
 
 def referred(root: Any, reference: Any) -> Any:
-    """Return the schema that a `$ref` points to; None where that is not within `root`."""
+    """Return the schema that a `$ref` points to, None if that is not within `root`."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for name in reference[2:].split("/"):
@@ -47,7 +47,7 @@ def referred(root: Any, reference: Any) -> Any:
 
 
 def constants_of(nodes: list[Node]) -> Iterator[Any]:
-    """Strings, numbers, true, false and null within the constants of these schemas."""
+    """Yield the strings, numbers, booleans and nulls within the constants of schemas."""
     waiting = [node[keyword] for node in nodes for keyword in ("const", "enum") if keyword in node]
     while waiting:
         value = waiting.pop()

@@ -1,6 +1,8 @@
-"""Numbers of schemas as the library reads them: floats of 64 bits, each the product of digits and a power of ten, which
-are rounded before. Up to 15 digits and powers up to 22 it reads the float that everyone reads, else perhaps the next
-one. What would be rounded is refused."""
+"""Numbers of schemas as the library reads them. Numbers that it would round are refused.
+
+The library reads 64-bit floats as the product of digits and a power of ten, both of which are rounded first. With up to
+15 digits and powers up to 22 the result is exact, otherwise it may be the next float.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Any, TypeGuard
 
 from photon_grpc.frontend.constraints.json_schema.nodes import Node, constants_of
 
-#: Digits that a float keeps, and the largest power of ten that one is equal to.
+#: Digits that a float keeps, and the largest power of ten that is exactly a float.
 MAX_DIGITS, _MAX_POWER = 15, 22
-#: In a text of a number that may be read as another one.
+#: Matches in the text of a number that may be read as another one.
 MAY_BE_ROUNDED = r"[\d.]{16}|\d[eE][-+]?\d\d"
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-#: Of smaller ones a 1 has more than 32 bits.
+#: With smaller steps, 1 is a multiple of more than 32 bits.
 _LEAST_STEP = Decimal("1e-10")
-#: Schemas of the same value.
+#: Keywords of schemas for the same value.
 _APPLICATORS = {"$ref", "allOf", "anyOf", "oneOf"}
-_SAYS_NOTHING = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
+_NO_CONSTRAINTS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 
 
 class Spelled(float):
@@ -35,8 +37,7 @@ class Spelled(float):
 
 
 def load(schema: str) -> Any:
-    """Return the schema with its numbers as they are spelled; None for what is not JSON: the compiler says what is
-    wrong."""
+    """Return the schema with its numbers as they are spelled, None if it is no JSON, which the compiler reports."""
     try:
         return json.loads(schema, parse_float=Spelled)
     except (ValueError, RecursionError):
@@ -44,7 +45,7 @@ def load(schema: str) -> Any:
 
 
 def is_number(value: Any, limit: float = math.inf) -> TypeGuard[float]:
-    """Return whether it is a number below `limit`."""
+    """Return whether `value` is a number of a magnitude below `limit`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and (limit == math.inf or abs(value) < limit)
 
 
@@ -54,8 +55,7 @@ def decimal(number: float) -> Decimal:
 
 
 def is_plain(number: Decimal) -> bool:
-    """Return whether the library reads and writes it as everyone does. Of more digits it may write others for the same
-    float."""
+    """Return whether the library reads and writes a number exactly; with more digits it may change them."""
     _, digits, exponent = number.as_tuple()
     return len(digits) <= MAX_DIGITS and isinstance(exponent, int) and -_MAX_POWER <= exponent <= _MAX_POWER
 
@@ -71,7 +71,7 @@ def as_read(number: Decimal) -> float:
 
 
 def rounded_number(nodes: list[Node]) -> str:
-    """Name a constant that no output would be equal to, or a bound that is an integer between two floats."""
+    """Return the problem of a constant that no output equals, or of an integer bound between two floats; "" if none."""
     bounds = [node[keyword] for node in nodes for keyword in _BOUNDS if keyword in node]
     wrong = [value for value in constants_of(nodes) if is_number(value) and _is_another(value)]
     wrong += [value for value in bounds if is_number(value) and _is_between(value)]
@@ -82,19 +82,21 @@ def rounded_number(nodes: list[Node]) -> str:
 
 
 def clashing_steps(nodes: list[Node]) -> str:
-    """Say which `multipleOf` cannot be met together: the library multiplies two that are combined as integers of 32
-    bits, and what is above is lost."""
+    """Return the problem of `multipleOf` values that cannot be combined, "" if there is none.
+
+    The library multiplies them as integers of 32 bits, which may overflow.
+    """
     if not any(_combines(node) for node in nodes):
         return ""
-    given = [node.get("multipleOf") for node in nodes]
-    steps = sorted({decimal(step).copy_abs() for step in given if is_number(step, 2**32)})
+    values = [node.get("multipleOf") for node in nodes]
+    steps = sorted({decimal(step).copy_abs() for step in values if is_number(step, 2**32)})
     if len(steps) < 2 or not steps[0] or _has_small_product(steps):
         return ""
     return f"multipleOf {_cut(steps[0])} and {_cut(steps[-1])} cannot be combined: their product has more than 32 bits"
 
 
 def _is_between(value: float) -> bool:
-    """Return whether it is an integer that no float is equal to."""
+    """Return whether `value` is an integer that no float equals."""
     if not isinstance(value, int):
         return False
     try:
@@ -104,9 +106,9 @@ def _is_between(value: float) -> bool:
 
 
 def _is_another(value: float) -> bool:
-    """Return whether the library writes another number in place of this constant."""
+    """Return whether the library writes another number instead of this constant."""
     if isinstance(value, int):
-        # Beyond 64 bits with 17 digits, and zeros behind them.
+        # Integers beyond 64 bits are written with 17 digits, then zeros.
         return _is_between(value) or (not -(2**63) <= value < 2**63 and Decimal(repr(float(value))) != value)
     return math.isfinite(value) and not is_plain(decimal(value)) and as_read(Decimal(repr(float(value)))) != value
 
@@ -114,11 +116,13 @@ def _is_another(value: float) -> bool:
 def _combines(node: Node) -> bool:
     """Return whether a value may have to satisfy two schemas because of this one."""
     applied = node.keys() & _APPLICATORS
-    return "allOf" in applied or "patternProperties" in node or bool(applied and node.keys() - applied - _SAYS_NOTHING)
+    return (
+        "allOf" in applied or "patternProperties" in node or bool(applied and node.keys() - applied - _NO_CONSTRAINTS)
+    )
 
 
 def _has_small_product(steps: list[Decimal]) -> bool:
-    """`steps` differ, the smallest first."""
+    """Return whether the product of `steps`, which differ and ascend, fits in 32 bits."""
     if steps[0] <= _LEAST_STEP:
         return False
     unit = Decimal(1).scaleb(min([_exponent(step) for step in steps]))

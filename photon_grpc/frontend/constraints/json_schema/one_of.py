@@ -1,6 +1,6 @@
-"""`oneOf` of schemas that are referred to, for a library that looks for what tells them apart in the list alone.
+"""`oneOf` of `$ref`s, rewritten for a library that compares the schemas in the list without following references.
 
-Where the schemas exclude each other, `oneOf` and `anyOf` mean the same.
+If the schemas exclude each other, `oneOf` and `anyOf` mean the same.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from typing import Any
 
 from photon_grpc.frontend.constraints.json_schema.nodes import Node, referred
 
-#: References to references that are followed.
+#: The longest chain of references that is followed.
 _MAX_REFERENCES = 16
 
 
 def as_any_of(node: Node, root: Any) -> bool:
-    """Write `anyOf` for `oneOf` where that refers to schemas of which no value satisfies two: by their types, or by the
-    value of a property that they require."""
+    """Replace `oneOf` by `anyOf` if no value satisfies two of its schemas; return whether it was replaced.
+
+    Schemas exclude each other by their types, or by the value of a property that they require.
+    """
     if "anyOf" in node or not _is_exclusive(node.get("oneOf"), root):
         return False
     node["anyOf"] = node.pop("oneOf")
@@ -31,7 +33,7 @@ def _is_exclusive(schemas: Any, root: Any) -> bool:
 
 
 def _resolved(schema: Any, root: Any) -> Node:
-    """Return the schema that is referred to; an empty one where that is not in `root`."""
+    """Return the schema at the end of the references, an empty one if that is not in `root`."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
@@ -42,7 +44,7 @@ def _resolved(schema: Any, root: Any) -> Node:
 
 
 def _exclude(one: Node, other: Node, root: Any) -> bool:
-    """Return whether it is plain that no value satisfies both."""
+    """Return whether certainly no value satisfies both."""
     kinds = [_kinds(each) for each in (one, other)]
     if all(kinds) and kinds[0].isdisjoint(kinds[1]):
         return True
@@ -56,7 +58,7 @@ def _exclude(one: Node, other: Node, root: Any) -> bool:
 
 
 def _kinds(schema: Node) -> set[str]:
-    """Types of its values; empty where that is not said."""
+    """Return the types of a schema's values, an empty set if it does not name them."""
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -65,7 +67,7 @@ def _kinds(schema: Node) -> set[str]:
 
 
 def _names(schema: Node) -> set[str]:
-    """Properties that must be there."""
+    """Return the required properties of a schema."""
     required, properties = schema.get("required"), schema.get("properties")
     if not isinstance(required, list) or not isinstance(properties, dict):
         return set()
@@ -73,6 +75,6 @@ def _names(schema: Node) -> set[str]:
 
 
 def _values(schema: Node) -> list[Any]:
-    """All that satisfy it; empty where they are not listed."""
+    """Return all values that satisfy a schema, an empty list if it does not list them."""
     listed = schema.get("enum")
     return [schema["const"]] if "const" in schema else listed if isinstance(listed, list) else []
