@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -28,11 +28,15 @@ from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.workspace import Workspace
 
-if TYPE_CHECKING:
-    from photon_grpc.layers.linear import Linear
-
 #: A product with its epilogue; its arguments are those of the functions below, after `end`.
 Gemm = Callable[..., Any]
+
+
+class Operands(Protocol):
+    """Weight [out_features, in_features] and bias [out_features] of a product: a Linear."""
+
+    weight: Any
+    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,47 +59,47 @@ def bucket(num_rows: int) -> int:
     return (tiles.bucket(num_rows) or 0) if num_rows else 0
 
 
-def tiled_rotary(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+def tiled_rotary(linear: Operands, tile: Tile, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
     """Fill work.q, and `layer` of pages [num_blocks, layers, 2, Hkv, block_size, D]."""
     out = HeadOutput(work.q, pages, layer, work.rotation, end.norms)
     qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
 
-def library_rotary(linear: Linear, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+def library_rotary(linear: Operands, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
     """Fill work.q and the pages as `tiled_rotary` does."""
     product = work.h @ linear.weight.t()
     out = HeadOutput(work.q, pages, layer, work.rotation, end.norms)
     rotate_store.launch(product, work.h, linear.bias, end.eps, out)
 
 
-def tiled_swiglu(linear: Linear, tile: Tile, end: Epilogue, work: Workspace) -> None:
+def tiled_swiglu(linear: Operands, tile: Tile, end: Epilogue, work: Workspace) -> None:
     """Fill work.y."""
     swiglu_launch(work.h, Affine(linear.weight, linear.bias), end.eps, work.y, tile, work.counters)
 
 
-def library_swiglu(linear: Linear, end: Epilogue, work: Workspace) -> None:
+def library_swiglu(linear: Operands, end: Epilogue, work: Workspace) -> None:
     """Fill work.y as `tiled_swiglu` does."""
     swiglu.norm_launch(work.h @ linear.weight.t(), work.h, linear.bias, end.eps, work.y)
 
 
-def tiled_add(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
+def tiled_add(linear: Operands, tile: Tile, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
     """Change work.h."""
     add_launch(work.h, x, Affine(linear.weight, linear.bias), tile, work.counters)
 
 
-def library_add(linear: Linear, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
+def library_add(linear: Operands, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
     """Change work.h as `tiled_add` does."""
     if linear.bias is not None:
         work.h.add_(linear.bias)
     work.h.addmm_(x, linear.weight.t())
 
 
-def tiled_logits(linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
+def tiled_logits(linear: Operands, tile: Tile, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
     """Return logits: [R, hidden_size] -> float32 [R, vocab_size]."""
     return head.logits_launch(x, linear.weight, tile)
 
 
-def library_logits(linear: Linear, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
+def library_logits(linear: Operands, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
     """Return logits as `tiled_logits` does."""
     if x.is_cuda and x.dtype != torch.float32:
         # The sums are float32 in the multiplier: they are not rounded on the way out.
@@ -104,7 +108,7 @@ def library_logits(linear: Linear, end: Epilogue, x: torch.Tensor) -> torch.Tens
 
 
 def tiled_sample(
-    linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor, metadata: SamplingMetadata
+    linear: Operands, tile: Tile, end: Epilogue, x: torch.Tensor, metadata: SamplingMetadata
 ) -> torch.Tensor:
     """Return an id for each row of x, int64 [R], as `kernels/sampling/sample.py` does; logits are never written."""
     return head.sample_launch(x, linear.weight, metadata, tile)
