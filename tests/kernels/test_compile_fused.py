@@ -215,7 +215,7 @@ def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90
     constants |= {"partials": None} if tile.SPLITS == 1 else {}
     return compiled_gluon(
         decode_attention_kernel, constants, tile.KW, arch,
-        rows=("constexpr", "*i32", "*i32"), shares=("*fp32", "*fp32", "*i32"),
+        rows=("constexpr", "*i32", "*i32"), partials=("*fp32", "*fp32", "*i32"),
     )  # fmt: skip
 
 
