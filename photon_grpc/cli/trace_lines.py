@@ -66,12 +66,11 @@ def _parsed(data: bytes) -> Line:
     """Parse a line; return {} if it was cut, or written by another program."""
     try:
         line = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) else {}
 
 
 def _number(line: Line) -> int | None:
-    if line.keys() >= _STEP:
-        return int(line["step"])
-    return int(line["after_step"]) if line.keys() >= _REST else None
+    number = line["step"] if line.keys() >= _STEP else line["after_step"] if line.keys() >= _REST else None
+    return number if isinstance(number, int) else None

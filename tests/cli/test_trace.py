@@ -223,6 +223,13 @@ def test_the_last_start_counts_and_what_is_missing_is_said(tmp_path: Path, capsy
     assert not path.with_suffix(".json").exists()
 
 
+@pytest.mark.parametrize("broken", ["[" * 50_000, "\0", step(2, 0.1) | {"step": None}])
+def test_a_broken_line_is_counted_as_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: Any) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, step(1, 0.0), broken)
+    assert main(["trace", str(path)]) == 0
+    assert "(steps: 1, sequences: 0, missing lines: 1)" in capsys.readouterr().out
+
+
 def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "steps.json", HEAD, step(1, 0.0, decode=[["0.1", 9, 1]]))
     before = path.read_bytes()
