@@ -112,7 +112,7 @@ def processes(address: str) -> dict[str, int]:
         return [
             pid
             for pid, command in commands.items()
-            if command[2:3] == [f"photon_grpc.service.{module}"] and int(command[3]) in parents
+            if command[2:3] == [f"photon_grpc.service.processes.{module}"] and int(command[3]) in parents
         ]
 
     supervisors = [pid for pid, command in commands.items() if "serve" in command and address in command]

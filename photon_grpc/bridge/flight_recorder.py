@@ -41,7 +41,7 @@ _NUM_BYTES = _KNOWN_AT + _MAX_KNOWN_BYTES
 
 
 class LastFlight(NamedTuple):
-    """What an engine left behind, as the next one finds it."""
+    """The record that an engine left behind, as the next one finds it."""
 
     #: Fingerprint -> most tokens that its output can have had. The requests of all unread steps, or only the one that
     #: was being received.

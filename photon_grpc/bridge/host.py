@@ -148,7 +148,7 @@ class BridgeHost:
         self._wakeup.ring(event)
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """Return what came, as in core.ports.Inbox. Raise EOFError on Stop, or when nobody is connected any more."""
+        """Return what came, as in core.ports.Inbox. Raise EOFError on Stop, or when no front end is connected."""
         if self._aborts or self._is_deserted:
             timeout_s = 0.0
         events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))

@@ -45,7 +45,7 @@ def trace(file: Path, output: Path | None, steps: tuple[int, int]) -> None:
     from photon_grpc.cli.trace_events import TraceEvents, write_events
     from photon_grpc.cli.trace_lines import read_trace
 
-    output, events = output or file.with_suffix(".json"), TraceEvents()
+    output, events = output or file.with_name(f"{file.name}.json"), TraceEvents()
     if output.exists() and output.samefile(file):
         raise click.BadParameter(f"{output} is the step trace itself; name another file", param_hint="-o")
     head, lines = read_trace(file, steps)

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a text marks the JSON objects that are calls."""
+    """The marks of a text around the JSON objects that are calls."""
 
     open: str
     #: Empty if nothing closes a call.

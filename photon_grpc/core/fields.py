@@ -55,11 +55,22 @@ class SamplingOptions(TypedDict, total=False):
         ),
     ]
     presence_penalty: Annotated[
-        float, Field(help="Take from tokens in the output.", bounds=Interval(-2, 2), neutral=0.0, effect="penalty")
+        float,
+        Field(
+            help="Subtract from the logits of tokens in the output.",
+            bounds=Interval(-2, 2),
+            neutral=0.0,
+            effect="penalty",
+        ),
     ]
     frequency_penalty: Annotated[
         float,
-        Field(help="The same each time they stand there.", bounds=Interval(-2, 2), neutral=0.0, effect="penalty"),
+        Field(
+            help="Subtract once for each time a token is in the output.",
+            bounds=Interval(-2, 2),
+            neutral=0.0,
+            effect="penalty",
+        ),
     ]
     seed: Annotated[
         int,
@@ -95,10 +106,8 @@ class SamplingOptions(TypedDict, total=False):
 class StopOptions(TypedDict, total=False):
     """Options of the end of an output."""
 
-    max_tokens: Annotated[
-        int, Field(help="Tokens to produce at most; unset: what the context holds.", bounds=Interval(1))
-    ]
-    min_tokens: Annotated[int, Field(help="Tokens to produce before an end or a stop may come.", bounds=Interval(0))]
+    max_tokens: Annotated[int, Field(help="Most tokens to produce; unset: as many as fit.", bounds=Interval(1))]
+    min_tokens: Annotated[int, Field(help="Tokens to produce before the output may end or stop.", bounds=Interval(0))]
     stop_strings: Annotated[
         Sequence[str],
         Field(help="End before this text appears", flag="--stop", max_items="limits.max_stop_strings", default=()),
@@ -110,9 +119,9 @@ class StopOptions(TypedDict, total=False):
     ignore_eos: Annotated[
         bool, Field(help="Treat the end of text as any other token and continue after it.", default=False)
     ]
-    include_stop_in_text: Annotated[bool, Field(help="Show what the output ended at, too.", default=False)]
+    include_stop_in_text: Annotated[bool, Field(help="Include the text or token that ended the output.", default=False)]
     max_duration: Annotated[
-        float, Field(help="End after so long and keep what was produced.", bounds=Interval(0.0), unit="s")
+        float, Field(help="End after this long and keep what was produced.", bounds=Interval(0.0), unit="s")
     ]
 
 
@@ -159,7 +168,7 @@ class OutputOptions(TypedDict, total=False):
         Field(help="Show how likely this token was", flag="--score-token-id", max_items="limits.max_logprobs"),
     ]
     skip_special_tokens: Annotated[
-        bool, Field(help="Special tokens are part of the text.", flag="--keep-special-tokens", default=True)
+        bool, Field(help="Keep special tokens in the text.", flag="--keep-special-tokens", default=True)
     ]
 
 
@@ -190,7 +199,7 @@ class SchedulingOptions(TypedDict, total=False):
         float,
         Field(help="Give up when waiting for a place takes longer.", bounds=Interval(0.0), unit="s", is_for_llm=False),
     ]
-    timeout: Annotated[float, Field(help="Give up after so long.", bounds=Interval(0.0), unit="s", is_for_llm=False)]
+    timeout: Annotated[float, Field(help="Give up after this long.", bounds=Interval(0.0), unit="s", is_for_llm=False)]
 
 
 class StreamOptions(TypedDict, total=False):
@@ -248,9 +257,7 @@ class RequestOptions(TypedDict, total=False):
             verbs=ONE_REQUEST,
         ),
     ]
-    parse_special_tokens: Annotated[
-        bool, Field(help="Spellings of special tokens in the prompt are those tokens.", verbs=ANSWERS)
-    ]
+    parse_special_tokens: Annotated[bool, Field(help="Parse special tokens spelled out in the prompt.", verbs=ANSWERS)]
     continue_from: Annotated[
         Sequence[int],
         Field(

@@ -52,7 +52,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known when a request is admitted, sent with the first token."""
+    """Facts known when a request is admitted, sent with the first token."""
 
     request_id: str
     model: str

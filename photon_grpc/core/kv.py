@@ -30,7 +30,7 @@ class PageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LayerKV(msgspec.Struct, frozen=True, array_like=True):
-    """What one layer keeps, and which keys it attends to."""
+    """The data that one layer keeps, and the keys that it attends to."""
 
     format: PageFormat
     #: Number of keys that a token attends to, including its own; 0 is all of them.

@@ -20,7 +20,7 @@ _LEAST_OWNERS = 64
 
 @dataclass(slots=True)
 class _Use:
-    """What one owner uses."""
+    """The use of one owner."""
 
     num_running: int = 0
     #: Level of the bucket, possibly below 0. None: full, since nothing was ever taken.

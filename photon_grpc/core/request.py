@@ -13,7 +13,7 @@ from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 
 
 class FinishReason(IntEnum):
-    """Why an output ended. The numbers are those of the proto, which a test checks."""
+    """The reason why an output ended. The numbers are those of the proto, which a test checks."""
 
     UNSPECIFIED = 0
     EOS = 1
@@ -58,7 +58,7 @@ class SamplingParams(_Sampling):  # type: ignore[misc]
 
 
 class StopParams(msgspec.Struct, frozen=True, array_like=True):
-    """What ends an output: ids or a count. Stop strings belong to the front end."""
+    """The ends of an output: ids or a count. Stop strings belong to the front end."""
 
     #: Most tokens to generate, at least 1. Prompt + max_tokens fits the context and the KV cache.
     max_tokens: int
@@ -74,7 +74,7 @@ class StopParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnerLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an owner may use of the service; None is no limit."""
+    """Limits on an owner's use of the service; None is no limit."""
 
     #: Requests in flight.
     max_concurrent: int | None = None

@@ -39,7 +39,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What callers may know of a model.
+    """Facts of a model for callers.
 
     Until an engine is ready, the numbers that the engine decides come from the model directory.
     """

@@ -107,10 +107,10 @@ def test_a_child_that_meets_it_says_so(
     def short(context: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(f"photon_grpc.service.{work}", short)
-    monkeypatch.setattr(f"photon_grpc.service.{module}.enter_child", lambda argv: context_of(control))
+    monkeypatch.setattr(f"photon_grpc.service.processes.{work}", short)
+    monkeypatch.setattr(f"photon_grpc.service.processes.{module}.enter_child", lambda argv: context_of(control))
     for name in ("_map_large_blocks", "log_to_stderr", "log_bare_lines"):
-        monkeypatch.setattr(f"photon_grpc.service.{module}.{name}", lambda *_, **__: None, raising=False)
+        monkeypatch.setattr(f"photon_grpc.service.processes.{module}.{name}", lambda *_, **__: None, raising=False)
     monkeypatch.setattr("os._exit", end)
     with contextlib.suppress(Ended):
         assert main([]) == 2  # type: ignore[operator]

@@ -370,7 +370,7 @@ async def test_front_ends_are_heard_while_they_drain_and_to_their_end(caplog, mo
 
 async def test_unix_sockets_cannot_be_shared(caplog):
     async with running(new_service(frontends=2, listen=("unix:/tmp/x",)), caplog) as run:
-        with pytest.raises(ConfigError, match="one owner"):
+        with pytest.raises(ConfigError, match="cannot share a Unix socket"):
             await run.task
 
 

@@ -27,7 +27,7 @@ class FreeBlocks:
 
 
 class AllocationPolicy(Protocol):
-    """How much is reserved at admission, and the store of free blocks for it."""
+    """The amount reserved at admission, and the store of free blocks for it."""
 
     #: Whether tables may share blocks; impossible if each must be one run.
     may_share: bool

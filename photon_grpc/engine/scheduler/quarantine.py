@@ -34,7 +34,7 @@ _RETRY_AFTER_S = 0.1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is known of a suspect or quarantined request."""
+    """The known facts of a suspect or quarantined request."""
 
     #: In CLOCK_MONOTONIC seconds.
     expires_s: float

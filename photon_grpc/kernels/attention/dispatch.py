@@ -123,7 +123,7 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grounds:
-    """What the choice depends on; `group` is the number of query heads of a key head."""
+    """The grounds of the choice; `group` is the number of query heads of a key head."""
 
     meta: AttentionMetadata
     pages: torch.Tensor

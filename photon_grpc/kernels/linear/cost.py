@@ -30,7 +30,7 @@ End = Literal["rotary", "normed", "swiglu", "add", "head"]
 
 
 class Device(NamedTuple):
-    """What the choice depends on of a GPU: an H200 by default.
+    """The properties of a GPU that decide the choice; an H200 by default.
 
     shared_bytes: those of a multiprocessor. max_bytes: `tiles.pipeline_bytes` of a program.
     """

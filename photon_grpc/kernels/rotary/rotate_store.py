@@ -44,7 +44,7 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 
 
 class HeadOutput(NamedTuple):
-    """What one layer fills: q [T, Hq · D], and `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D].
+    """The outputs of one layer: q [T, Hq · D], and `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D].
 
     Also the norms and the rotation of heads on their way there.
     """

@@ -32,7 +32,7 @@ INVALID, NOTHING = -1, -2
 
 
 class SamplingMetadata(NamedTuple):
-    """What all sampling needs: each row's slot, and the parameters of every slot.
+    """The inputs of all sampling: each row's slot, and the parameters of every slot.
 
     slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to sample. temperature: float32 [S].
     seed (bit pattern of a uint64), output_index, num_prompt: int64 [S].

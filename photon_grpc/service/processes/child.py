@@ -161,7 +161,7 @@ class Child:
 
 
 class ChildContext(NamedTuple):
-    """What a child has from its supervisor."""
+    """The context that a child gets from its supervisor."""
 
     control: ControlChannel
     begin: Begin
