@@ -123,9 +123,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         call = current()
         call.is_request = True
         origin = call.origin(method)
-        ask = self._ask(request, origin, is_retry=call.is_retry)
-        call.request_id = origin.request_id
-        return ask
+        try:
+            return self._ask(request, origin, is_retry=call.is_retry)
+        finally:  # a refused call has that id, too
+            call.request_id = origin.request_id
 
     def _ask(self, request: pb.GenerateRequest, origin: Origin, *, is_retry: bool) -> tuple[Ask, WantedType | None]:
         try:

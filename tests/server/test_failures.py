@@ -173,6 +173,14 @@ async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, chann
     assert (await inference.Generate(ASK)).outputs[0].text == "hello!"
 
 
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+async def test_a_request_that_is_refused_as_it_is_read_fails_under_its_own_id(inference: Stub, method: str) -> None:
+    request = pb.GenerateRequest(text="hi", request_id="mine")
+    request.scheduling.timeout.seconds = -1
+    error = await failure(getattr(inference, method)(request, metadata=(("x-request-id", "theirs"),)))
+    assert (info_of(error).metadata["field"], trailer(error, "x-request-id")) == ("scheduling.timeout", "mine")
+
+
 @pytest.mark.parametrize("request_id", ["x" * 129, "é", "a\nb", "\u200b"])
 async def test_a_bad_request_id_is_named(inference: Stub, request_id: str) -> None:
     error = await failure(inference.Generate(pb.GenerateRequest(text="hi", request_id=request_id)))

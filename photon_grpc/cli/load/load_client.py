@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator
 from itertools import pairwise
 from typing import Any
 
@@ -25,12 +25,15 @@ from photon_grpc.cli.load.load import RequestResult, Session, Turn, Workload, as
 from photon_grpc.cli.terminal.connection import key_metadata, tls_credentials
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.multiplex import Multiplex
-from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
+from photon_grpc.client.resume import ResumingCall
+from photon_grpc.client.retry_policy import RetryPolicy
 from photon_grpc.client.status import to_error
 from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 _CONNECT_TIMEOUT_S = 30.0
+#: Failures are counted; only what met the end of an idle stream on its way is sent again.
+_POLICY = RetryPolicy(max_retries=0, resumes=False)
 
 
 def read_load(text: str) -> Workload:
@@ -51,7 +54,7 @@ class LoadClient:
         self._multiplex = None
         if load.multiplex:
             self._multiplex = Multiplex(
-                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target, RetryPolicy()
+                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target, _POLICY
             )
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
@@ -146,7 +149,15 @@ class LoadClient:
         timeout_s = self._load.timeout_s
         if self._multiplex is None:
             return self._stub.StreamGenerate(request, timeout=timeout_s, metadata=key_metadata())
-        return self._multiplex.ask(request, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+        return _messages(ResumingCall(request, self._multiplex.ask, self._load.target, timeout_s, _POLICY))
+
+
+async def _messages(call: ResumingCall) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
+    try:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            yield message
+    finally:
+        call.cancel()
 
 
 async def run() -> None:
