@@ -233,7 +233,7 @@ def test_a_broken_line_is_counted_as_missing(tmp_path: Path, capsys: pytest.Capt
 def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "steps.json", HEAD, step(1, 0.0, decode=[["0.1", 9, 1]]))
     before = path.read_bytes()
-    assert main(["trace", str(path)]) == 2
+    assert main(["trace", str(path), "-o", str(path)]) == 2
     assert "name another file" in capsys.readouterr().err and path.read_bytes() == before
 
 

@@ -64,7 +64,6 @@ def target_of(running: list[Replica]) -> str:
 
 def fork_for_each_line() -> None:
     from photon_grpc.compose import assemble  # noqa: F401  what takes long
-    from photon_grpc.compose import llm as local  # noqa: F401  what takes long
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -64,7 +64,7 @@ def message_of(update: Update, sequence: int, start: Start | None) -> pb.StreamG
     """By protobuf alone."""
     message = codec.stream_message(update, sequence, start)
     for output, delta in zip(message.deltas, update.deltas, strict=True):
-        output.logprobs.extend(messages_of(delta.scores))
+        output.scores.extend(messages_of(delta.scores))
     if update.prompt_scores is not NO_TOKEN_LOGPROBS:
         message.start.prompt.scores.extend(messages_of(update.prompt_scores))
     return message
