@@ -9,7 +9,7 @@ import pytest
 
 from photon_grpc import LLM
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import InvalidRequest, PromptTooLong
+from photon_grpc.errors import InvalidRequest
 from tests.service.tiny import write_tiny_model
 
 PROMPT = "def fib(n):"
@@ -104,7 +104,7 @@ def test_an_ending_before_min_tokens_is_none(llm: LLM) -> None:
         ({"continue_from": [1, 999]}, InvalidRequest, "continue_from.ids: holds the id 999"),
         ({"continue_from": [1], "num_outputs": 2}, InvalidRequest, "num_outputs is 2"),
         ({"continue_from": [9, 1], "stop_token_ids": [9]}, InvalidRequest, "the output had ended"),
-        ({"continue_from": [1] * 5000}, PromptTooLong, "has 5000 tokens"),
+        ({"continue_from": [1] * 5000}, InvalidRequest, "has 5000 entries; 4096 are allowed"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(llm: LLM, options: dict[str, Any], error: type, words: str) -> None:

@@ -252,7 +252,7 @@ def test_too_large_and_empty_constraints_are_refused(llm: LLM) -> None:
     assert refusal(llm, "choices").field == "structured_output.choices.values"
     assert refusal(llm, "choices", choices=("a", "")).field == "structured_output.choices.values[1]"
     assert refusal(llm, "grammar", "\ud800").field == "structured_output.grammar"
-    with pytest.raises(PhotonError, match="regex and grammar are set"):
+    with pytest.raises(PhotonError, match="regex is set, too"):
         llm.generate(PROMPT, regex="a", grammar="b")
 
 
