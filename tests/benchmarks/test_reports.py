@@ -183,13 +183,13 @@ def test_what_needs_a_gpu_says_so_in_one_line(
 
 
 def test_kernels_are_reported_in_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("swiglu", "scores"):
+    for name in ("swiglu", "logprobs"):
         monkeypatch.setattr(f"benchmarks.kernels.{name}.measure_us", lambda *_: 12.5)
-    monkeypatch.setattr(sys, "argv", ["kernels", "--device", "cpu", "swiglu", "scores"])
+    monkeypatch.setattr(sys, "argv", ["kernels", "--device", "cpu", "swiglu", "logprobs"])
     kernels.main()
-    swiglu, scores = compare.tables(capsys.readouterr().out)
-    assert (swiglu.heading, scores.heading) == ("swiglu", "scores")
-    for table in (swiglu, scores):
+    swiglu, logprobs = compare.tables(capsys.readouterr().out)
+    assert (swiglu.heading, logprobs.heading) == ("swiglu", "logprobs")
+    for table in (swiglu, logprobs):
         assert table.columns[:2] == ("case", "µs") and len(table.rows) >= 4
         assert {row[1] for row in table.rows} == {"12.50"}
         assert compare.num_names(table) == 1
