@@ -300,7 +300,7 @@ def test_a_header_that_takes_gigabytes_to_parse_is_not_read(tmp_path: Path) -> N
     with (tmp_path / SINGLE).open("wb") as file:
         file.write((100 * 2**20).to_bytes(8, "little"))
         file.truncate(2**30)
-    with pytest.raises(ModelLoadError, match="claims 104857600 bytes; .* and the limit is 16777216"):
+    with pytest.raises(ModelLoadError, match=r"claims 104857600 bytes; .* and the limit is 16777216"):
         read_checkpoint(tmp_path)
 
 
