@@ -2,7 +2,7 @@
 #
 #   make run     the service on 127.0.0.1:50051 with the embedded model: one generation, then a server until Ctrl-C
 #   make demo    the same on a free port, which ends after the generation
-#   make test    the tests that every change must pass: about eight minutes on two cores
+#   make test    the tests that every change must pass: about twelve minutes on two cores
 #   make test-all  every test that needs no GPU, with all hypothesis examples: about 25 minutes on two cores
 #   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
 #   make soak    half an hour of mixed traffic, and a check for leaks
