@@ -3,7 +3,7 @@
 #   make run     the service on 127.0.0.1:50051 with the embedded model: one generation, then a server until Ctrl-C
 #   make demo    the same on a free port, which ends after the generation
 #   make test    the tests that every change must pass: about twelve minutes on two cores
-#   make test-all  every test that needs no GPU, with all hypothesis examples: about 25 minutes on two cores
+#   make test-all  every test that needs no GPU, with all hypothesis examples: an estimated 25 minutes on two cores
 #   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
 #   make soak    half an hour of mixed traffic, and a check for leaks
 #
@@ -45,7 +45,7 @@ test: setup-dev
 	$(BIN)/python -m pytest -m "not gpu and not full" --hypothesis-profile=quick $(IN_PARALLEL) $(ARGS)
 
 test-all: setup-dev
-	@echo "── Running every test that needs no GPU: about 25 minutes on two cores, and about five more the first time, to"
+	@echo "── Running every test that needs no GPU: an estimated 25 minutes on two cores, and about five more the first time, to"
 	@echo "   compile the Go and Java clients."
 	$(BIN)/python -m pytest -m "not gpu" $(IN_PARALLEL) $(ARGS)
 
