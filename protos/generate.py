@@ -27,7 +27,10 @@ sys.path.insert(0, str(PROTOS.parent))
 
 from photon_grpc.server.wire.features import ABSENT  # noqa: E402
 
-SOURCES = tuple(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "admin"))
+SOURCES = (
+    *(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "errors", "annotations")),
+    "photon_grpc/admin/v1/admin.proto",
+)
 THIRD_PARTY = PROTOS / "third_party"
 WELL_KNOWN = files("grpc_tools") / "_proto"
 PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
@@ -37,7 +40,7 @@ def compile_protos(*outputs: str) -> None:
     """Run protoc over all sources with the given output flags; raises RuntimeError when it fails."""
     binaries = Path(sys.executable).parent
     plugins = [f"--plugin={name}={binaries / name}" for name in PLUGINS]
-    status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{WELL_KNOWN}", *plugins, *outputs, *SOURCES])
+    status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{THIRD_PARTY}", f"-I{WELL_KNOWN}", *plugins, *outputs, *SOURCES])
     if status:
         raise RuntimeError(f"protoc ended with status {status}")
 
@@ -46,7 +49,7 @@ def generate_descriptors(out: Path) -> None:
     """Write `out`/photon_grpc/v1/descriptors.binpb: a FileDescriptorSet, each file after those that it imports."""
     path = out / "photon_grpc" / "v1" / "descriptors.binpb"
     standard = sorted(str(each.relative_to(THIRD_PARTY)) for each in THIRD_PARTY.rglob("*.proto"))
-    compile_protos(f"-I{THIRD_PARTY}", f"--descriptor_set_out={path}", "--include_imports", *standard)
+    compile_protos(f"--descriptor_set_out={path}", "--include_imports", *standard)
 
 
 def generate_stubs(out: Path) -> None:

@@ -14,5 +14,5 @@ trap 'rm -rf "$plugins"' EXIT
 go -C "$here/tools" build -o "$plugins" \
   google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 PATH="$plugins:$PATH"
-"$buf" generate "$here/../../protos" --template "$here/buf.gen.yaml" --output "$out"
+"$buf" generate "$here/../../protos" --path "$here/../../protos/photon_grpc" --template "$here/buf.gen.yaml" --output "$out"
 "$buf" generate "$here/examples/acmev1" --template "$here/buf.gen.yaml" --output "$out"

@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from photon_grpc.admin.v1 import admin_pb2 as pb
+from photon_grpc.admin.v1 import admin_pb2_grpc
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.status import to_error
 from photon_grpc.client.trace_context import with_trace_context
 from photon_grpc.errors import FeatureNotSupported, PhotonError
-from photon_grpc.v1 import admin_pb2 as pb
-from photon_grpc.v1 import admin_pb2_grpc
 
 T = TypeVar("T")
 

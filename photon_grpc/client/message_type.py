@@ -80,7 +80,8 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
         return None
     message = message_type()
     try:
-        is_of_type = output.message.Unpack(message)
+        is_of_type = output.message.type_url.rpartition("/")[2] == message_type.DESCRIPTOR.full_name
+        message.ParseFromString(output.message.value)
     except DecodeError:
         is_of_type = False
     if not is_of_type:

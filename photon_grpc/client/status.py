@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
-from photon_grpc.v1 import inference_pb2 as pb
 
 DOMAIN = "photon-grpc"
 
@@ -71,7 +70,7 @@ def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
     return _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
 
 
-def item_error(failure: pb.RequestError, target: str) -> errors.PhotonError:
+def item_error(failure: status_pb2.Status, target: str) -> errors.PhotonError:
     """Return the exception to raise for a failed request of a multiplexed stream."""
     code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
     return _rebuilt(code, failure.message, failure.details, _retry_after_s(failure.details, {}), target)

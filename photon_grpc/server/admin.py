@@ -1,4 +1,4 @@
-"""photon_grpc.v1.AdminService: operating one replica."""
+"""photon_grpc.admin.v1.AdminService: operating one replica."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc import __version__
+from photon_grpc.admin.v1 import admin_pb2 as pb
+from photon_grpc.admin.v1 import admin_pb2_grpc
 from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_count
 from photon_grpc.core.frames import Reply, Suspect, Verb
 from photon_grpc.core.stats import Load
-from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.places import AT_WORK, Places, silent_call
-from photon_grpc.v1 import admin_pb2 as pb
-from photon_grpc.v1 import admin_pb2_grpc
 
 #: Ids or fingerprints per call: they fit a frame, whatever --max-message-size is.
 _MAX_NAMES = 256
@@ -122,12 +122,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             return pb.ClearQuarantineResponse()
         reply = await self._control("clear_quarantine", fingerprints)
         return pb.ClearQuarantineResponse(cleared_fingerprints=reply.names)
-
-    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
-        raise FeatureNotSupported("LoRA adapters are not supported yet", field="LoadAdapter")
-
-    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
-        raise FeatureNotSupported("LoRA adapters are not supported yet", field="UnloadAdapter")
 
     async def _control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """Return the engine's reply. Raise Unavailable, QueueFull."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import grpc
 
+from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import addresses
 from photon_grpc.server.admin import AdminService
@@ -14,7 +15,6 @@ from photon_grpc.server.calls.guard import NO_KEYS, CallRules, Guard
 from photon_grpc.server.server import CLOSING_S, transport_options
 from photon_grpc.server.standard import reflection
 from photon_grpc.server.tls import Certificates
-from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
 
 _SOCKET_MODE = 0o660
 #: Room for request ids and the list of a full quarantine.

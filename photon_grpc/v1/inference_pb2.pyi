@@ -4,13 +4,13 @@ isort:skip_file
 """
 
 from collections import abc as _abc
-from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -76,6 +76,26 @@ class GenerateRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
@@ -90,12 +110,13 @@ class GenerateRequest(_message.Message):
     SCHEDULING_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Caller's id, at most 128 printable ASCII characters, unique among the caller's requests in flight.
     Empty: the id of the x-request-id header, else one that the server assigns. Required in MultiplexGenerate.
     """
     model: _builtins.str
-    """Served model or adapter. Empty: the server's default model."""
+    """Served model. Empty: the server's default model."""
     text: _builtins.str
     """Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS if it has one."""
     parse_special_tokens: _builtins.bool
@@ -143,6 +164,12 @@ class GenerateRequest(_message.Message):
     def stream(self) -> Global___StreamOptions:
         """Applies to StreamGenerate and MultiplexGenerate; has no effect on Generate."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The caller's notes: in the request log and in spans, and in metrics for the keys that --metrics-label names. At most
+        16; a key is 1 to 63 of a-z, 0-9 and _, beginning with a letter; a value has at most 128 characters.
+        """
+
     def __init__(
         self,
         *,
@@ -160,10 +187,11 @@ class GenerateRequest(_message.Message):
         scheduling: Global___SchedulingOptions | None = ...,
         stream: Global___StreamOptions | None = ...,
         parse_special_tokens: _builtins.bool = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "continue_from", b"continue_from", "input", b"input", "output", b"output", "sampling", b"sampling", "scheduling", b"scheduling", "stop", b"stop", "stream", b"stream", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "continue_from", b"continue_from", "input", b"input", "model", b"model", "output", b"output", "parse_special_tokens", b"parse_special_tokens", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "stop", b"stop", "stream", b"stream", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "continue_from", b"continue_from", "input", b"input", "labels", b"labels", "model", b"model", "output", b"output", "parse_special_tokens", b"parse_special_tokens", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "stop", b"stop", "stream", b"stream", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -206,10 +234,11 @@ class ChatInput(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     template_args_json: _builtins.str
     """Variables for the template: a JSON object."""
     tools_json: _builtins.str
-    """Tool definitions for the template: a JSON array."""
+    """Tool definitions for the template: a JSON array, in the template's own form. Not allowed with tools."""
     add_generation_prompt: _builtins.bool
     """Append the opening of the assistant's turn. Unset: true."""
     @_builtins.property
@@ -218,9 +247,14 @@ class ChatInput(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
-        """The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools_json and a
-        model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No effect on Tokenize.
+        """The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools or
+        tools_json, and a model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No
+        effect on Tokenize.
         """
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model may call; passed to the template in the form that it expects. At most 128, names unique."""
 
     def __init__(
         self,
@@ -230,10 +264,11 @@ class ChatInput(_message.Message):
         tools_json: _builtins.str = ...,
         add_generation_prompt: _builtins.bool | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_args_json", b"template_args_json", "tool_choice", b"tool_choice", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_args_json", b"template_args_json", "tool_choice", b"tool_choice", "tools", b"tools", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -242,11 +277,48 @@ class ChatInput(_message.Message):
 Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
+class Tool(_message.Message):
+    """A function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """At most 64 of a-z, A-Z, 0-9, _, - and dots; not empty."""
+    description: _builtins.str
+    """What it does and when to call it, for the model."""
+    parameters_json: _builtins.str
+    """A JSON Schema of its arguments: a JSON object. Empty: it takes no arguments."""
+    strict: _builtins.bool
+    """With tool_choice: whether arguments must validate against parameters_json. Unset: true. Without tool_choice no
+    schema constrains a call, so that true is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        strict: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "strict", b"strict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__strict: _TypeAlias = _typing.Literal["strict"]  # noqa: Y015
+    _WhichOneofArgType__strict: _TypeAlias = _typing.Literal["_strict", b"_strict"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strict) -> _WhichOneofReturnType__strict | None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
 class ToolChoice(_message.Message):
     """Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
-    after the reasoning of a model with FEATURE_REASONING. Each call names a tool of tools_json, and its arguments
-    validate against the tool's `parameters`, a JSON Schema as in StructuredOutput. A tool without `parameters` takes an
-    empty object.
+    after the reasoning of a model with FEATURE_REASONING. Each call names one of the tools, and its arguments validate
+    against the tool's parameters, a JSON Schema as in StructuredOutput. A tool without parameters takes an empty object.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -301,16 +373,26 @@ class ChatMessage(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_JSON_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """A role of the template: usually "system", "user", "assistant" or "tool"."""
     content: _builtins.str
-    """Text of the message."""
+    """Text of the message. Not allowed with parts."""
     name: _builtins.str
     """The speaker, or the tool that answers. Empty: not passed to the template."""
     tool_call_id: _builtins.str
     """The call that a tool message answers. Empty: not passed to the template."""
     tool_calls_json: _builtins.str
-    """Tool calls of an assistant message: a JSON array, passed to the template."""
+    """Tool calls of an assistant message: a JSON array, in the template's own form. Not allowed with tool_calls."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Tool calls of an assistant message, as an output returned them; passed to the template in the form that it expects."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """The message in parts. Texts are joined without a separator."""
+
     def __init__(
         self,
         *,
@@ -319,14 +401,84 @@ class ChatMessage(_message.Message):
         name: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
         tool_calls_json: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls_json", b"tool_calls_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls", "tool_calls_json", b"tool_calls_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ContentPart(_message.Message):
+    """A part of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    @_builtins.property
+    def image(self) -> Global___Media:
+        """An image. Needs FEATURE_IMAGES."""
+
+    @_builtins.property
+    def file(self) -> Global___Media:
+        """A file, for example a PDF document. Needs FEATURE_FILES."""
+
+    @_builtins.property
+    def audio(self) -> Global___Media:
+        """Sound. Needs FEATURE_AUDIO."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___Media | None = ...,
+        file: Global___Media | None = ...,
+        audio: Global___Media | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "file", b"file", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "file", b"file", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "file", "audio"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
+class Media(_message.Message):
+    """Content other than text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    media_type: _builtins.str
+    """For example "image/png"."""
+    data: _builtins.bytes
+    """The bytes of the file."""
+    def __init__(
+        self,
+        *,
+        media_type: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Media: _TypeAlias = Media  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -566,19 +718,28 @@ class StructuredOutput(_message.Message):
 
         FILE_DESCRIPTOR_SET_FIELD_NUMBER: _builtins.int
         MESSAGE_TYPE_FIELD_NUMBER: _builtins.int
+        FILE_DESCRIPTOR_SET_SHA256_FIELD_NUMBER: _builtins.int
         file_descriptor_set: _builtins.bytes
-        """Serialized google.protobuf.FileDescriptorSet; well-known files may be left out."""
+        """Serialized google.protobuf.FileDescriptorSet; well-known files may be left out. A replica keeps it for a while
+        under its SHA-256 digest.
+        """
         message_type: _builtins.str
         """Full name of the message, for example "acme.v1.Invoice"."""
+        file_descriptor_set_sha256: _builtins.bytes
+        """SHA-256 digest of a set that was sent before with the same API key: 32 bytes, in place of file_descriptor_set. A
+        replica that does not hold it answers FAILED_PRECONDITION / DESCRIPTOR_SET_UNKNOWN before any output. With
+        file_descriptor_set it must be the digest of that set.
+        """
         def __init__(
             self,
             *,
             file_descriptor_set: _builtins.bytes = ...,
             message_type: _builtins.str = ...,
+            file_descriptor_set_sha256: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["file_descriptor_set", b"file_descriptor_set", "message_type", b"message_type"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["file_descriptor_set", b"file_descriptor_set", "file_descriptor_set_sha256", b"file_descriptor_set_sha256", "message_type", b"message_type"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -772,6 +933,7 @@ class StreamOptions(_message.Message):
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_PER_MESSAGE_FIELD_NUMBER: _builtins.int
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     max_tokens_per_message: _builtins.int
     """Send earlier, as soon as this many tokens have gathered."""
     continuous_usage: _builtins.bool
@@ -780,16 +942,24 @@ class StreamOptions(_message.Message):
     def min_interval(self) -> _duration_pb2.Duration:
         """Messages of this stream are at least this far apart; the first and the last token are never delayed."""
 
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
+        """Before the first token, send a message without deltas whenever none was sent for this long: for proxies that close
+        an idle stream. At least one second. The first one sends initial metadata, after which gRPC no longer retries the
+        call; a client may still send it again. Unset: no heartbeats. No effect on Generate.
+        """
+
     def __init__(
         self,
         *,
         min_interval: _duration_pb2.Duration | None = ...,
         max_tokens_per_message: _builtins.int | None = ...,
         continuous_usage: _builtins.bool = ...,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_message", b"_max_tokens_per_message", "max_tokens_per_message", b"max_tokens_per_message", "min_interval", b"min_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_message", b"_max_tokens_per_message", "heartbeat_interval", b"heartbeat_interval", "max_tokens_per_message", b"max_tokens_per_message", "min_interval", b"min_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_message", b"_max_tokens_per_message", "continuous_usage", b"continuous_usage", "max_tokens_per_message", b"max_tokens_per_message", "min_interval", b"min_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_message", b"_max_tokens_per_message", "continuous_usage", b"continuous_usage", "heartbeat_interval", b"heartbeat_interval", "max_tokens_per_message", b"max_tokens_per_message", "min_interval", b"min_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens_per_message: _TypeAlias = _typing.Literal["max_tokens_per_message"]  # noqa: Y015
     _WhichOneofArgType__max_tokens_per_message: _TypeAlias = _typing.Literal["_max_tokens_per_message", b"_max_tokens_per_message"]  # noqa: Y015
@@ -810,12 +980,16 @@ class GenerateResponse(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id or the one the server assigned."""
     model: _builtins.str
-    """The served model or adapter that answered."""
+    """The served model that answered."""
     seed: _builtins.int
-    """The seed in use, also if the server chose it."""
+    """The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number."""
+    release: _builtins.str
+    """Version of photon-grpc that answered, for example "0.1.0"."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """In order of index."""
@@ -832,6 +1006,10 @@ class GenerateResponse(_message.Message):
     def prompt(self) -> Global___PromptInfo:
         """Set if OutputOptions requests the prompt's ids or scores."""
 
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the request arrived."""
+
     def __init__(
         self,
         *,
@@ -842,10 +1020,12 @@ class GenerateResponse(_message.Message):
         timing: Global___Timing | None = ...,
         prompt: Global___PromptInfo | None = ...,
         seed: _builtins.int = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "prompt", b"prompt", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "outputs", b"outputs", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "outputs", b"outputs", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -853,7 +1033,9 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Output(_message.Message):
-    """One output; in a stream, the part that is new since the last message."""
+    """One output; in a stream, the part that is new since the last message. The option `delta` of each field says how the
+    parts of one index join into the output that Generate returns.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -866,13 +1048,14 @@ class Output(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0, 1, ... num_outputs - 1."""
     text: _builtins.str
     """Valid UTF-8 in every message, even if a character spans tokens."""
     reasoning: _builtins.str
     """For chat input, if the model has FEATURE_REASONING: the text between the chat template's marks for reasoning. The
-    output, or the end of the prompt, begins with the opening mark. Append-only in a stream, like text.
+    output, or the end of the prompt, begins with the opening mark.
     """
     content: _builtins.str
     """For chat input, if the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
@@ -888,17 +1071,21 @@ class Output(_message.Message):
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Why it ended; set once, with the last part of the output."""
+        """Why it ended; with the last part of the output."""
 
     @_builtins.property
-    def message(self) -> _any_pb2.Any:
-        """The parsed message, if structured_output.protobuf is complete."""
+    def message(self) -> Global___TypedMessage:
+        """The parsed message, if structured_output.protobuf is complete; with the last part of the output."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """For chat input with tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a stream each
-        call is sent once, when it is complete. Anything that is not a well-formed call is content.
+        """For chat input with tools or tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a
+        stream each call is sent once, when it is complete. Anything that is not a well-formed call is content.
         """
+
+    @_builtins.property
+    def usage(self) -> Global___OutputUsage:
+        """Tokens of this output; with the last part of the output."""
 
     def __init__(
         self,
@@ -908,23 +1095,82 @@ class Output(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         scores: _abc.Iterable[Global___TokenScore] | None = ...,
         finish: Global___Finish | None = ...,
-        message: _any_pb2.Any | None = ...,
+        message: Global___TypedMessage | None = ...,
         reasoning: _builtins.str = ...,
         content: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        usage: Global___OutputUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "message", b"message", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "index", b"index", "message", b"message", "reasoning", b"reasoning", "scores", b"scores", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "index", b"index", "message", b"message", "reasoning", b"reasoning", "scores", b"scores", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
+class OutputUsage(_message.Message):
+    """Tokens of one output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    output_tokens: _builtins.int
+    """Tokens delivered by this call, up to and including the token that ended the output."""
+    draft_tokens: _builtins.int
+    """Tokens that speculation proposed for this output."""
+    accepted_draft_tokens: _builtins.int
+    """Part of draft_tokens that became output."""
+    def __init__(
+        self,
+        *,
+        output_tokens: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "draft_tokens", b"draft_tokens", "output_tokens", b"output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputUsage: _TypeAlias = OutputUsage  # noqa: Y015
+
+@_typing.final
+class TypedMessage(_message.Message):
+    """A message of the caller's own type. The fields are those of google.protobuf.Any with the same numbers, so that its
+    bytes can be read as one; JSON writers and grpcurl, which do not know the type, show the value as base64.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_URL_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    type_url: _builtins.str
+    """"type.googleapis.com/" and the full name of the type."""
+    value: _builtins.bytes
+    """The serialized message."""
+    def __init__(
+        self,
+        *,
+        type_url: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["type_url", b"type_url", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypedMessage: _TypeAlias = TypedMessage  # noqa: Y015
+
+@_typing.final
 class ToolCall(_message.Message):
-    """A tool call in an output. The caller makes the call and checks name and arguments; only ChatInput.tool_choice
-    restricts a model to its tools.
+    """A tool call in an output, or of an earlier turn. The caller makes the call and checks name and arguments; only
+    ChatInput.tool_choice restricts a model to its tools.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -932,22 +1178,29 @@ class ToolCall(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """0, 1, ... in its output."""
+    """0, 1, ... in its output. In a request the order of the list counts."""
     name: _builtins.str
     """Name of the tool, as the model wrote it."""
     arguments_json: _builtins.str
     """A JSON object, as the model wrote it."""
+    id: _builtins.str
+    """Names the call for the message that answers it (ChatMessage.tool_call_id): 9 letters and digits, derived from the
+    request's id, the output's index and this index, so that a resumed or repeated stream has the same. In a request
+    any text; empty: not passed to the template.
+    """
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         name: _builtins.str = ...,
         arguments_json: _builtins.str = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "index", b"index", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -965,14 +1218,14 @@ class StreamGenerateResponse(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """1, 2, 3, ... in this stream."""
+    """1, 2, 3, ... in this stream, heartbeats included."""
     @_builtins.property
     def start(self) -> Global___GenerationStart:
-        """First message only."""
+        """First message only, not counting heartbeats (StreamOptions.heartbeat_interval), which have only a sequence."""
 
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
-        """Append-only, never cumulative, never taken back."""
+        """Never cumulative, never taken back; Output says how they join."""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
@@ -1010,12 +1263,15 @@ class GenerationStart(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id or the one the server assigned."""
     model: _builtins.str
-    """The served model or adapter that answers."""
+    """The served model that answers."""
     seed: _builtins.int
-    """The seed in use, also if the server chose it."""
+    """The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number."""
+    release: _builtins.str
+    """Version of photon-grpc that answers, for example "0.1.0"."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the request arrived."""
@@ -1032,10 +1288,11 @@ class GenerationStart(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         prompt: Global___PromptInfo | None = ...,
         seed: _builtins.int = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1356,8 +1613,8 @@ class MultiplexItem(_message.Message):
         """The message that StreamGenerate would have sent."""
 
     @_builtins.property
-    def error(self) -> Global___RequestError:
-        """This request failed; the stream continues."""
+    def error(self) -> _status_pb2.Status:
+        """This request failed; the stream continues. Its details are those of a failed call."""
 
     def __init__(
         self,
@@ -1365,7 +1622,7 @@ class MultiplexItem(_message.Message):
         handle: _builtins.int = ...,
         request_id: _builtins.str = ...,
         response: Global___StreamGenerateResponse | None = ...,
-        error: Global___RequestError | None = ...,
+        error: _status_pb2.Status | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item", b"item", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1376,35 +1633,3 @@ class MultiplexItem(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
 
 Global___MultiplexItem: _TypeAlias = MultiplexItem  # noqa: Y015
-
-@_typing.final
-class RequestError(_message.Message):
-    """Why one request of a multiplexed stream failed. The fields of google.rpc.Status."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    DETAILS_FIELD_NUMBER: _builtins.int
-    code: _builtins.int
-    """A google.rpc.Code."""
-    message: _builtins.str
-    """For people; programs should read the details."""
-    @_builtins.property
-    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
-        """google.rpc.ErrorInfo and others, as in a status's details."""
-
-    def __init__(
-        self,
-        *,
-        code: _builtins.int = ...,
-        message: _builtins.str = ...,
-        details: _abc.Iterable[_any_pb2.Any] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "message", b"message"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RequestError: _TypeAlias = RequestError  # noqa: Y015

@@ -94,12 +94,20 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """A drafter proposes tokens; the output does not change."""
     FEATURE_MULTIPLEX: _Feature.ValueType  # 17
     """InferenceService.MultiplexGenerate."""
-    FEATURE_ADAPTERS: _Feature.ValueType  # 18
-    """AdminService.LoadAdapter and UnloadAdapter."""
     FEATURE_REASONING: _Feature.ValueType  # 19
     """Output.reasoning: the model's chat template has marks for it."""
     FEATURE_TOOL_CALLS: _Feature.ValueType  # 20
-    """Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature."""
+    """Output.tool_calls: the model's chat template writes calls in a known way. Tools are passed to the template without this
+    feature, too.
+    """
+    FEATURE_UNKNOWN_FIELDS_REFUSED: _Feature.ValueType  # 21
+    """The server refuses a request with a field that it does not know. One without this feature ignores such fields."""
+    FEATURE_IMAGES: _Feature.ValueType  # 22
+    """ContentPart.image."""
+    FEATURE_FILES: _Feature.ValueType  # 23
+    """ContentPart.file."""
+    FEATURE_AUDIO: _Feature.ValueType  # 24
+    """ContentPart.audio."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """What a model or build may lack. A field that needs a missing one is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED."""
@@ -140,12 +148,20 @@ FEATURE_SPECULATION: Feature.ValueType  # 16
 """A drafter proposes tokens; the output does not change."""
 FEATURE_MULTIPLEX: Feature.ValueType  # 17
 """InferenceService.MultiplexGenerate."""
-FEATURE_ADAPTERS: Feature.ValueType  # 18
-"""AdminService.LoadAdapter and UnloadAdapter."""
 FEATURE_REASONING: Feature.ValueType  # 19
 """Output.reasoning: the model's chat template has marks for it."""
 FEATURE_TOOL_CALLS: Feature.ValueType  # 20
-"""Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature."""
+"""Output.tool_calls: the model's chat template writes calls in a known way. Tools are passed to the template without this
+feature, too.
+"""
+FEATURE_UNKNOWN_FIELDS_REFUSED: Feature.ValueType  # 21
+"""The server refuses a request with a field that it does not know. One without this feature ignores such fields."""
+FEATURE_IMAGES: Feature.ValueType  # 22
+"""ContentPart.image."""
+FEATURE_FILES: Feature.ValueType  # 23
+"""ContentPart.file."""
+FEATURE_AUDIO: Feature.ValueType  # 24
+"""ContentPart.audio."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final
@@ -250,13 +266,12 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """A model or adapter that is served under one name."""
+    """A model that is served under one name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
-    BASE_MODEL_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
@@ -269,8 +284,6 @@ class Model(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that requests use."""
-    base_model: _builtins.str
-    """The base model of an adapter. Empty: this is no adapter."""
     state: Global___ModelState.ValueType
     """Whether it can answer now."""
     max_context_tokens: _builtins.int
@@ -308,7 +321,6 @@ class Model(_message.Message):
         *,
         name: _builtins.str = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
-        base_model: _builtins.str = ...,
         state: Global___ModelState.ValueType = ...,
         max_context_tokens: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
@@ -322,7 +334,7 @@ class Model(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base_model", b"base_model", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,7 +62,7 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """Lists every model and adapter that this server serves.
+        """Lists every model that this server serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
-GENERATED = PACKAGE / "v1"
+GENERATED = (PACKAGE / "v1", PACKAGE / "admin")
 TABLE = Path(__file__).with_name("budgets.toml")
 
 RULES = ("D205", "D400", "D401", "PLR0913")

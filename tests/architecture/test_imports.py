@@ -15,8 +15,8 @@ from photon_grpc.config.model_dir import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
 
-NO_TENSORS = {"server", "gateway", "client", "frontend", "bridge", "engine", "core", "config", "errors", "v1"}
-ON_THE_WIRE = {"server", "gateway", "client", "v1"}
+NO_TENSORS = {"server", "gateway", "client", "frontend", "bridge", "engine", "core", "config", "errors", "v1", "admin"}
+ON_THE_WIRE = {"server", "gateway", "client", "v1", "admin"}
 ABOVE_THE_WIRE = {"cli", "service", "compose", "__main__"}
 # Loads a server with ready-made messages: the one place above that speaks them.
 MESSAGES_OF_A_VERB = "photon_grpc.cli.load.load_client"

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from photon_grpc.v1 import admin_pb2
+from photon_grpc.admin.v1 import admin_pb2
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.attack.answers import UNSENT, Answer, answers, raw_call, strangers, tally
 from tests.attack.figures import Figures

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
+from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 
 from .conftest import Service
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+from photon_grpc.admin.v1 import admin_pb2
+from photon_grpc.v1 import inference_pb2, model_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generated_files_are_current(regenerated: Path) -> None:
     """`make protos` would change no byte, and would leave no stale generated file."""
     made = {path.relative_to(regenerated) for path in regenerated.rglob("*") if path.is_file()}
-    kept = {path.relative_to(ROOT) for path in (ROOT / "photon_grpc" / "v1").glob("*_pb2*.py*")}
+    kept = {path.relative_to(ROOT) for path in (ROOT / "photon_grpc").rglob("*_pb2*.py*")}
     assert kept | {Path("docs/api.md"), Path("photon_grpc/v1/descriptors.binpb")} == made
     assert [str(name) for name in sorted(made) if (ROOT / name).read_bytes() != (regenerated / name).read_bytes()] == []
 

@@ -10,10 +10,11 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from photon_grpc import errors
+from photon_grpc.admin.v1 import admin_pb2
 from photon_grpc.client import Options
 from photon_grpc.client.message_type import MessageMismatch
 from photon_grpc.client.status import Unreachable
-from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+from photon_grpc.v1 import inference_pb2, model_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 GO = ROOT / "clients" / "go"

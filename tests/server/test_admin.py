@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
+from photon_grpc.admin.v1 import admin_pb2 as pb
+from photon_grpc.admin.v1 import admin_pb2_grpc
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.frames import Suspect
@@ -27,8 +29,6 @@ from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.observe.metrics import HANDLED, CallMetrics
 from photon_grpc.server.wire.features import ABSENT
-from photon_grpc.v1 import admin_pb2 as pb
-from photon_grpc.v1 import admin_pb2_grpc
 from tests.frontend.fake_engine import FACTS
 from tests.server.failing import failure, info_of
 from tests.server.fake_frontend import FakeFrontend, raw, until

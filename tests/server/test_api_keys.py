@@ -50,6 +50,7 @@ SERVED = [
 ]
 UNKNOWN = [
     "/photon_grpc.v1.InferenceService/Nothing",
+    "/photon_grpc.admin.v1.AdminService/Drain",
     "/photon_grpc.v1.AdminService/Drain",
     "/photon_grpc.v1.Nothing/Generate",
     "/Generate",

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
@@ -34,8 +35,8 @@ from photon_grpc.server.wire import descriptors
 from photon_grpc.service.endpoints import http as http_endpoint
 from photon_grpc.service.endpoints.http import HttpEndpoint, Page
 from photon_grpc.service.processes import encoder_client
-from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of, trailer
 from tests.server.fake_frontend import ASK, GENERATE, FakeFrontend, serving, until
 from tests.server.keys import bearer, block, write_keys

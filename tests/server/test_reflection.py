@@ -165,7 +165,7 @@ async def test_every_symbol_of_every_file_leads_to_the_file_that_defines_it(
         "photon_grpc.v1.InferenceService.",
         ".photon_grpc.v1.InferenceService",
         "photon_grpc/v1/inference.proto",
-        "photon_grpc.v1.AdminService",
+        "photon_grpc.admin.v1.AdminService",
     ],
 )
 async def test_what_is_no_symbol_is_not_found(channel: grpc.aio.Channel, version: str, symbol: str) -> None:

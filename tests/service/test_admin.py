@@ -14,11 +14,12 @@ from typing import Any, TextIO
 import grpc
 import pytest
 
+from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.bridge.control import Begin, CannotStart
 from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
 from photon_grpc.service.processes.child import CANNOT_START, Child, ChildCommand
-from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
 from tests.service.running import RunningService, serving, wait_until
 from tests.service.test_processes import reason_of
 from tests.service.tiny import write_tiny_model

@@ -18,8 +18,9 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.keys import bearer, block, write_keys
 from tests.service.kubelet import Kubelet, Probe, grpc_serves
 from tests.service.running import NOT_SERVING, READINESS, SERVING, RunningService, serving, wait_until

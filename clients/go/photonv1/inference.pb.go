@@ -7,9 +7,9 @@
 package photonv1
 
 import (
+	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	anypb "google.golang.org/protobuf/types/known/anypb"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
@@ -107,7 +107,7 @@ type GenerateRequest struct {
 	// Caller's id, at most 128 printable ASCII characters, unique among the caller's requests in flight.
 	// Empty: the id of the x-request-id header, else one that the server assigns. Required in MultiplexGenerate.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Served model or adapter. Empty: the server's default model.
+	// Served model. Empty: the server's default model.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// The prompt; exactly one, not empty.
 	//
@@ -137,8 +137,11 @@ type GenerateRequest struct {
 	Stream *StreamOptions `protobuf:"bytes,13,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text.
 	ParseSpecialTokens bool `protobuf:"varint,14,opt,name=parse_special_tokens,json=parseSpecialTokens,proto3" json:"parse_special_tokens,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The caller's notes: in the request log and in spans, and in metrics for the keys that --metrics-label names. At most
+	// 16; a key is 1 to 63 of a-z, 0-9 and _, beginning with a letter; a value has at most 128 characters.
+	Labels        map[string]string `protobuf:"bytes,15,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
@@ -282,6 +285,13 @@ func (x *GenerateRequest) GetParseSpecialTokens() bool {
 	return false
 }
 
+func (x *GenerateRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type isGenerateRequest_Input interface {
 	isGenerateRequest_Input()
 }
@@ -360,13 +370,16 @@ type ChatInput struct {
 	Messages []*ChatMessage `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Variables for the template: a JSON object.
 	TemplateArgsJson string `protobuf:"bytes,2,opt,name=template_args_json,json=templateArgsJson,proto3" json:"template_args_json,omitempty"`
-	// Tool definitions for the template: a JSON array.
+	// Tool definitions for the template: a JSON array, in the template's own form. Not allowed with tools.
 	ToolsJson string `protobuf:"bytes,3,opt,name=tools_json,json=toolsJson,proto3" json:"tools_json,omitempty"`
 	// Append the opening of the assistant's turn. Unset: true.
 	AddGenerationPrompt *bool `protobuf:"varint,4,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`
-	// The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools_json and a
-	// model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No effect on Tokenize.
-	ToolChoice    *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools or
+	// tools_json, and a model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No
+	// effect on Tokenize.
+	ToolChoice *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// Tools that the model may call; passed to the template in the form that it expects. At most 128, names unique.
+	Tools         []*Tool `protobuf:"bytes,6,rep,name=tools,proto3" json:"tools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -436,10 +449,90 @@ func (x *ChatInput) GetToolChoice() *ToolChoice {
 	return nil
 }
 
+func (x *ChatInput) GetTools() []*Tool {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+// A function that the model may call.
+type Tool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 64 of a-z, A-Z, 0-9, _, - and dots; not empty.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What it does and when to call it, for the model.
+	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// A JSON Schema of its arguments: a JSON object. Empty: it takes no arguments.
+	ParametersJson string `protobuf:"bytes,3,opt,name=parameters_json,json=parametersJson,proto3" json:"parameters_json,omitempty"`
+	// With tool_choice: whether arguments must validate against parameters_json. Unset: true. Without tool_choice no
+	// schema constrains a call, so that true is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED.
+	Strict        *bool `protobuf:"varint,4,opt,name=strict,proto3,oneof" json:"strict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tool) Reset() {
+	*x = Tool{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tool) ProtoMessage() {}
+
+func (x *Tool) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tool.ProtoReflect.Descriptor instead.
+func (*Tool) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Tool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tool) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Tool) GetParametersJson() string {
+	if x != nil {
+		return x.ParametersJson
+	}
+	return ""
+}
+
+func (x *Tool) GetStrict() bool {
+	if x != nil && x.Strict != nil {
+		return *x.Strict
+	}
+	return false
+}
+
 // Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
-// after the reasoning of a model with FEATURE_REASONING. Each call names a tool of tools_json, and its arguments
-// validate against the tool's `parameters`, a JSON Schema as in StructuredOutput. A tool without `parameters` takes an
-// empty object.
+// after the reasoning of a model with FEATURE_REASONING. Each call names one of the tools, and its arguments validate
+// against the tool's parameters, a JSON Schema as in StructuredOutput. A tool without parameters takes an empty object.
 type ToolChoice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one.
@@ -455,7 +548,7 @@ type ToolChoice struct {
 
 func (x *ToolChoice) Reset() {
 	*x = ToolChoice{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +560,7 @@ func (x *ToolChoice) String() string {
 func (*ToolChoice) ProtoMessage() {}
 
 func (x *ToolChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +573,7 @@ func (x *ToolChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolChoice.ProtoReflect.Descriptor instead.
 func (*ToolChoice) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ToolChoice) GetChoice() isToolChoice_Choice {
@@ -531,21 +624,25 @@ type ChatMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A role of the template: usually "system", "user", "assistant" or "tool".
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	// Text of the message.
+	// Text of the message. Not allowed with parts.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	// The speaker, or the tool that answers. Empty: not passed to the template.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// The call that a tool message answers. Empty: not passed to the template.
 	ToolCallId string `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
-	// Tool calls of an assistant message: a JSON array, passed to the template.
+	// Tool calls of an assistant message: a JSON array, in the template's own form. Not allowed with tool_calls.
 	ToolCallsJson string `protobuf:"bytes,5,opt,name=tool_calls_json,json=toolCallsJson,proto3" json:"tool_calls_json,omitempty"`
+	// Tool calls of an assistant message, as an output returned them; passed to the template in the form that it expects.
+	ToolCalls []*ToolCall `protobuf:"bytes,6,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// The message in parts. Texts are joined without a separator.
+	Parts         []*ContentPart `protobuf:"bytes,7,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChatMessage) Reset() {
 	*x = ChatMessage{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +654,7 @@ func (x *ChatMessage) String() string {
 func (*ChatMessage) ProtoMessage() {}
 
 func (x *ChatMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +667,7 @@ func (x *ChatMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatMessage.ProtoReflect.Descriptor instead.
 func (*ChatMessage) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ChatMessage) GetRole() string {
@@ -608,6 +705,196 @@ func (x *ChatMessage) GetToolCallsJson() string {
 	return ""
 }
 
+func (x *ChatMessage) GetToolCalls() []*ToolCall {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *ChatMessage) GetParts() []*ContentPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// A part of a message.
+type ContentPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one.
+	//
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ContentPart_Text
+	//	*ContentPart_Image
+	//	*ContentPart_File
+	//	*ContentPart_Audio
+	Part          isContentPart_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContentPart) Reset() {
+	*x = ContentPart{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContentPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContentPart) ProtoMessage() {}
+
+func (x *ContentPart) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContentPart.ProtoReflect.Descriptor instead.
+func (*ContentPart) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ContentPart) GetPart() isContentPart_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ContentPart) GetText() string {
+	if x != nil {
+		if x, ok := x.Part.(*ContentPart_Text); ok {
+			return x.Text
+		}
+	}
+	return ""
+}
+
+func (x *ContentPart) GetImage() *Media {
+	if x != nil {
+		if x, ok := x.Part.(*ContentPart_Image); ok {
+			return x.Image
+		}
+	}
+	return nil
+}
+
+func (x *ContentPart) GetFile() *Media {
+	if x != nil {
+		if x, ok := x.Part.(*ContentPart_File); ok {
+			return x.File
+		}
+	}
+	return nil
+}
+
+func (x *ContentPart) GetAudio() *Media {
+	if x != nil {
+		if x, ok := x.Part.(*ContentPart_Audio); ok {
+			return x.Audio
+		}
+	}
+	return nil
+}
+
+type isContentPart_Part interface {
+	isContentPart_Part()
+}
+
+type ContentPart_Text struct {
+	// Text.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3,oneof"`
+}
+
+type ContentPart_Image struct {
+	// An image. Needs FEATURE_IMAGES.
+	Image *Media `protobuf:"bytes,2,opt,name=image,proto3,oneof"`
+}
+
+type ContentPart_File struct {
+	// A file, for example a PDF document. Needs FEATURE_FILES.
+	File *Media `protobuf:"bytes,3,opt,name=file,proto3,oneof"`
+}
+
+type ContentPart_Audio struct {
+	// Sound. Needs FEATURE_AUDIO.
+	Audio *Media `protobuf:"bytes,4,opt,name=audio,proto3,oneof"`
+}
+
+func (*ContentPart_Text) isContentPart_Part() {}
+
+func (*ContentPart_Image) isContentPart_Part() {}
+
+func (*ContentPart_File) isContentPart_Part() {}
+
+func (*ContentPart_Audio) isContentPart_Part() {}
+
+// Content other than text.
+type Media struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For example "image/png".
+	MediaType string `protobuf:"bytes,1,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
+	// The bytes of the file.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Media) Reset() {
+	*x = Media{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Media) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Media) ProtoMessage() {}
+
+func (x *Media) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Media.ProtoReflect.Descriptor instead.
+func (*Media) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Media) GetMediaType() string {
+	if x != nil {
+		return x.MediaType
+	}
+	return ""
+}
+
+func (x *Media) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 // How a token is chosen. Unset means the model's generation_config, then the neutral value given here. A set zero is a
 // zero.
 type SamplingParams struct {
@@ -642,7 +929,7 @@ type SamplingParams struct {
 
 func (x *SamplingParams) Reset() {
 	*x = SamplingParams{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +941,7 @@ func (x *SamplingParams) String() string {
 func (*SamplingParams) ProtoMessage() {}
 
 func (x *SamplingParams) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +954,7 @@ func (x *SamplingParams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SamplingParams.ProtoReflect.Descriptor instead.
 func (*SamplingParams) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SamplingParams) GetTemperature() float32 {
@@ -770,7 +1057,7 @@ type StopParams struct {
 
 func (x *StopParams) Reset() {
 	*x = StopParams{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +1069,7 @@ func (x *StopParams) String() string {
 func (*StopParams) ProtoMessage() {}
 
 func (x *StopParams) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +1082,7 @@ func (x *StopParams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopParams.ProtoReflect.Descriptor instead.
 func (*StopParams) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StopParams) GetMaxTokens() uint32 {
@@ -868,7 +1155,7 @@ type StructuredOutput struct {
 
 func (x *StructuredOutput) Reset() {
 	*x = StructuredOutput{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1167,7 @@ func (x *StructuredOutput) String() string {
 func (*StructuredOutput) ProtoMessage() {}
 
 func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1180,7 @@ func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput.ProtoReflect.Descriptor instead.
 func (*StructuredOutput) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StructuredOutput) GetConstraint() isStructuredOutput_Constraint {
@@ -1028,7 +1315,7 @@ type OutputOptions struct {
 
 func (x *OutputOptions) Reset() {
 	*x = OutputOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1327,7 @@ func (x *OutputOptions) String() string {
 func (*OutputOptions) ProtoMessage() {}
 
 func (x *OutputOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1340,7 @@ func (x *OutputOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputOptions.ProtoReflect.Descriptor instead.
 func (*OutputOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OutputOptions) GetText() bool {
@@ -1121,7 +1408,7 @@ type CacheOptions struct {
 
 func (x *CacheOptions) Reset() {
 	*x = CacheOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1420,7 @@ func (x *CacheOptions) String() string {
 func (*CacheOptions) ProtoMessage() {}
 
 func (x *CacheOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1433,7 @@ func (x *CacheOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheOptions.ProtoReflect.Descriptor instead.
 func (*CacheOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CacheOptions) GetSessionId() string {
@@ -1186,7 +1473,7 @@ type SchedulingOptions struct {
 
 func (x *SchedulingOptions) Reset() {
 	*x = SchedulingOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1485,7 @@ func (x *SchedulingOptions) String() string {
 func (*SchedulingOptions) ProtoMessage() {}
 
 func (x *SchedulingOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1498,7 @@ func (x *SchedulingOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulingOptions.ProtoReflect.Descriptor instead.
 func (*SchedulingOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SchedulingOptions) GetPriority() int32 {
@@ -1245,13 +1532,17 @@ type StreamOptions struct {
 	MaxTokensPerMessage *uint32 `protobuf:"varint,2,opt,name=max_tokens_per_message,json=maxTokensPerMessage,proto3,oneof" json:"max_tokens_per_message,omitempty"`
 	// Send usage with every message, not only with the last.
 	ContinuousUsage bool `protobuf:"varint,3,opt,name=continuous_usage,json=continuousUsage,proto3" json:"continuous_usage,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Before the first token, send a message without deltas whenever none was sent for this long: for proxies that close
+	// an idle stream. At least one second. The first one sends initial metadata, after which gRPC no longer retries the
+	// call; a client may still send it again. Unset: no heartbeats. No effect on Generate.
+	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,4,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *StreamOptions) Reset() {
 	*x = StreamOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1554,7 @@ func (x *StreamOptions) String() string {
 func (*StreamOptions) ProtoMessage() {}
 
 func (x *StreamOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1567,7 @@ func (x *StreamOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamOptions.ProtoReflect.Descriptor instead.
 func (*StreamOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{11}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StreamOptions) GetMinInterval() *durationpb.Duration {
@@ -1300,12 +1591,19 @@ func (x *StreamOptions) GetContinuousUsage() bool {
 	return false
 }
 
+func (x *StreamOptions) GetHeartbeatInterval() *durationpb.Duration {
+	if x != nil {
+		return x.HeartbeatInterval
+	}
+	return nil
+}
+
 // The whole result.
 type GenerateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The caller's id or the one the server assigned.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The served model or adapter that answered.
+	// The served model that answered.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// In order of index.
 	Outputs []*Output `protobuf:"bytes,3,rep,name=outputs,proto3" json:"outputs,omitempty"`
@@ -1315,15 +1613,19 @@ type GenerateResponse struct {
 	Timing *Timing `protobuf:"bytes,5,opt,name=timing,proto3" json:"timing,omitempty"`
 	// Set if OutputOptions requests the prompt's ids or scores.
 	Prompt *PromptInfo `protobuf:"bytes,6,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	// The seed in use, also if the server chose it.
-	Seed          uint64 `protobuf:"varint,7,opt,name=seed,proto3" json:"seed,omitempty"`
+	// The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number.
+	Seed uint64 `protobuf:"varint,7,opt,name=seed,proto3" json:"seed,omitempty"`
+	// When the request arrived.
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// Version of photon-grpc that answered, for example "0.1.0".
+	Release       string `protobuf:"bytes,9,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1637,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1650,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{12}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GenerateResponse) GetRequestId() string {
@@ -1400,7 +1702,22 @@ func (x *GenerateResponse) GetSeed() uint64 {
 	return 0
 }
 
-// One output; in a stream, the part that is new since the last message.
+func (x *GenerateResponse) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *GenerateResponse) GetRelease() string {
+	if x != nil {
+		return x.Release
+	}
+	return ""
+}
+
+// One output; in a stream, the part that is new since the last message. The option `delta` of each field says how the
+// parts of one index join into the output that Generate returns.
 type Output struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0, 1, ... num_outputs - 1.
@@ -1411,26 +1728,28 @@ type Output struct {
 	TokenIds []uint32 `protobuf:"varint,3,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// One per token id, in order.
 	Scores []*TokenScore `protobuf:"bytes,4,rep,name=scores,proto3" json:"scores,omitempty"`
-	// Why it ended; set once, with the last part of the output.
+	// Why it ended; with the last part of the output.
 	Finish *Finish `protobuf:"bytes,5,opt,name=finish,proto3" json:"finish,omitempty"`
-	// The parsed message, if structured_output.protobuf is complete.
-	Message *anypb.Any `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	// The parsed message, if structured_output.protobuf is complete; with the last part of the output.
+	Message *TypedMessage `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	// For chat input, if the model has FEATURE_REASONING: the text between the chat template's marks for reasoning. The
-	// output, or the end of the prompt, begins with the opening mark. Append-only in a stream, like text.
+	// output, or the end of the prompt, begins with the opening mark.
 	Reasoning string `protobuf:"bytes,7,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
 	// For chat input, if the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
 	// Held back while it may be part of a call.
 	Content string `protobuf:"bytes,8,opt,name=content,proto3" json:"content,omitempty"`
-	// For chat input with tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a stream each
-	// call is sent once, when it is complete. Anything that is not a well-formed call is content.
-	ToolCalls     []*ToolCall `protobuf:"bytes,9,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// For chat input with tools or tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a
+	// stream each call is sent once, when it is complete. Anything that is not a well-formed call is content.
+	ToolCalls []*ToolCall `protobuf:"bytes,9,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// Tokens of this output; with the last part of the output.
+	Usage         *OutputUsage `protobuf:"bytes,10,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1761,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1774,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{13}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Output) GetIndex() uint32 {
@@ -1493,7 +1812,7 @@ func (x *Output) GetFinish() *Finish {
 	return nil
 }
 
-func (x *Output) GetMessage() *anypb.Any {
+func (x *Output) GetMessage() *TypedMessage {
 	if x != nil {
 		return x.Message
 	}
@@ -1521,23 +1840,154 @@ func (x *Output) GetToolCalls() []*ToolCall {
 	return nil
 }
 
-// A tool call in an output. The caller makes the call and checks name and arguments; only ChatInput.tool_choice
-// restricts a model to its tools.
+func (x *Output) GetUsage() *OutputUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// Tokens of one output.
+type OutputUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens delivered by this call, up to and including the token that ended the output.
+	OutputTokens uint32 `protobuf:"varint,1,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	// Tokens that speculation proposed for this output.
+	DraftTokens uint32 `protobuf:"varint,2,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`
+	// Part of draft_tokens that became output.
+	AcceptedDraftTokens uint32 `protobuf:"varint,3,opt,name=accepted_draft_tokens,json=acceptedDraftTokens,proto3" json:"accepted_draft_tokens,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *OutputUsage) Reset() {
+	*x = OutputUsage{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputUsage) ProtoMessage() {}
+
+func (x *OutputUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputUsage.ProtoReflect.Descriptor instead.
+func (*OutputUsage) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *OutputUsage) GetOutputTokens() uint32 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
+func (x *OutputUsage) GetDraftTokens() uint32 {
+	if x != nil {
+		return x.DraftTokens
+	}
+	return 0
+}
+
+func (x *OutputUsage) GetAcceptedDraftTokens() uint32 {
+	if x != nil {
+		return x.AcceptedDraftTokens
+	}
+	return 0
+}
+
+// A message of the caller's own type. The fields are those of google.protobuf.Any with the same numbers, so that its
+// bytes can be read as one; JSON writers and grpcurl, which do not know the type, show the value as base64.
+type TypedMessage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "type.googleapis.com/" and the full name of the type.
+	TypeUrl string `protobuf:"bytes,1,opt,name=type_url,json=typeUrl,proto3" json:"type_url,omitempty"`
+	// The serialized message.
+	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TypedMessage) Reset() {
+	*x = TypedMessage{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TypedMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TypedMessage) ProtoMessage() {}
+
+func (x *TypedMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TypedMessage.ProtoReflect.Descriptor instead.
+func (*TypedMessage) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TypedMessage) GetTypeUrl() string {
+	if x != nil {
+		return x.TypeUrl
+	}
+	return ""
+}
+
+func (x *TypedMessage) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// A tool call in an output, or of an earlier turn. The caller makes the call and checks name and arguments; only
+// ChatInput.tool_choice restricts a model to its tools.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0, 1, ... in its output.
+	// 0, 1, ... in its output. In a request the order of the list counts.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// Name of the tool, as the model wrote it.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// A JSON object, as the model wrote it.
 	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
+	// Names the call for the message that answers it (ChatMessage.tool_call_id): 9 letters and digits, derived from the
+	// request's id, the output's index and this index, so that a resumed or repeated stream has the same. In a request
+	// any text; empty: not passed to the template.
+	Id            string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ToolCall) Reset() {
 	*x = ToolCall{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1999,7 @@ func (x *ToolCall) String() string {
 func (*ToolCall) ProtoMessage() {}
 
 func (x *ToolCall) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +2012,7 @@ func (x *ToolCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCall.ProtoReflect.Descriptor instead.
 func (*ToolCall) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{14}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ToolCall) GetIndex() uint32 {
@@ -1586,26 +2036,33 @@ func (x *ToolCall) GetArgumentsJson() string {
 	return ""
 }
 
+func (x *ToolCall) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 // Everything new since the last message of this stream.
 type StreamGenerateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// First message only.
+	// First message only, not counting heartbeats (StreamOptions.heartbeat_interval), which have only a sequence.
 	Start *GenerationStart `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
-	// Append-only, never cumulative, never taken back.
+	// Never cumulative, never taken back; Output says how they join.
 	Deltas []*Output `protobuf:"bytes,2,rep,name=deltas,proto3" json:"deltas,omitempty"`
 	// Last message (every message with continuous_usage). Cumulative over all outputs.
 	Usage *Usage `protobuf:"bytes,3,opt,name=usage,proto3" json:"usage,omitempty"`
 	// Last message only.
 	Timing *Timing `protobuf:"bytes,4,opt,name=timing,proto3" json:"timing,omitempty"`
-	// 1, 2, 3, ... in this stream.
-	Sequence      uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// 1, 2, 3, ... in this stream, heartbeats included.
+	Sequence      int64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StreamGenerateResponse) Reset() {
 	*x = StreamGenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +2074,7 @@ func (x *StreamGenerateResponse) String() string {
 func (*StreamGenerateResponse) ProtoMessage() {}
 
 func (x *StreamGenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +2087,7 @@ func (x *StreamGenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGenerateResponse.ProtoReflect.Descriptor instead.
 func (*StreamGenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{15}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StreamGenerateResponse) GetStart() *GenerationStart {
@@ -1661,7 +2118,7 @@ func (x *StreamGenerateResponse) GetTiming() *Timing {
 	return nil
 }
 
-func (x *StreamGenerateResponse) GetSequence() uint64 {
+func (x *StreamGenerateResponse) GetSequence() int64 {
 	if x != nil {
 		return x.Sequence
 	}
@@ -1673,21 +2130,23 @@ type GenerationStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The caller's id or the one the server assigned.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The served model or adapter that answers.
+	// The served model that answers.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// When the request arrived.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// Set if OutputOptions requests the prompt's ids or scores.
 	Prompt *PromptInfo `protobuf:"bytes,4,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	// The seed in use, also if the server chose it.
-	Seed          uint64 `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`
+	// The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number.
+	Seed uint64 `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`
+	// Version of photon-grpc that answers, for example "0.1.0".
+	Release       string `protobuf:"bytes,6,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerationStart) Reset() {
 	*x = GenerationStart{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +2158,7 @@ func (x *GenerationStart) String() string {
 func (*GenerationStart) ProtoMessage() {}
 
 func (x *GenerationStart) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +2171,7 @@ func (x *GenerationStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationStart.ProtoReflect.Descriptor instead.
 func (*GenerationStart) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{16}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GenerationStart) GetRequestId() string {
@@ -1750,6 +2209,13 @@ func (x *GenerationStart) GetSeed() uint64 {
 	return 0
 }
 
+func (x *GenerationStart) GetRelease() string {
+	if x != nil {
+		return x.Release
+	}
+	return ""
+}
+
 // The prompt as the model sees it. Only the parts that OutputOptions requests are set.
 type PromptInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1763,7 +2229,7 @@ type PromptInfo struct {
 
 func (x *PromptInfo) Reset() {
 	*x = PromptInfo{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1775,7 +2241,7 @@ func (x *PromptInfo) String() string {
 func (*PromptInfo) ProtoMessage() {}
 
 func (x *PromptInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1788,7 +2254,7 @@ func (x *PromptInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptInfo.ProtoReflect.Descriptor instead.
 func (*PromptInfo) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{17}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PromptInfo) GetTokenIds() []uint32 {
@@ -1824,7 +2290,7 @@ type TokenScore struct {
 
 func (x *TokenScore) Reset() {
 	*x = TokenScore{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +2302,7 @@ func (x *TokenScore) String() string {
 func (*TokenScore) ProtoMessage() {}
 
 func (x *TokenScore) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2315,7 @@ func (x *TokenScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenScore.ProtoReflect.Descriptor instead.
 func (*TokenScore) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{18}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TokenScore) GetTokenId() uint32 {
@@ -1904,7 +2370,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2382,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2395,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{19}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Candidate) GetTokenId() uint32 {
@@ -1979,7 +2445,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2457,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2470,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{20}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Finish) GetReason() FinishReason {
@@ -2092,7 +2558,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2570,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2583,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{21}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -2172,7 +2638,7 @@ type Timing struct {
 
 func (x *Timing) Reset() {
 	*x = Timing{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2650,7 @@ func (x *Timing) String() string {
 func (*Timing) ProtoMessage() {}
 
 func (x *Timing) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2663,7 @@ func (x *Timing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timing.ProtoReflect.Descriptor instead.
 func (*Timing) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{22}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Timing) GetQueueDuration() *durationpb.Duration {
@@ -2244,7 +2710,7 @@ type MultiplexGenerateRequest struct {
 
 func (x *MultiplexGenerateRequest) Reset() {
 	*x = MultiplexGenerateRequest{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2722,7 @@ func (x *MultiplexGenerateRequest) String() string {
 func (*MultiplexGenerateRequest) ProtoMessage() {}
 
 func (x *MultiplexGenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2735,7 @@ func (x *MultiplexGenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateRequest.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MultiplexGenerateRequest) GetAction() isMultiplexGenerateRequest_Action {
@@ -2326,7 +2792,7 @@ type MultiplexGenerateResponse struct {
 
 func (x *MultiplexGenerateResponse) Reset() {
 	*x = MultiplexGenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2804,7 @@ func (x *MultiplexGenerateResponse) String() string {
 func (*MultiplexGenerateResponse) ProtoMessage() {}
 
 func (x *MultiplexGenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2817,7 @@ func (x *MultiplexGenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateResponse.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{24}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MultiplexGenerateResponse) GetItems() []*MultiplexItem {
@@ -2381,7 +2847,7 @@ type MultiplexItem struct {
 
 func (x *MultiplexItem) Reset() {
 	*x = MultiplexItem{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2859,7 @@ func (x *MultiplexItem) String() string {
 func (*MultiplexItem) ProtoMessage() {}
 
 func (x *MultiplexItem) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2872,7 @@ func (x *MultiplexItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexItem.ProtoReflect.Descriptor instead.
 func (*MultiplexItem) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{25}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MultiplexItem) GetHandle() uint32 {
@@ -2439,7 +2905,7 @@ func (x *MultiplexItem) GetResponse() *StreamGenerateResponse {
 	return nil
 }
 
-func (x *MultiplexItem) GetError() *RequestError {
+func (x *MultiplexItem) GetError() *status.Status {
 	if x != nil {
 		if x, ok := x.Item.(*MultiplexItem_Error); ok {
 			return x.Error
@@ -2458,77 +2924,13 @@ type MultiplexItem_Response struct {
 }
 
 type MultiplexItem_Error struct {
-	// This request failed; the stream continues.
-	Error *RequestError `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
+	// This request failed; the stream continues. Its details are those of a failed call.
+	Error *status.Status `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
 }
 
 func (*MultiplexItem_Response) isMultiplexItem_Item() {}
 
 func (*MultiplexItem_Error) isMultiplexItem_Item() {}
-
-// Why one request of a multiplexed stream failed. The fields of google.rpc.Status.
-type RequestError struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// A google.rpc.Code.
-	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// For people; programs should read the details.
-	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// google.rpc.ErrorInfo and others, as in a status's details.
-	Details       []*anypb.Any `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RequestError) Reset() {
-	*x = RequestError{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RequestError) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RequestError) ProtoMessage() {}
-
-func (x *RequestError) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RequestError.ProtoReflect.Descriptor instead.
-func (*RequestError) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{26}
-}
-
-func (x *RequestError) GetCode() int32 {
-	if x != nil {
-		return x.Code
-	}
-	return 0
-}
-
-func (x *RequestError) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
-}
-
-func (x *RequestError) GetDetails() []*anypb.Any {
-	if x != nil {
-		return x.Details
-	}
-	return nil
-}
 
 // Has no fields; being set is the message.
 type ToolChoice_Required struct {
@@ -2539,7 +2941,7 @@ type ToolChoice_Required struct {
 
 func (x *ToolChoice_Required) Reset() {
 	*x = ToolChoice_Required{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2953,7 @@ func (x *ToolChoice_Required) String() string {
 func (*ToolChoice_Required) ProtoMessage() {}
 
 func (x *ToolChoice_Required) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2966,7 @@ func (x *ToolChoice_Required) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolChoice_Required.ProtoReflect.Descriptor instead.
 func (*ToolChoice_Required) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3, 0}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{4, 0}
 }
 
 // Has no fields; being set is the message.
@@ -2576,7 +2978,7 @@ type StructuredOutput_JsonObject struct {
 
 func (x *StructuredOutput_JsonObject) Reset() {
 	*x = StructuredOutput_JsonObject{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2990,7 @@ func (x *StructuredOutput_JsonObject) String() string {
 func (*StructuredOutput_JsonObject) ProtoMessage() {}
 
 func (x *StructuredOutput_JsonObject) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +3003,7 @@ func (x *StructuredOutput_JsonObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_JsonObject.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_JsonObject) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 0}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10, 0}
 }
 
 // A closed list of answers.
@@ -2615,7 +3017,7 @@ type StructuredOutput_Choices struct {
 
 func (x *StructuredOutput_Choices) Reset() {
 	*x = StructuredOutput_Choices{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +3029,7 @@ func (x *StructuredOutput_Choices) String() string {
 func (*StructuredOutput_Choices) ProtoMessage() {}
 
 func (x *StructuredOutput_Choices) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +3042,7 @@ func (x *StructuredOutput_Choices) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_Choices.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_Choices) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 1}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10, 1}
 }
 
 func (x *StructuredOutput_Choices) GetValues() []string {
@@ -2653,17 +3055,22 @@ func (x *StructuredOutput_Choices) GetValues() []string {
 // A message type, described by its own descriptors.
 type StructuredOutput_Protobuf struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Serialized google.protobuf.FileDescriptorSet; well-known files may be left out.
+	// Serialized google.protobuf.FileDescriptorSet; well-known files may be left out. A replica keeps it for a while
+	// under its SHA-256 digest.
 	FileDescriptorSet []byte `protobuf:"bytes,1,opt,name=file_descriptor_set,json=fileDescriptorSet,proto3" json:"file_descriptor_set,omitempty"`
 	// Full name of the message, for example "acme.v1.Invoice".
-	MessageType   string `protobuf:"bytes,2,opt,name=message_type,json=messageType,proto3" json:"message_type,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MessageType string `protobuf:"bytes,2,opt,name=message_type,json=messageType,proto3" json:"message_type,omitempty"`
+	// SHA-256 digest of a set that was sent before with the same API key: 32 bytes, in place of file_descriptor_set. A
+	// replica that does not hold it answers FAILED_PRECONDITION / DESCRIPTOR_SET_UNKNOWN before any output. With
+	// file_descriptor_set it must be the digest of that set.
+	FileDescriptorSetSha256 []byte `protobuf:"bytes,3,opt,name=file_descriptor_set_sha256,json=fileDescriptorSetSha256,proto3" json:"file_descriptor_set_sha256,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *StructuredOutput_Protobuf) Reset() {
 	*x = StructuredOutput_Protobuf{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[31]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +3082,7 @@ func (x *StructuredOutput_Protobuf) String() string {
 func (*StructuredOutput_Protobuf) ProtoMessage() {}
 
 func (x *StructuredOutput_Protobuf) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[31]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +3095,7 @@ func (x *StructuredOutput_Protobuf) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_Protobuf.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_Protobuf) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 2}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10, 2}
 }
 
 func (x *StructuredOutput_Protobuf) GetFileDescriptorSet() []byte {
@@ -2705,6 +3112,13 @@ func (x *StructuredOutput_Protobuf) GetMessageType() string {
 	return ""
 }
 
+func (x *StructuredOutput_Protobuf) GetFileDescriptorSetSha256() []byte {
+	if x != nil {
+		return x.FileDescriptorSetSha256
+	}
+	return nil
+}
+
 // Names the request to end.
 type MultiplexGenerateRequest_Cancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2716,7 +3130,7 @@ type MultiplexGenerateRequest_Cancel struct {
 
 func (x *MultiplexGenerateRequest_Cancel) Reset() {
 	*x = MultiplexGenerateRequest_Cancel{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +3142,7 @@ func (x *MultiplexGenerateRequest_Cancel) String() string {
 func (*MultiplexGenerateRequest_Cancel) ProtoMessage() {}
 
 func (x *MultiplexGenerateRequest_Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +3155,7 @@ func (x *MultiplexGenerateRequest_Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateRequest_Cancel.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateRequest_Cancel) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23, 0}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{28, 0}
 }
 
 func (x *MultiplexGenerateRequest_Cancel) GetRequestId() string {
@@ -2755,10 +3169,10 @@ var File_photon_grpc_v1_inference_proto protoreflect.FileDescriptor
 
 const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"\x1ephoton_grpc/v1/inference.proto\x12\x0ephoton_grpc.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe0\x05\n" +
-	"\x0fGenerateRequest\x12\x1d\n" +
+	"\x1ephoton_grpc/v1/inference.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a photon_grpc/v1/annotations.proto\"\xe9\x06\n" +
+	"\x0fGenerateRequest\x12&\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
+	"request_id\x18\x01 \x01(\tB\a\x92\xfe\x18\x030\x80\x01R\trequestId\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
 	"\x04text\x18\x03 \x01(\tH\x00R\x04text\x127\n" +
 	"\ttoken_ids\x18\x04 \x01(\v2\x18.photon_grpc.v1.TokenIdsH\x00R\btokenIds\x12/\n" +
@@ -2774,10 +3188,14 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"scheduling\x18\f \x01(\v2!.photon_grpc.v1.SchedulingOptionsR\n" +
 	"scheduling\x125\n" +
 	"\x06stream\x18\r \x01(\v2\x1d.photon_grpc.v1.StreamOptionsR\x06stream\x120\n" +
-	"\x14parse_special_tokens\x18\x0e \x01(\bR\x12parseSpecialTokensB\a\n" +
+	"\x14parse_special_tokens\x18\x0e \x01(\bR\x12parseSpecialTokens\x12C\n" +
+	"\x06labels\x18\x0f \x03(\v2+.photon_grpc.v1.GenerateRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
 	"\x05input\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xa1\x02\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xd3\x02\n" +
 	"\tChatInput\x127\n" +
 	"\bmessages\x18\x01 \x03(\v2\x1b.photon_grpc.v1.ChatMessageR\bmessages\x12,\n" +
 	"\x12template_args_json\x18\x02 \x01(\tR\x10templateArgsJson\x12\x1d\n" +
@@ -2785,36 +3203,56 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"tools_json\x18\x03 \x01(\tR\ttoolsJson\x127\n" +
 	"\x15add_generation_prompt\x18\x04 \x01(\bH\x00R\x13addGenerationPrompt\x88\x01\x01\x12;\n" +
 	"\vtool_choice\x18\x05 \x01(\v2\x1a.photon_grpc.v1.ToolChoiceR\n" +
-	"toolChoiceB\x18\n" +
-	"\x16_add_generation_prompt\"{\n" +
+	"toolChoice\x120\n" +
+	"\x05tools\x18\x06 \x03(\v2\x14.photon_grpc.v1.ToolB\x04\xa0\xfe\x18\x01R\x05toolsB\x18\n" +
+	"\x16_add_generation_prompt\"\x8d\x01\n" +
+	"\x04Tool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12'\n" +
+	"\x0fparameters_json\x18\x03 \x01(\tR\x0eparametersJson\x12\x1b\n" +
+	"\x06strict\x18\x04 \x01(\bH\x00R\x06strict\x88\x01\x01B\t\n" +
+	"\a_strict\"{\n" +
 	"\n" +
 	"ToolChoice\x12A\n" +
 	"\brequired\x18\x01 \x01(\v2#.photon_grpc.v1.ToolChoice.RequiredH\x00R\brequired\x12\x14\n" +
 	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x1a\n" +
 	"\n" +
 	"\bRequiredB\b\n" +
-	"\x06choice\"\x99\x01\n" +
+	"\x06choice\"\x91\x02\n" +
 	"\vChatMessage\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12 \n" +
 	"\ftool_call_id\x18\x04 \x01(\tR\n" +
 	"toolCallId\x12&\n" +
-	"\x0ftool_calls_json\x18\x05 \x01(\tR\rtoolCallsJson\"\xb5\x05\n" +
-	"\x0eSamplingParams\x12%\n" +
-	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
-	"\x05top_p\x18\x02 \x01(\x02H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
-	"\x05top_k\x18\x03 \x01(\x05H\x02R\x04topK\x88\x01\x01\x12\x18\n" +
-	"\x05min_p\x18\x04 \x01(\x02H\x03R\x04minP\x88\x01\x01\x122\n" +
-	"\x12repetition_penalty\x18\x05 \x01(\x02H\x04R\x11repetitionPenalty\x88\x01\x01\x12.\n" +
-	"\x10presence_penalty\x18\x06 \x01(\x02H\x05R\x0fpresencePenalty\x88\x01\x01\x120\n" +
-	"\x11frequency_penalty\x18\a \x01(\x02H\x06R\x10frequencyPenalty\x88\x01\x01\x12\x17\n" +
-	"\x04seed\x18\b \x01(\x04H\aR\x04seed\x88\x01\x01\x12L\n" +
+	"\x0ftool_calls_json\x18\x05 \x01(\tR\rtoolCallsJson\x12=\n" +
 	"\n" +
-	"logit_bias\x18\t \x03(\v2-.photon_grpc.v1.SamplingParams.LogitBiasEntryR\tlogitBias\x12D\n" +
+	"tool_calls\x18\x06 \x03(\v2\x18.photon_grpc.v1.ToolCallB\x04\xa0\xfe\x18\x01R\ttoolCalls\x127\n" +
+	"\x05parts\x18\a \x03(\v2\x1b.photon_grpc.v1.ContentPartB\x04\xa0\xfe\x18\x01R\x05parts\"\xb6\x01\n" +
+	"\vContentPart\x12\x14\n" +
+	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12-\n" +
+	"\x05image\x18\x02 \x01(\v2\x15.photon_grpc.v1.MediaH\x00R\x05image\x12+\n" +
+	"\x04file\x18\x03 \x01(\v2\x15.photon_grpc.v1.MediaH\x00R\x04file\x12-\n" +
+	"\x05audio\x18\x04 \x01(\v2\x15.photon_grpc.v1.MediaH\x00R\x05audioB\x06\n" +
+	"\x04part\":\n" +
+	"\x05Media\x12\x1d\n" +
+	"\n" +
+	"media_type\x18\x01 \x01(\tR\tmediaType\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\x9e\a\n" +
+	"\x0eSamplingParams\x124\n" +
+	"\vtemperature\x18\x01 \x01(\x02B\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00H\x00R\vtemperature\x88\x01\x01\x122\n" +
+	"\x05top_p\x18\x02 \x01(\x02B\x18\x92\xfe\x18\x14\t\x00\x00\x00\x00\x00\x00\x00\x00\x10\x01\x19\x00\x00\x00\x00\x00\x00\xf0?H\x01R\x04topP\x88\x01\x01\x120\n" +
+	"\x05top_k\x18\x03 \x01(\x05B\x16\x92\xfe\x18\x12\t\x00\x00\x00\x00\x00\x00\xf0?)\x00\x00\x00\x00\x00\x00\xf0\xbfH\x02R\x04topK\x88\x01\x01\x120\n" +
+	"\x05min_p\x18\x04 \x01(\x02B\x16\x92\xfe\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x03R\x04minP\x88\x01\x01\x12J\n" +
+	"\x12repetition_penalty\x18\x05 \x01(\x02B\x16\x92\xfe\x18\x12\t\xfc\xa9\xf1\xd2MbP?\x19\x00\x00\x00\x00\x00@\x8f@H\x04R\x11repetitionPenalty\x88\x01\x01\x12F\n" +
+	"\x10presence_penalty\x18\x06 \x01(\x02B\x16\x92\xfe\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\xc0\x19\x00\x00\x00\x00\x00\x00\x00@H\x05R\x0fpresencePenalty\x88\x01\x01\x12H\n" +
+	"\x11frequency_penalty\x18\a \x01(\x02B\x16\x92\xfe\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\xc0\x19\x00\x00\x00\x00\x00\x00\x00@H\x06R\x10frequencyPenalty\x88\x01\x01\x12\x17\n" +
+	"\x04seed\x18\b \x01(\x04H\aR\x04seed\x88\x01\x01\x12t\n" +
+	"\n" +
+	"logit_bias\x18\t \x03(\v2-.photon_grpc.v1.SamplingParams.LogitBiasEntryB&\x92\xfe\x18\"\t\x00\x00\x00\x00\x00\x00Y\xc0\x19\x00\x00\x00\x00\x00\x00Y@\"\x0emax_logit_biasR\tlogitBias\x12D\n" +
 	"\x11allowed_token_ids\x18\n" +
-	" \x01(\v2\x18.photon_grpc.v1.TokenIdsR\x0fallowedTokenIds\x12$\n" +
-	"\vnum_outputs\x18\v \x01(\rH\bR\n" +
+	" \x01(\v2\x18.photon_grpc.v1.TokenIdsR\x0fallowedTokenIds\x12D\n" +
+	"\vnum_outputs\x18\v \x01(\rB\x1e\x92\xfe\x18\x1a\t\x00\x00\x00\x00\x00\x00\xf0?\"\x0fmax_num_outputsH\bR\n" +
 	"numOutputs\x88\x01\x01\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
@@ -2827,21 +3265,21 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x11_presence_penaltyB\x14\n" +
 	"\x12_frequency_penaltyB\a\n" +
 	"\x05_seedB\x0e\n" +
-	"\f_num_outputs\"\xc9\x02\n" +
+	"\f_num_outputs\"\xff\x02\n" +
 	"\n" +
-	"StopParams\x12\"\n" +
+	"StopParams\x121\n" +
 	"\n" +
-	"max_tokens\x18\x01 \x01(\rH\x00R\tmaxTokens\x88\x01\x01\x12\"\n" +
+	"max_tokens\x18\x01 \x01(\rB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00R\tmaxTokens\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"min_tokens\x18\x02 \x01(\rH\x01R\tminTokens\x88\x01\x01\x12!\n" +
-	"\fstop_strings\x18\x03 \x03(\tR\vstopStrings\x12$\n" +
+	"min_tokens\x18\x02 \x01(\rH\x01R\tminTokens\x88\x01\x01\x129\n" +
+	"\fstop_strings\x18\x03 \x03(\tB\x16\x92\xfe\x18\x12\"\x10max_stop_stringsR\vstopStrings\x12$\n" +
 	"\x0estop_token_ids\x18\x04 \x03(\rR\fstopTokenIds\x12\x1d\n" +
 	"\n" +
 	"ignore_eos\x18\x05 \x01(\bR\tignoreEos\x12/\n" +
-	"\x14include_stop_in_text\x18\x06 \x01(\bR\x11includeStopInText\x12<\n" +
-	"\fmax_duration\x18\a \x01(\v2\x19.google.protobuf.DurationR\vmaxDurationB\r\n" +
+	"\x14include_stop_in_text\x18\x06 \x01(\bR\x11includeStopInText\x12K\n" +
+	"\fmax_duration\x18\a \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\vmaxDurationB\r\n" +
 	"\v_max_tokensB\r\n" +
-	"\v_min_tokens\"\xe6\x03\n" +
+	"\v_min_tokens\"\xaa\x04\n" +
 	"\x10StructuredOutput\x12!\n" +
 	"\vjson_schema\x18\x01 \x01(\tH\x00R\n" +
 	"jsonSchema\x12N\n" +
@@ -2854,38 +3292,40 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"JsonObject\x1a!\n" +
 	"\aChoices\x12\x16\n" +
-	"\x06values\x18\x01 \x03(\tR\x06values\x1a]\n" +
+	"\x06values\x18\x01 \x03(\tR\x06values\x1a\xa0\x01\n" +
 	"\bProtobuf\x12.\n" +
 	"\x13file_descriptor_set\x18\x01 \x01(\fR\x11fileDescriptorSet\x12!\n" +
-	"\fmessage_type\x18\x02 \x01(\tR\vmessageTypeB\f\n" +
+	"\fmessage_type\x18\x02 \x01(\tR\vmessageType\x12A\n" +
+	"\x1afile_descriptor_set_sha256\x18\x03 \x01(\fB\x04\xa0\xfe\x18\x01R\x17fileDescriptorSetSha256B\f\n" +
 	"\n" +
-	"constraint\"\xf7\x02\n" +
+	"constraint\"\xc5\x03\n" +
 	"\rOutputOptions\x12\x17\n" +
 	"\x04text\x18\x01 \x01(\bH\x00R\x04text\x88\x01\x01\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x01(\bR\btokenIds\x12(\n" +
-	"\x10prompt_token_ids\x18\x03 \x01(\bR\x0epromptTokenIds\x12\x1f\n" +
-	"\blogprobs\x18\x04 \x01(\rH\x01R\blogprobs\x88\x01\x01\x12,\n" +
-	"\x0fprompt_logprobs\x18\x05 \x01(\rH\x02R\x0epromptLogprobs\x88\x01\x01\x12@\n" +
-	"\x0fscore_token_ids\x18\x06 \x01(\v2\x18.photon_grpc.v1.TokenIdsR\rscoreTokenIds\x123\n" +
+	"\x10prompt_token_ids\x18\x03 \x01(\bR\x0epromptTokenIds\x12<\n" +
+	"\blogprobs\x18\x04 \x01(\rB\x1b\x92\xfe\x18\x17\t\x00\x00\x00\x00\x00\x00\x00\x00\"\fmax_logprobsH\x01R\blogprobs\x88\x01\x01\x12I\n" +
+	"\x0fprompt_logprobs\x18\x05 \x01(\rB\x1b\x92\xfe\x18\x17\t\x00\x00\x00\x00\x00\x00\x00\x00\"\fmax_logprobsH\x02R\x0epromptLogprobs\x88\x01\x01\x12T\n" +
+	"\x0fscore_token_ids\x18\x06 \x01(\v2\x18.photon_grpc.v1.TokenIdsB\x12\x92\xfe\x18\x0e\"\fmax_logprobsR\rscoreTokenIds\x123\n" +
 	"\x13skip_special_tokens\x18\a \x01(\bH\x03R\x11skipSpecialTokens\x88\x01\x01B\a\n" +
 	"\x05_textB\v\n" +
 	"\t_logprobsB\x12\n" +
 	"\x10_prompt_logprobsB\x16\n" +
-	"\x14_skip_special_tokens\"q\n" +
-	"\fCacheOptions\x12\x1d\n" +
+	"\x14_skip_special_tokens\"\x83\x01\n" +
+	"\fCacheOptions\x12&\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x12\n" +
-	"\x04salt\x18\x02 \x01(\tR\x04salt\x12.\n" +
-	"\x13bypass_prefix_cache\x18\x03 \x01(\bR\x11bypassPrefixCache\"\xad\x01\n" +
+	"session_id\x18\x01 \x01(\tB\a\x92\xfe\x18\x030\x80\x02R\tsessionId\x12\x1b\n" +
+	"\x04salt\x18\x02 \x01(\tB\a\x92\xfe\x18\x030\x80\x02R\x04salt\x12.\n" +
+	"\x13bypass_prefix_cache\x18\x03 \x01(\bR\x11bypassPrefixCache\"\xcb\x01\n" +
 	"\x11SchedulingOptions\x12\x1a\n" +
-	"\bpriority\x18\x01 \x01(\x05R\bpriority\x12G\n" +
-	"\x12max_queue_duration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10maxQueueDuration\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xcd\x01\n" +
-	"\rStreamOptions\x12<\n" +
-	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\x128\n" +
-	"\x16max_tokens_per_message\x18\x02 \x01(\rH\x00R\x13maxTokensPerMessage\x88\x01\x01\x12)\n" +
-	"\x10continuous_usage\x18\x03 \x01(\bR\x0fcontinuousUsageB\x19\n" +
-	"\x17_max_tokens_per_message\"\x9e\x02\n" +
+	"\bpriority\x18\x01 \x01(\x05R\bpriority\x12V\n" +
+	"\x12max_queue_duration\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\x10maxQueueDuration\x12B\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\atimeout\"\xb5\x02\n" +
+	"\rStreamOptions\x12K\n" +
+	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\vminInterval\x12G\n" +
+	"\x16max_tokens_per_message\x18\x02 \x01(\rB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00R\x13maxTokensPerMessage\x88\x01\x01\x12)\n" +
+	"\x10continuous_usage\x18\x03 \x01(\bR\x0fcontinuousUsage\x12H\n" +
+	"\x12heartbeat_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatIntervalB\x19\n" +
+	"\x17_max_tokens_per_message\"\xf5\x02\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2894,28 +3334,41 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x05usage\x18\x04 \x01(\v2\x15.photon_grpc.v1.UsageR\x05usage\x12.\n" +
 	"\x06timing\x18\x05 \x01(\v2\x16.photon_grpc.v1.TimingR\x06timing\x122\n" +
 	"\x06prompt\x18\x06 \x01(\v2\x1a.photon_grpc.v1.PromptInfoR\x06prompt\x12\x12\n" +
-	"\x04seed\x18\a \x01(\x04R\x04seed\"\xd4\x02\n" +
-	"\x06Output\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1b\n" +
-	"\ttoken_ids\x18\x03 \x03(\rR\btokenIds\x122\n" +
-	"\x06scores\x18\x04 \x03(\v2\x1a.photon_grpc.v1.TokenScoreR\x06scores\x12.\n" +
-	"\x06finish\x18\x05 \x01(\v2\x16.photon_grpc.v1.FinishR\x06finish\x12.\n" +
-	"\amessage\x18\x06 \x01(\v2\x14.google.protobuf.AnyR\amessage\x12\x1c\n" +
-	"\treasoning\x18\a \x01(\tR\treasoning\x12\x18\n" +
-	"\acontent\x18\b \x01(\tR\acontent\x127\n" +
+	"\x04seed\x18\a \x01(\x04R\x04seed\x12;\n" +
+	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12\x18\n" +
+	"\arelease\x18\t \x01(\tR\arelease\"\xcb\x03\n" +
+	"\x06Output\x12\x1a\n" +
+	"\x05index\x18\x01 \x01(\rB\x04\x98\xfe\x18\x03R\x05index\x12\x18\n" +
+	"\x04text\x18\x02 \x01(\tB\x04\x98\xfe\x18\x01R\x04text\x12!\n" +
+	"\ttoken_ids\x18\x03 \x03(\rB\x04\x98\xfe\x18\x01R\btokenIds\x128\n" +
+	"\x06scores\x18\x04 \x03(\v2\x1a.photon_grpc.v1.TokenScoreB\x04\x98\xfe\x18\x01R\x06scores\x124\n" +
+	"\x06finish\x18\x05 \x01(\v2\x16.photon_grpc.v1.FinishB\x04\x98\xfe\x18\x02R\x06finish\x12<\n" +
+	"\amessage\x18\x06 \x01(\v2\x1c.photon_grpc.v1.TypedMessageB\x04\x98\xfe\x18\x02R\amessage\x12\"\n" +
+	"\treasoning\x18\a \x01(\tB\x04\x98\xfe\x18\x01R\treasoning\x12\x1e\n" +
+	"\acontent\x18\b \x01(\tB\x04\x98\xfe\x18\x01R\acontent\x12=\n" +
 	"\n" +
-	"tool_calls\x18\t \x03(\v2\x18.photon_grpc.v1.ToolCallR\ttoolCalls\"[\n" +
+	"tool_calls\x18\t \x03(\v2\x18.photon_grpc.v1.ToolCallB\x04\x98\xfe\x18\x01R\ttoolCalls\x127\n" +
+	"\x05usage\x18\n" +
+	" \x01(\v2\x1b.photon_grpc.v1.OutputUsageB\x04\x98\xfe\x18\x02R\x05usage\"\x89\x01\n" +
+	"\vOutputUsage\x12#\n" +
+	"\routput_tokens\x18\x01 \x01(\rR\foutputTokens\x12!\n" +
+	"\fdraft_tokens\x18\x02 \x01(\rR\vdraftTokens\x122\n" +
+	"\x15accepted_draft_tokens\x18\x03 \x01(\rR\x13acceptedDraftTokens\"?\n" +
+	"\fTypedMessage\x12\x19\n" +
+	"\btype_url\x18\x01 \x01(\tR\atypeUrl\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"k\n" +
 	"\bToolCall\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
-	"\x0earguments_json\x18\x03 \x01(\tR\rargumentsJson\"\xf8\x01\n" +
+	"\x0earguments_json\x18\x03 \x01(\tR\rargumentsJson\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\tR\x02id\"\xf8\x01\n" +
 	"\x16StreamGenerateResponse\x125\n" +
 	"\x05start\x18\x01 \x01(\v2\x1f.photon_grpc.v1.GenerationStartR\x05start\x12.\n" +
 	"\x06deltas\x18\x02 \x03(\v2\x16.photon_grpc.v1.OutputR\x06deltas\x12+\n" +
 	"\x05usage\x18\x03 \x01(\v2\x15.photon_grpc.v1.UsageR\x05usage\x12.\n" +
 	"\x06timing\x18\x04 \x01(\v2\x16.photon_grpc.v1.TimingR\x06timing\x12\x1a\n" +
-	"\bsequence\x18\x05 \x01(\x04R\bsequence\"\xcb\x01\n" +
+	"\bsequence\x18\x05 \x01(\x03R\bsequence\"\xe5\x01\n" +
 	"\x0fGenerationStart\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2923,7 +3376,8 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\vcreate_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x122\n" +
 	"\x06prompt\x18\x04 \x01(\v2\x1a.photon_grpc.v1.PromptInfoR\x06prompt\x12\x12\n" +
-	"\x04seed\x18\x05 \x01(\x04R\x04seed\"]\n" +
+	"\x04seed\x18\x05 \x01(\x04R\x04seed\x12\x18\n" +
+	"\arelease\x18\x06 \x01(\tR\arelease\"]\n" +
 	"\n" +
 	"PromptInfo\x12\x1b\n" +
 	"\ttoken_ids\x18\x01 \x03(\rR\btokenIds\x122\n" +
@@ -2973,18 +3427,14 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestIdB\b\n" +
 	"\x06action\"P\n" +
 	"\x19MultiplexGenerateResponse\x123\n" +
-	"\x05items\x18\x01 \x03(\v2\x1d.photon_grpc.v1.MultiplexItemR\x05items\"\xca\x01\n" +
+	"\x05items\x18\x01 \x03(\v2\x1d.photon_grpc.v1.MultiplexItemR\x05items\"\xc0\x01\n" +
 	"\rMultiplexItem\x12\x16\n" +
 	"\x06handle\x18\x01 \x01(\rR\x06handle\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12D\n" +
-	"\bresponse\x18\x03 \x01(\v2&.photon_grpc.v1.StreamGenerateResponseH\x00R\bresponse\x124\n" +
-	"\x05error\x18\x04 \x01(\v2\x1c.photon_grpc.v1.RequestErrorH\x00R\x05errorB\x06\n" +
-	"\x04item\"l\n" +
-	"\fRequestError\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\x12.\n" +
-	"\adetails\x18\x03 \x03(\v2\x14.google.protobuf.AnyR\adetails*\xa1\x02\n" +
+	"\bresponse\x18\x03 \x01(\v2&.photon_grpc.v1.StreamGenerateResponseH\x00R\bresponse\x12*\n" +
+	"\x05error\x18\x04 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\x06\n" +
+	"\x04item*\xa1\x02\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11FINISH_REASON_EOS\x10\x01\x12\x1d\n" +
@@ -3014,107 +3464,121 @@ func file_photon_grpc_v1_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_photon_grpc_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_photon_grpc_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_photon_grpc_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_photon_grpc_v1_inference_proto_goTypes = []any{
 	(FinishReason)(0),                       // 0: photon_grpc.v1.FinishReason
 	(*GenerateRequest)(nil),                 // 1: photon_grpc.v1.GenerateRequest
 	(*TokenIds)(nil),                        // 2: photon_grpc.v1.TokenIds
 	(*ChatInput)(nil),                       // 3: photon_grpc.v1.ChatInput
-	(*ToolChoice)(nil),                      // 4: photon_grpc.v1.ToolChoice
-	(*ChatMessage)(nil),                     // 5: photon_grpc.v1.ChatMessage
-	(*SamplingParams)(nil),                  // 6: photon_grpc.v1.SamplingParams
-	(*StopParams)(nil),                      // 7: photon_grpc.v1.StopParams
-	(*StructuredOutput)(nil),                // 8: photon_grpc.v1.StructuredOutput
-	(*OutputOptions)(nil),                   // 9: photon_grpc.v1.OutputOptions
-	(*CacheOptions)(nil),                    // 10: photon_grpc.v1.CacheOptions
-	(*SchedulingOptions)(nil),               // 11: photon_grpc.v1.SchedulingOptions
-	(*StreamOptions)(nil),                   // 12: photon_grpc.v1.StreamOptions
-	(*GenerateResponse)(nil),                // 13: photon_grpc.v1.GenerateResponse
-	(*Output)(nil),                          // 14: photon_grpc.v1.Output
-	(*ToolCall)(nil),                        // 15: photon_grpc.v1.ToolCall
-	(*StreamGenerateResponse)(nil),          // 16: photon_grpc.v1.StreamGenerateResponse
-	(*GenerationStart)(nil),                 // 17: photon_grpc.v1.GenerationStart
-	(*PromptInfo)(nil),                      // 18: photon_grpc.v1.PromptInfo
-	(*TokenScore)(nil),                      // 19: photon_grpc.v1.TokenScore
-	(*Candidate)(nil),                       // 20: photon_grpc.v1.Candidate
-	(*Finish)(nil),                          // 21: photon_grpc.v1.Finish
-	(*Usage)(nil),                           // 22: photon_grpc.v1.Usage
-	(*Timing)(nil),                          // 23: photon_grpc.v1.Timing
-	(*MultiplexGenerateRequest)(nil),        // 24: photon_grpc.v1.MultiplexGenerateRequest
-	(*MultiplexGenerateResponse)(nil),       // 25: photon_grpc.v1.MultiplexGenerateResponse
-	(*MultiplexItem)(nil),                   // 26: photon_grpc.v1.MultiplexItem
-	(*RequestError)(nil),                    // 27: photon_grpc.v1.RequestError
-	(*ToolChoice_Required)(nil),             // 28: photon_grpc.v1.ToolChoice.Required
-	nil,                                     // 29: photon_grpc.v1.SamplingParams.LogitBiasEntry
-	(*StructuredOutput_JsonObject)(nil),     // 30: photon_grpc.v1.StructuredOutput.JsonObject
-	(*StructuredOutput_Choices)(nil),        // 31: photon_grpc.v1.StructuredOutput.Choices
-	(*StructuredOutput_Protobuf)(nil),       // 32: photon_grpc.v1.StructuredOutput.Protobuf
-	(*MultiplexGenerateRequest_Cancel)(nil), // 33: photon_grpc.v1.MultiplexGenerateRequest.Cancel
-	(*durationpb.Duration)(nil),             // 34: google.protobuf.Duration
-	(*anypb.Any)(nil),                       // 35: google.protobuf.Any
-	(*timestamppb.Timestamp)(nil),           // 36: google.protobuf.Timestamp
+	(*Tool)(nil),                            // 4: photon_grpc.v1.Tool
+	(*ToolChoice)(nil),                      // 5: photon_grpc.v1.ToolChoice
+	(*ChatMessage)(nil),                     // 6: photon_grpc.v1.ChatMessage
+	(*ContentPart)(nil),                     // 7: photon_grpc.v1.ContentPart
+	(*Media)(nil),                           // 8: photon_grpc.v1.Media
+	(*SamplingParams)(nil),                  // 9: photon_grpc.v1.SamplingParams
+	(*StopParams)(nil),                      // 10: photon_grpc.v1.StopParams
+	(*StructuredOutput)(nil),                // 11: photon_grpc.v1.StructuredOutput
+	(*OutputOptions)(nil),                   // 12: photon_grpc.v1.OutputOptions
+	(*CacheOptions)(nil),                    // 13: photon_grpc.v1.CacheOptions
+	(*SchedulingOptions)(nil),               // 14: photon_grpc.v1.SchedulingOptions
+	(*StreamOptions)(nil),                   // 15: photon_grpc.v1.StreamOptions
+	(*GenerateResponse)(nil),                // 16: photon_grpc.v1.GenerateResponse
+	(*Output)(nil),                          // 17: photon_grpc.v1.Output
+	(*OutputUsage)(nil),                     // 18: photon_grpc.v1.OutputUsage
+	(*TypedMessage)(nil),                    // 19: photon_grpc.v1.TypedMessage
+	(*ToolCall)(nil),                        // 20: photon_grpc.v1.ToolCall
+	(*StreamGenerateResponse)(nil),          // 21: photon_grpc.v1.StreamGenerateResponse
+	(*GenerationStart)(nil),                 // 22: photon_grpc.v1.GenerationStart
+	(*PromptInfo)(nil),                      // 23: photon_grpc.v1.PromptInfo
+	(*TokenScore)(nil),                      // 24: photon_grpc.v1.TokenScore
+	(*Candidate)(nil),                       // 25: photon_grpc.v1.Candidate
+	(*Finish)(nil),                          // 26: photon_grpc.v1.Finish
+	(*Usage)(nil),                           // 27: photon_grpc.v1.Usage
+	(*Timing)(nil),                          // 28: photon_grpc.v1.Timing
+	(*MultiplexGenerateRequest)(nil),        // 29: photon_grpc.v1.MultiplexGenerateRequest
+	(*MultiplexGenerateResponse)(nil),       // 30: photon_grpc.v1.MultiplexGenerateResponse
+	(*MultiplexItem)(nil),                   // 31: photon_grpc.v1.MultiplexItem
+	nil,                                     // 32: photon_grpc.v1.GenerateRequest.LabelsEntry
+	(*ToolChoice_Required)(nil),             // 33: photon_grpc.v1.ToolChoice.Required
+	nil,                                     // 34: photon_grpc.v1.SamplingParams.LogitBiasEntry
+	(*StructuredOutput_JsonObject)(nil),     // 35: photon_grpc.v1.StructuredOutput.JsonObject
+	(*StructuredOutput_Choices)(nil),        // 36: photon_grpc.v1.StructuredOutput.Choices
+	(*StructuredOutput_Protobuf)(nil),       // 37: photon_grpc.v1.StructuredOutput.Protobuf
+	(*MultiplexGenerateRequest_Cancel)(nil), // 38: photon_grpc.v1.MultiplexGenerateRequest.Cancel
+	(*durationpb.Duration)(nil),             // 39: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),           // 40: google.protobuf.Timestamp
+	(*status.Status)(nil),                   // 41: google.rpc.Status
 }
 var file_photon_grpc_v1_inference_proto_depIdxs = []int32{
 	2,  // 0: photon_grpc.v1.GenerateRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
 	3,  // 1: photon_grpc.v1.GenerateRequest.chat:type_name -> photon_grpc.v1.ChatInput
 	2,  // 2: photon_grpc.v1.GenerateRequest.continue_from:type_name -> photon_grpc.v1.TokenIds
-	6,  // 3: photon_grpc.v1.GenerateRequest.sampling:type_name -> photon_grpc.v1.SamplingParams
-	7,  // 4: photon_grpc.v1.GenerateRequest.stop:type_name -> photon_grpc.v1.StopParams
-	8,  // 5: photon_grpc.v1.GenerateRequest.structured_output:type_name -> photon_grpc.v1.StructuredOutput
-	9,  // 6: photon_grpc.v1.GenerateRequest.output:type_name -> photon_grpc.v1.OutputOptions
-	10, // 7: photon_grpc.v1.GenerateRequest.cache:type_name -> photon_grpc.v1.CacheOptions
-	11, // 8: photon_grpc.v1.GenerateRequest.scheduling:type_name -> photon_grpc.v1.SchedulingOptions
-	12, // 9: photon_grpc.v1.GenerateRequest.stream:type_name -> photon_grpc.v1.StreamOptions
-	5,  // 10: photon_grpc.v1.ChatInput.messages:type_name -> photon_grpc.v1.ChatMessage
-	4,  // 11: photon_grpc.v1.ChatInput.tool_choice:type_name -> photon_grpc.v1.ToolChoice
-	28, // 12: photon_grpc.v1.ToolChoice.required:type_name -> photon_grpc.v1.ToolChoice.Required
-	29, // 13: photon_grpc.v1.SamplingParams.logit_bias:type_name -> photon_grpc.v1.SamplingParams.LogitBiasEntry
-	2,  // 14: photon_grpc.v1.SamplingParams.allowed_token_ids:type_name -> photon_grpc.v1.TokenIds
-	34, // 15: photon_grpc.v1.StopParams.max_duration:type_name -> google.protobuf.Duration
-	30, // 16: photon_grpc.v1.StructuredOutput.json_object:type_name -> photon_grpc.v1.StructuredOutput.JsonObject
-	31, // 17: photon_grpc.v1.StructuredOutput.choices:type_name -> photon_grpc.v1.StructuredOutput.Choices
-	32, // 18: photon_grpc.v1.StructuredOutput.protobuf:type_name -> photon_grpc.v1.StructuredOutput.Protobuf
-	2,  // 19: photon_grpc.v1.OutputOptions.score_token_ids:type_name -> photon_grpc.v1.TokenIds
-	34, // 20: photon_grpc.v1.SchedulingOptions.max_queue_duration:type_name -> google.protobuf.Duration
-	34, // 21: photon_grpc.v1.SchedulingOptions.timeout:type_name -> google.protobuf.Duration
-	34, // 22: photon_grpc.v1.StreamOptions.min_interval:type_name -> google.protobuf.Duration
-	14, // 23: photon_grpc.v1.GenerateResponse.outputs:type_name -> photon_grpc.v1.Output
-	22, // 24: photon_grpc.v1.GenerateResponse.usage:type_name -> photon_grpc.v1.Usage
-	23, // 25: photon_grpc.v1.GenerateResponse.timing:type_name -> photon_grpc.v1.Timing
-	18, // 26: photon_grpc.v1.GenerateResponse.prompt:type_name -> photon_grpc.v1.PromptInfo
-	19, // 27: photon_grpc.v1.Output.scores:type_name -> photon_grpc.v1.TokenScore
-	21, // 28: photon_grpc.v1.Output.finish:type_name -> photon_grpc.v1.Finish
-	35, // 29: photon_grpc.v1.Output.message:type_name -> google.protobuf.Any
-	15, // 30: photon_grpc.v1.Output.tool_calls:type_name -> photon_grpc.v1.ToolCall
-	17, // 31: photon_grpc.v1.StreamGenerateResponse.start:type_name -> photon_grpc.v1.GenerationStart
-	14, // 32: photon_grpc.v1.StreamGenerateResponse.deltas:type_name -> photon_grpc.v1.Output
-	22, // 33: photon_grpc.v1.StreamGenerateResponse.usage:type_name -> photon_grpc.v1.Usage
-	23, // 34: photon_grpc.v1.StreamGenerateResponse.timing:type_name -> photon_grpc.v1.Timing
-	36, // 35: photon_grpc.v1.GenerationStart.create_time:type_name -> google.protobuf.Timestamp
-	18, // 36: photon_grpc.v1.GenerationStart.prompt:type_name -> photon_grpc.v1.PromptInfo
-	19, // 37: photon_grpc.v1.PromptInfo.scores:type_name -> photon_grpc.v1.TokenScore
-	20, // 38: photon_grpc.v1.TokenScore.candidates:type_name -> photon_grpc.v1.Candidate
-	0,  // 39: photon_grpc.v1.Finish.reason:type_name -> photon_grpc.v1.FinishReason
-	34, // 40: photon_grpc.v1.Timing.queue_duration:type_name -> google.protobuf.Duration
-	34, // 41: photon_grpc.v1.Timing.first_token_duration:type_name -> google.protobuf.Duration
-	34, // 42: photon_grpc.v1.Timing.total_duration:type_name -> google.protobuf.Duration
-	1,  // 43: photon_grpc.v1.MultiplexGenerateRequest.generate:type_name -> photon_grpc.v1.GenerateRequest
-	33, // 44: photon_grpc.v1.MultiplexGenerateRequest.cancel:type_name -> photon_grpc.v1.MultiplexGenerateRequest.Cancel
-	26, // 45: photon_grpc.v1.MultiplexGenerateResponse.items:type_name -> photon_grpc.v1.MultiplexItem
-	16, // 46: photon_grpc.v1.MultiplexItem.response:type_name -> photon_grpc.v1.StreamGenerateResponse
-	27, // 47: photon_grpc.v1.MultiplexItem.error:type_name -> photon_grpc.v1.RequestError
-	35, // 48: photon_grpc.v1.RequestError.details:type_name -> google.protobuf.Any
-	1,  // 49: photon_grpc.v1.InferenceService.Generate:input_type -> photon_grpc.v1.GenerateRequest
-	1,  // 50: photon_grpc.v1.InferenceService.StreamGenerate:input_type -> photon_grpc.v1.GenerateRequest
-	24, // 51: photon_grpc.v1.InferenceService.MultiplexGenerate:input_type -> photon_grpc.v1.MultiplexGenerateRequest
-	13, // 52: photon_grpc.v1.InferenceService.Generate:output_type -> photon_grpc.v1.GenerateResponse
-	16, // 53: photon_grpc.v1.InferenceService.StreamGenerate:output_type -> photon_grpc.v1.StreamGenerateResponse
-	25, // 54: photon_grpc.v1.InferenceService.MultiplexGenerate:output_type -> photon_grpc.v1.MultiplexGenerateResponse
-	52, // [52:55] is the sub-list for method output_type
-	49, // [49:52] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	9,  // 3: photon_grpc.v1.GenerateRequest.sampling:type_name -> photon_grpc.v1.SamplingParams
+	10, // 4: photon_grpc.v1.GenerateRequest.stop:type_name -> photon_grpc.v1.StopParams
+	11, // 5: photon_grpc.v1.GenerateRequest.structured_output:type_name -> photon_grpc.v1.StructuredOutput
+	12, // 6: photon_grpc.v1.GenerateRequest.output:type_name -> photon_grpc.v1.OutputOptions
+	13, // 7: photon_grpc.v1.GenerateRequest.cache:type_name -> photon_grpc.v1.CacheOptions
+	14, // 8: photon_grpc.v1.GenerateRequest.scheduling:type_name -> photon_grpc.v1.SchedulingOptions
+	15, // 9: photon_grpc.v1.GenerateRequest.stream:type_name -> photon_grpc.v1.StreamOptions
+	32, // 10: photon_grpc.v1.GenerateRequest.labels:type_name -> photon_grpc.v1.GenerateRequest.LabelsEntry
+	6,  // 11: photon_grpc.v1.ChatInput.messages:type_name -> photon_grpc.v1.ChatMessage
+	5,  // 12: photon_grpc.v1.ChatInput.tool_choice:type_name -> photon_grpc.v1.ToolChoice
+	4,  // 13: photon_grpc.v1.ChatInput.tools:type_name -> photon_grpc.v1.Tool
+	33, // 14: photon_grpc.v1.ToolChoice.required:type_name -> photon_grpc.v1.ToolChoice.Required
+	20, // 15: photon_grpc.v1.ChatMessage.tool_calls:type_name -> photon_grpc.v1.ToolCall
+	7,  // 16: photon_grpc.v1.ChatMessage.parts:type_name -> photon_grpc.v1.ContentPart
+	8,  // 17: photon_grpc.v1.ContentPart.image:type_name -> photon_grpc.v1.Media
+	8,  // 18: photon_grpc.v1.ContentPart.file:type_name -> photon_grpc.v1.Media
+	8,  // 19: photon_grpc.v1.ContentPart.audio:type_name -> photon_grpc.v1.Media
+	34, // 20: photon_grpc.v1.SamplingParams.logit_bias:type_name -> photon_grpc.v1.SamplingParams.LogitBiasEntry
+	2,  // 21: photon_grpc.v1.SamplingParams.allowed_token_ids:type_name -> photon_grpc.v1.TokenIds
+	39, // 22: photon_grpc.v1.StopParams.max_duration:type_name -> google.protobuf.Duration
+	35, // 23: photon_grpc.v1.StructuredOutput.json_object:type_name -> photon_grpc.v1.StructuredOutput.JsonObject
+	36, // 24: photon_grpc.v1.StructuredOutput.choices:type_name -> photon_grpc.v1.StructuredOutput.Choices
+	37, // 25: photon_grpc.v1.StructuredOutput.protobuf:type_name -> photon_grpc.v1.StructuredOutput.Protobuf
+	2,  // 26: photon_grpc.v1.OutputOptions.score_token_ids:type_name -> photon_grpc.v1.TokenIds
+	39, // 27: photon_grpc.v1.SchedulingOptions.max_queue_duration:type_name -> google.protobuf.Duration
+	39, // 28: photon_grpc.v1.SchedulingOptions.timeout:type_name -> google.protobuf.Duration
+	39, // 29: photon_grpc.v1.StreamOptions.min_interval:type_name -> google.protobuf.Duration
+	39, // 30: photon_grpc.v1.StreamOptions.heartbeat_interval:type_name -> google.protobuf.Duration
+	17, // 31: photon_grpc.v1.GenerateResponse.outputs:type_name -> photon_grpc.v1.Output
+	27, // 32: photon_grpc.v1.GenerateResponse.usage:type_name -> photon_grpc.v1.Usage
+	28, // 33: photon_grpc.v1.GenerateResponse.timing:type_name -> photon_grpc.v1.Timing
+	23, // 34: photon_grpc.v1.GenerateResponse.prompt:type_name -> photon_grpc.v1.PromptInfo
+	40, // 35: photon_grpc.v1.GenerateResponse.create_time:type_name -> google.protobuf.Timestamp
+	24, // 36: photon_grpc.v1.Output.scores:type_name -> photon_grpc.v1.TokenScore
+	26, // 37: photon_grpc.v1.Output.finish:type_name -> photon_grpc.v1.Finish
+	19, // 38: photon_grpc.v1.Output.message:type_name -> photon_grpc.v1.TypedMessage
+	20, // 39: photon_grpc.v1.Output.tool_calls:type_name -> photon_grpc.v1.ToolCall
+	18, // 40: photon_grpc.v1.Output.usage:type_name -> photon_grpc.v1.OutputUsage
+	22, // 41: photon_grpc.v1.StreamGenerateResponse.start:type_name -> photon_grpc.v1.GenerationStart
+	17, // 42: photon_grpc.v1.StreamGenerateResponse.deltas:type_name -> photon_grpc.v1.Output
+	27, // 43: photon_grpc.v1.StreamGenerateResponse.usage:type_name -> photon_grpc.v1.Usage
+	28, // 44: photon_grpc.v1.StreamGenerateResponse.timing:type_name -> photon_grpc.v1.Timing
+	40, // 45: photon_grpc.v1.GenerationStart.create_time:type_name -> google.protobuf.Timestamp
+	23, // 46: photon_grpc.v1.GenerationStart.prompt:type_name -> photon_grpc.v1.PromptInfo
+	24, // 47: photon_grpc.v1.PromptInfo.scores:type_name -> photon_grpc.v1.TokenScore
+	25, // 48: photon_grpc.v1.TokenScore.candidates:type_name -> photon_grpc.v1.Candidate
+	0,  // 49: photon_grpc.v1.Finish.reason:type_name -> photon_grpc.v1.FinishReason
+	39, // 50: photon_grpc.v1.Timing.queue_duration:type_name -> google.protobuf.Duration
+	39, // 51: photon_grpc.v1.Timing.first_token_duration:type_name -> google.protobuf.Duration
+	39, // 52: photon_grpc.v1.Timing.total_duration:type_name -> google.protobuf.Duration
+	1,  // 53: photon_grpc.v1.MultiplexGenerateRequest.generate:type_name -> photon_grpc.v1.GenerateRequest
+	38, // 54: photon_grpc.v1.MultiplexGenerateRequest.cancel:type_name -> photon_grpc.v1.MultiplexGenerateRequest.Cancel
+	31, // 55: photon_grpc.v1.MultiplexGenerateResponse.items:type_name -> photon_grpc.v1.MultiplexItem
+	21, // 56: photon_grpc.v1.MultiplexItem.response:type_name -> photon_grpc.v1.StreamGenerateResponse
+	41, // 57: photon_grpc.v1.MultiplexItem.error:type_name -> google.rpc.Status
+	1,  // 58: photon_grpc.v1.InferenceService.Generate:input_type -> photon_grpc.v1.GenerateRequest
+	1,  // 59: photon_grpc.v1.InferenceService.StreamGenerate:input_type -> photon_grpc.v1.GenerateRequest
+	29, // 60: photon_grpc.v1.InferenceService.MultiplexGenerate:input_type -> photon_grpc.v1.MultiplexGenerateRequest
+	16, // 61: photon_grpc.v1.InferenceService.Generate:output_type -> photon_grpc.v1.GenerateResponse
+	21, // 62: photon_grpc.v1.InferenceService.StreamGenerate:output_type -> photon_grpc.v1.StreamGenerateResponse
+	30, // 63: photon_grpc.v1.InferenceService.MultiplexGenerate:output_type -> photon_grpc.v1.MultiplexGenerateResponse
+	61, // [61:64] is the sub-list for method output_type
+	58, // [58:61] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_inference_proto_init() }
@@ -3122,19 +3586,27 @@ func file_photon_grpc_v1_inference_proto_init() {
 	if File_photon_grpc_v1_inference_proto != nil {
 		return
 	}
+	file_photon_grpc_v1_annotations_proto_init()
 	file_photon_grpc_v1_inference_proto_msgTypes[0].OneofWrappers = []any{
 		(*GenerateRequest_Text)(nil),
 		(*GenerateRequest_TokenIds)(nil),
 		(*GenerateRequest_Chat)(nil),
 	}
 	file_photon_grpc_v1_inference_proto_msgTypes[2].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[3].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[3].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[4].OneofWrappers = []any{
 		(*ToolChoice_Required_)(nil),
 		(*ToolChoice_Name)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[5].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[6].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[6].OneofWrappers = []any{
+		(*ContentPart_Text)(nil),
+		(*ContentPart_Image)(nil),
+		(*ContentPart_File)(nil),
+		(*ContentPart_Audio)(nil),
+	}
+	file_photon_grpc_v1_inference_proto_msgTypes[8].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[9].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[10].OneofWrappers = []any{
 		(*StructuredOutput_JsonSchema)(nil),
 		(*StructuredOutput_JsonObject_)(nil),
 		(*StructuredOutput_Regex)(nil),
@@ -3142,19 +3614,19 @@ func file_photon_grpc_v1_inference_proto_init() {
 		(*StructuredOutput_Grammar)(nil),
 		(*StructuredOutput_Protobuf_)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[8].OneofWrappers = []any{}
 	file_photon_grpc_v1_inference_proto_msgTypes[11].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[18].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[20].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[14].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[23].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[25].OneofWrappers = []any{
 		(*Finish_StopString)(nil),
 		(*Finish_StopTokenId)(nil),
 		(*Finish_EosTokenId)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[23].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[28].OneofWrappers = []any{
 		(*MultiplexGenerateRequest_Generate)(nil),
 		(*MultiplexGenerateRequest_Cancel_)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[25].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[30].OneofWrappers = []any{
 		(*MultiplexItem_Response)(nil),
 		(*MultiplexItem_Error)(nil),
 	}
@@ -3164,7 +3636,7 @@ func file_photon_grpc_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_inference_proto_rawDesc), len(file_photon_grpc_v1_inference_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   33,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -122,12 +122,19 @@ const (
 	Feature_FEATURE_SPECULATION Feature = 16
 	// InferenceService.MultiplexGenerate.
 	Feature_FEATURE_MULTIPLEX Feature = 17
-	// AdminService.LoadAdapter and UnloadAdapter.
-	Feature_FEATURE_ADAPTERS Feature = 18
 	// Output.reasoning: the model's chat template has marks for it.
 	Feature_FEATURE_REASONING Feature = 19
-	// Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature.
+	// Output.tool_calls: the model's chat template writes calls in a known way. Tools are passed to the template without this
+	// feature, too.
 	Feature_FEATURE_TOOL_CALLS Feature = 20
+	// The server refuses a request with a field that it does not know. One without this feature ignores such fields.
+	Feature_FEATURE_UNKNOWN_FIELDS_REFUSED Feature = 21
+	// ContentPart.image.
+	Feature_FEATURE_IMAGES Feature = 22
+	// ContentPart.file.
+	Feature_FEATURE_FILES Feature = 23
+	// ContentPart.audio.
+	Feature_FEATURE_AUDIO Feature = 24
 )
 
 // Enum value maps for Feature.
@@ -151,32 +158,38 @@ var (
 		15: "FEATURE_PRIORITY",
 		16: "FEATURE_SPECULATION",
 		17: "FEATURE_MULTIPLEX",
-		18: "FEATURE_ADAPTERS",
 		19: "FEATURE_REASONING",
 		20: "FEATURE_TOOL_CALLS",
+		21: "FEATURE_UNKNOWN_FIELDS_REFUSED",
+		22: "FEATURE_IMAGES",
+		23: "FEATURE_FILES",
+		24: "FEATURE_AUDIO",
 	}
 	Feature_value = map[string]int32{
-		"FEATURE_UNSPECIFIED":     0,
-		"FEATURE_TEXT":            1,
-		"FEATURE_CHAT":            2,
-		"FEATURE_NUM_OUTPUTS":     3,
-		"FEATURE_PENALTIES":       4,
-		"FEATURE_LOGIT_BIAS":      5,
-		"FEATURE_LOGPROBS":        6,
-		"FEATURE_PROMPT_LOGPROBS": 7,
-		"FEATURE_JSON_SCHEMA":     8,
-		"FEATURE_REGEX":           9,
-		"FEATURE_CHOICES":         10,
-		"FEATURE_GRAMMAR":         11,
-		"FEATURE_PROTOBUF":        12,
-		"FEATURE_CONTINUE_FROM":   13,
-		"FEATURE_PREFIX_CACHE":    14,
-		"FEATURE_PRIORITY":        15,
-		"FEATURE_SPECULATION":     16,
-		"FEATURE_MULTIPLEX":       17,
-		"FEATURE_ADAPTERS":        18,
-		"FEATURE_REASONING":       19,
-		"FEATURE_TOOL_CALLS":      20,
+		"FEATURE_UNSPECIFIED":            0,
+		"FEATURE_TEXT":                   1,
+		"FEATURE_CHAT":                   2,
+		"FEATURE_NUM_OUTPUTS":            3,
+		"FEATURE_PENALTIES":              4,
+		"FEATURE_LOGIT_BIAS":             5,
+		"FEATURE_LOGPROBS":               6,
+		"FEATURE_PROMPT_LOGPROBS":        7,
+		"FEATURE_JSON_SCHEMA":            8,
+		"FEATURE_REGEX":                  9,
+		"FEATURE_CHOICES":                10,
+		"FEATURE_GRAMMAR":                11,
+		"FEATURE_PROTOBUF":               12,
+		"FEATURE_CONTINUE_FROM":          13,
+		"FEATURE_PREFIX_CACHE":           14,
+		"FEATURE_PRIORITY":               15,
+		"FEATURE_SPECULATION":            16,
+		"FEATURE_MULTIPLEX":              17,
+		"FEATURE_REASONING":              19,
+		"FEATURE_TOOL_CALLS":             20,
+		"FEATURE_UNKNOWN_FIELDS_REFUSED": 21,
+		"FEATURE_IMAGES":                 22,
+		"FEATURE_FILES":                  23,
+		"FEATURE_AUDIO":                  24,
 	}
 )
 
@@ -409,15 +422,13 @@ func (x *GetModelResponse) GetModel() *Model {
 	return nil
 }
 
-// A model or adapter that is served under one name.
+// A model that is served under one name.
 type Model struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name that requests use.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Other names that requests may use.
 	Aliases []string `protobuf:"bytes,2,rep,name=aliases,proto3" json:"aliases,omitempty"`
-	// The base model of an adapter. Empty: this is no adapter.
-	BaseModel string `protobuf:"bytes,3,opt,name=base_model,json=baseModel,proto3" json:"base_model,omitempty"`
 	// Whether it can answer now.
 	State ModelState `protobuf:"varint,4,opt,name=state,proto3,enum=photon_grpc.v1.ModelState" json:"state,omitempty"`
 	// Most tokens in prompt and output together.
@@ -484,13 +495,6 @@ func (x *Model) GetAliases() []string {
 		return x.Aliases
 	}
 	return nil
-}
-
-func (x *Model) GetBaseModel() string {
-	if x != nil {
-		return x.BaseModel
-	}
-	return ""
 }
 
 func (x *Model) GetState() ModelState {
@@ -975,12 +979,10 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x0fGetModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"?\n" +
 	"\x10GetModelResponse\x12+\n" +
-	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xfd\x03\n" +
+	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xe4\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aaliases\x18\x02 \x03(\tR\aaliases\x12\x1d\n" +
-	"\n" +
-	"base_model\x18\x03 \x01(\tR\tbaseModel\x120\n" +
+	"\aaliases\x18\x02 \x03(\tR\aaliases\x120\n" +
 	"\x05state\x18\x04 \x01(\x0e2\x1a.photon_grpc.v1.ModelStateR\x05state\x12,\n" +
 	"\x12max_context_tokens\x18\x05 \x01(\rR\x10maxContextTokens\x12\x1d\n" +
 	"\n" +
@@ -992,7 +994,7 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	" \x01(\v2\x16.photon_grpc.v1.LimitsR\x06limits\x12\x1a\n" +
 	"\brevision\x18\v \x01(\tR\brevision\x12\x14\n" +
 	"\x05dtype\x18\f \x01(\tR\x05dtype\x12\"\n" +
-	"\fquantization\x18\r \x01(\tR\fquantization\"\xb4\x02\n" +
+	"\fquantization\x18\r \x01(\tR\fquantizationJ\x04\b\x03\x10\x04\"\xb4\x02\n" +
 	"\x06Limits\x12&\n" +
 	"\x0fmax_num_outputs\x18\x01 \x01(\rR\rmaxNumOutputs\x12!\n" +
 	"\fmax_logprobs\x18\x02 \x01(\rR\vmaxLogprobs\x12(\n" +
@@ -1029,7 +1031,7 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n" +
 	"\x11MODEL_STATE_READY\x10\x02\x12\x18\n" +
 	"\x14MODEL_STATE_DRAINING\x10\x03\x12\x16\n" +
-	"\x12MODEL_STATE_FAILED\x10\x04*\xed\x03\n" +
+	"\x12MODEL_STATE_FAILED\x10\x04*\xbb\x04\n" +
 	"\aFeature\x12\x17\n" +
 	"\x13FEATURE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fFEATURE_TEXT\x10\x01\x12\x10\n" +
@@ -1049,10 +1051,13 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x14FEATURE_PREFIX_CACHE\x10\x0e\x12\x14\n" +
 	"\x10FEATURE_PRIORITY\x10\x0f\x12\x17\n" +
 	"\x13FEATURE_SPECULATION\x10\x10\x12\x15\n" +
-	"\x11FEATURE_MULTIPLEX\x10\x11\x12\x14\n" +
-	"\x10FEATURE_ADAPTERS\x10\x12\x12\x15\n" +
+	"\x11FEATURE_MULTIPLEX\x10\x11\x12\x15\n" +
 	"\x11FEATURE_REASONING\x10\x13\x12\x16\n" +
-	"\x12FEATURE_TOOL_CALLS\x10\x142\xd6\x02\n" +
+	"\x12FEATURE_TOOL_CALLS\x10\x14\x12\"\n" +
+	"\x1eFEATURE_UNKNOWN_FIELDS_REFUSED\x10\x15\x12\x12\n" +
+	"\x0eFEATURE_IMAGES\x10\x16\x12\x11\n" +
+	"\rFEATURE_FILES\x10\x17\x12\x11\n" +
+	"\rFEATURE_AUDIO\x10\x18\"\x04\b\x12\x10\x122\xd6\x02\n" +
 	"\fModelService\x12S\n" +
 	"\n" +
 	"ListModels\x12!.photon_grpc.v1.ListModelsRequest\x1a\".photon_grpc.v1.ListModelsResponse\x12M\n" +

@@ -31,7 +31,7 @@ const (
 //
 // Describes the served models and their tokenizers.
 type ModelServiceClient interface {
-	// Lists every model and adapter that this server serves.
+	// Lists every model that this server serves.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
 	// Returns one model: its limits, defaults and features.
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*GetModelResponse, error)
@@ -95,7 +95,7 @@ func (c *modelServiceClient) Detokenize(ctx context.Context, in *DetokenizeReque
 //
 // Describes the served models and their tokenizers.
 type ModelServiceServer interface {
-	// Lists every model and adapter that this server serves.
+	// Lists every model that this server serves.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
 	// Returns one model: its limits, defaults and features.
 	GetModel(context.Context, *GetModelRequest) (*GetModelResponse, error)

@@ -10,12 +10,13 @@ from functools import partial
 
 import grpc
 
+from photon_grpc.admin.v1 import admin_pb2
 from photon_grpc.config.api_keys import ApiKey
 from photon_grpc.errors import InvalidCredentials, MissingCredentials, ScopeRequired
 from photon_grpc.server.calls.call import Call
 from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.wire import descriptors
-from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+from photon_grpc.v1 import inference_pb2, model_pb2
 
 _AUTHORIZATION = "authorization"
 _SCHEME = "bearer"

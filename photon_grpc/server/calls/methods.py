@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import FileDescriptor
 
+from photon_grpc.admin.v1 import admin_pb2
 from photon_grpc.core.counts import Labels
 from photon_grpc.server.wire import descriptors
-from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+from photon_grpc.v1 import inference_pb2, model_pb2
 
 
 class Method(NamedTuple):

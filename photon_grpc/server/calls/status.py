@@ -18,7 +18,6 @@ from google.rpc import error_details_pb2, status_pb2
 from photon_grpc import errors
 from photon_grpc.server.calls import metadata
 from photon_grpc.server.wire import features
-from photon_grpc.v1 import inference_pb2
 
 DOMAIN = "photon-grpc"
 #: Serialized google.rpc.Status; base64 makes it 5.4 KiB on the wire.
@@ -74,10 +73,9 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
     return CallStatus(code_of(public), status.message, tuple(trailers), public.reason, request_id)
 
 
-def request_error(error: Exception, request_id: str) -> inference_pb2.RequestError:
+def request_error(error: Exception, request_id: str) -> status_pb2.Status:
     """Return the status for one request of a multiplexed stream."""
-    status = _rpc_status(_public_error(error, request_id))
-    return inference_pb2.RequestError(code=status.code, message=status.message, details=status.details)
+    return _rpc_status(_public_error(error, request_id))
 
 
 def _rpc_status(error: errors.PhotonError) -> status_pb2.Status:

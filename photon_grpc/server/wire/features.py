@@ -29,11 +29,15 @@ _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
 #: The methods are refused and the fields are empty or 0, as docs/api.md states beside each.
 ABSENT = frozenset(
     {
-        "AdminService.LoadAdapter",
-        "AdminService.UnloadAdapter",
-        "Feature.FEATURE_ADAPTERS",
+        "ContentPart.audio",
+        "ContentPart.file",
+        "ContentPart.image",
+        "Feature.FEATURE_AUDIO",
+        "Feature.FEATURE_FILES",
+        "Feature.FEATURE_IMAGES",
         "Feature.FEATURE_SPECULATION",
-        "Model.base_model",
+        "OutputUsage.accepted_draft_tokens",
+        "OutputUsage.draft_tokens",
         "Model.quantization",
         "Usage.draft_tokens",
         "Usage.accepted_draft_tokens",

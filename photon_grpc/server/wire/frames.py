@@ -5,6 +5,8 @@ https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
+from google.rpc.status_pb2 import Status
+
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.output.update import Update
 from photon_grpc.server.wire.responses import ResponseWriter
@@ -41,7 +43,7 @@ class ItemWriter:
         request_id = "" if response.sequence > 1 else self._request_id
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 
-    def error(self, error: pb.RequestError) -> bytes:
+    def error(self, error: Status) -> bytes:
         """Return the item for the request's failure."""
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
 

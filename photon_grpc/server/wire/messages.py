@@ -18,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 
 #: Longer JSON is parsed in a thread; this much takes about 5 ms.
 _LONG_BYTES = 4096
+#: As google.protobuf.Any spells the URL of a type.
+_TYPE_URLS = "type.googleapis.com/"
 
 
 async def add(outputs: Iterable[pb.Output], deltas: Iterable[OutputDelta], message_type: MessageType) -> None:
@@ -32,7 +34,9 @@ async def add(outputs: Iterable[pb.Output], deltas: Iterable[OutputDelta], messa
 
 def _add(output: pb.Output, json: bytes, message_type: MessageType) -> None:
     try:
-        output.message.Pack(message_type.parse(json.decode()))
+        message = message_type.parse(json.decode())
+        output.message.type_url = f"{_TYPE_URLS}{message.DESCRIPTOR.full_name}"
+        output.message.value = message.SerializeToString()
     except Exception as error:
         # The error's text is left out, since it quotes the output.
         _LOG.error("a complete output is not a %s, %s\n%s", message_type.name, type(error).__name__, frames_of(error))

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from photon_grpc.v1 import admin_pb2 as photon__grpc_dot_v1_dot_admin__pb2
+from photon_grpc.admin.v1 import admin_pb2 as photon__grpc_dot_admin_dot_v1_dot_admin__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in photon_grpc/v1/admin_pb2_grpc.py depends on'
+        + ' but the generated code in photon_grpc/admin/v1/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,54 +36,44 @@ class AdminServiceStub(object):
             channel: A grpc.Channel.
         """
         self.GetServerInfo = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/GetServerInfo',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/GetServerInfo',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
         self.GetLoad = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/GetLoad',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/GetLoad',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
         self.WatchLoad = channel.unary_stream(
-                '/photon_grpc.v1.AdminService/WatchLoad',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/WatchLoad',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
         self.AbortRequests = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/AbortRequests',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/AbortRequests',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/Drain',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/Drain',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/ResetPrefixCache',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/ResetPrefixCache',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
         self.ListQuarantine = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/ListQuarantine',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/ListQuarantine',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
                 _registered_method=True)
         self.ClearQuarantine = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/ClearQuarantine',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
-                _registered_method=True)
-        self.LoadAdapter = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/LoadAdapter',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
-                _registered_method=True)
-        self.UnloadAdapter = channel.unary_unary(
-                '/photon_grpc.v1.AdminService/UnloadAdapter',
-                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
-                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                '/photon_grpc.admin.v1.AdminService/ClearQuarantine',
+                request_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
                 _registered_method=True)
 
 
@@ -149,78 +139,54 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LoadAdapter(self, request, context):
-        """Loads a LoRA adapter and serves it as a model under its name.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UnloadAdapter(self, request, context):
-        """Stops serving an adapter; requests that use it finish first.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
             ),
             'WatchLoad': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchLoad,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.WatchLoadRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.WatchLoadResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadResponse.SerializeToString,
             ),
             'AbortRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.AbortRequests,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.DrainRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
             ),
             'ListQuarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQuarantine,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineResponse.SerializeToString,
             ),
             'ClearQuarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearQuarantine,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.SerializeToString,
-            ),
-            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
-                    servicer.LoadAdapter,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
-            ),
-            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
-                    servicer.UnloadAdapter,
-                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
-                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+                    request_deserializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineRequest.FromString,
+                    response_serializer=photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'photon_grpc.v1.AdminService', rpc_method_handlers)
+            'photon_grpc.admin.v1.AdminService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('photon_grpc.v1.AdminService', rpc_method_handlers)
+    server.add_registered_method_handlers('photon_grpc.admin.v1.AdminService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -242,9 +208,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/GetServerInfo',
-            photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/GetServerInfo',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -269,9 +235,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/GetLoad',
-            photon__grpc_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/GetLoad',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -296,9 +262,9 @@ class AdminService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/photon_grpc.v1.AdminService/WatchLoad',
-            photon__grpc_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/WatchLoad',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -323,9 +289,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/AbortRequests',
-            photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/AbortRequests',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -350,9 +316,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/Drain',
-            photon__grpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/Drain',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -377,9 +343,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/ResetPrefixCache',
-            photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/ResetPrefixCache',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -404,9 +370,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/ListQuarantine',
-            photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/ListQuarantine',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -431,63 +397,9 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon_grpc.v1.AdminService/ClearQuarantine',
-            photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LoadAdapter(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/photon_grpc.v1.AdminService/LoadAdapter',
-            photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UnloadAdapter(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/photon_grpc.v1.AdminService/UnloadAdapter',
-            photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
-            photon__grpc_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            '/photon_grpc.admin.v1.AdminService/ClearQuarantine',
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+            photon__grpc_dot_admin_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

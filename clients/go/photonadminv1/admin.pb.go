@@ -2,9 +2,9 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        (unknown)
-// source: photon_grpc/v1/admin.proto
+// source: photon_grpc/admin/v1/admin.proto
 
-package photonv1
+package photonadminv1
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -32,7 +32,7 @@ type GetServerInfoRequest struct {
 
 func (x *GetServerInfoRequest) Reset() {
 	*x = GetServerInfoRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[0]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -44,7 +44,7 @@ func (x *GetServerInfoRequest) String() string {
 func (*GetServerInfoRequest) ProtoMessage() {}
 
 func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[0]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -57,7 +57,7 @@ func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetServerInfoRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
 // What this replica is.
@@ -72,7 +72,7 @@ type GetServerInfoResponse struct {
 	// Where the model computes, for example "cpu" or "cuda:0".
 	Device string `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`
 	// Blocks in the KV pool, without the reserved one.
-	TotalKvBlocks uint64 `protobuf:"varint,5,opt,name=total_kv_blocks,json=totalKvBlocks,proto3" json:"total_kv_blocks,omitempty"`
+	TotalKvBlocks int64 `protobuf:"varint,5,opt,name=total_kv_blocks,json=totalKvBlocks,proto3" json:"total_kv_blocks,omitempty"`
 	// Tokens that one block holds.
 	KvBlockTokens uint32 `protobuf:"varint,6,opt,name=kv_block_tokens,json=kvBlockTokens,proto3" json:"kv_block_tokens,omitempty"`
 	// Most outputs computed in one step (--max-num-seqs).
@@ -89,7 +89,7 @@ type GetServerInfoResponse struct {
 
 func (x *GetServerInfoResponse) Reset() {
 	*x = GetServerInfoResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[1]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -101,7 +101,7 @@ func (x *GetServerInfoResponse) String() string {
 func (*GetServerInfoResponse) ProtoMessage() {}
 
 func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[1]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -114,7 +114,7 @@ func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetServerInfoResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *GetServerInfoResponse) GetVersion() string {
@@ -145,7 +145,7 @@ func (x *GetServerInfoResponse) GetDevice() string {
 	return ""
 }
 
-func (x *GetServerInfoResponse) GetTotalKvBlocks() uint64 {
+func (x *GetServerInfoResponse) GetTotalKvBlocks() int64 {
 	if x != nil {
 		return x.TotalKvBlocks
 	}
@@ -196,7 +196,7 @@ type GetLoadRequest struct {
 
 func (x *GetLoadRequest) Reset() {
 	*x = GetLoadRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[2]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -208,7 +208,7 @@ func (x *GetLoadRequest) String() string {
 func (*GetLoadRequest) ProtoMessage() {}
 
 func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[2]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -221,7 +221,7 @@ func (x *GetLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadRequest.ProtoReflect.Descriptor instead.
 func (*GetLoadRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 // One sample of the load.
@@ -235,7 +235,7 @@ type GetLoadResponse struct {
 
 func (x *GetLoadResponse) Reset() {
 	*x = GetLoadResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[3]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +247,7 @@ func (x *GetLoadResponse) String() string {
 func (*GetLoadResponse) ProtoMessage() {}
 
 func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[3]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +260,7 @@ func (x *GetLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLoadResponse.ProtoReflect.Descriptor instead.
 func (*GetLoadResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetLoadResponse) GetLoad() *Load {
@@ -281,7 +281,7 @@ type WatchLoadRequest struct {
 
 func (x *WatchLoadRequest) Reset() {
 	*x = WatchLoadRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[4]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +293,7 @@ func (x *WatchLoadRequest) String() string {
 func (*WatchLoadRequest) ProtoMessage() {}
 
 func (x *WatchLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[4]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +306,7 @@ func (x *WatchLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLoadRequest.ProtoReflect.Descriptor instead.
 func (*WatchLoadRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WatchLoadRequest) GetMinInterval() *durationpb.Duration {
@@ -327,7 +327,7 @@ type WatchLoadResponse struct {
 
 func (x *WatchLoadResponse) Reset() {
 	*x = WatchLoadResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[5]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -339,7 +339,7 @@ func (x *WatchLoadResponse) String() string {
 func (*WatchLoadResponse) ProtoMessage() {}
 
 func (x *WatchLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[5]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -352,7 +352,7 @@ func (x *WatchLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLoadResponse.ProtoReflect.Descriptor instead.
 func (*WatchLoadResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchLoadResponse) GetLoad() *Load {
@@ -372,13 +372,13 @@ type Load struct {
 	// Requests that wait for their first step or, preempted, for their next.
 	QueuedRequests uint32 `protobuf:"varint,3,opt,name=queued_requests,json=queuedRequests,proto3" json:"queued_requests,omitempty"`
 	// Prompt tokens of the queued requests.
-	QueuedPromptTokens uint64 `protobuf:"varint,4,opt,name=queued_prompt_tokens,json=queuedPromptTokens,proto3" json:"queued_prompt_tokens,omitempty"`
+	QueuedPromptTokens int64 `protobuf:"varint,4,opt,name=queued_prompt_tokens,json=queuedPromptTokens,proto3" json:"queued_prompt_tokens,omitempty"`
 	// Blocks owned by requests; free, cached and in limbo make up the rest of the total.
-	OwnedKvBlocks uint64 `protobuf:"varint,5,opt,name=owned_kv_blocks,json=ownedKvBlocks,proto3" json:"owned_kv_blocks,omitempty"`
+	OwnedKvBlocks int64 `protobuf:"varint,5,opt,name=owned_kv_blocks,json=ownedKvBlocks,proto3" json:"owned_kv_blocks,omitempty"`
 	// Blocks that hold a reusable prefix and that no request owns; they can be allocated like free ones.
-	CachedKvBlocks uint64 `protobuf:"varint,6,opt,name=cached_kv_blocks,json=cachedKvBlocks,proto3" json:"cached_kv_blocks,omitempty"`
+	CachedKvBlocks int64 `protobuf:"varint,6,opt,name=cached_kv_blocks,json=cachedKvBlocks,proto3" json:"cached_kv_blocks,omitempty"`
 	// Blocks that hold nothing.
-	FreeKvBlocks uint64 `protobuf:"varint,7,opt,name=free_kv_blocks,json=freeKvBlocks,proto3" json:"free_kv_blocks,omitempty"`
+	FreeKvBlocks int64 `protobuf:"varint,7,opt,name=free_kv_blocks,json=freeKvBlocks,proto3" json:"free_kv_blocks,omitempty"`
 	// Owned blocks over all blocks, in [0, 1].
 	KvUtilization float64 `protobuf:"fixed64,8,opt,name=kv_utilization,json=kvUtilization,proto3" json:"kv_utilization,omitempty"`
 	// Cached prompt tokens over all prompt tokens since start or reset, in [0, 1].
@@ -390,14 +390,14 @@ type Load struct {
 	// Duration of an engine step, averaged over the last seconds.
 	StepDuration *durationpb.Duration `protobuf:"bytes,12,opt,name=step_duration,json=stepDuration,proto3" json:"step_duration,omitempty"`
 	// How often a request lost its blocks to others and was computed again, since start.
-	PreemptionCount uint64 `protobuf:"varint,13,opt,name=preemption_count,json=preemptionCount,proto3" json:"preemption_count,omitempty"`
+	PreemptionCount int64 `protobuf:"varint,13,opt,name=preemption_count,json=preemptionCount,proto3" json:"preemption_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[6]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +409,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[6]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +422,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Load) GetSampleTime() *timestamppb.Timestamp {
@@ -446,28 +446,28 @@ func (x *Load) GetQueuedRequests() uint32 {
 	return 0
 }
 
-func (x *Load) GetQueuedPromptTokens() uint64 {
+func (x *Load) GetQueuedPromptTokens() int64 {
 	if x != nil {
 		return x.QueuedPromptTokens
 	}
 	return 0
 }
 
-func (x *Load) GetOwnedKvBlocks() uint64 {
+func (x *Load) GetOwnedKvBlocks() int64 {
 	if x != nil {
 		return x.OwnedKvBlocks
 	}
 	return 0
 }
 
-func (x *Load) GetCachedKvBlocks() uint64 {
+func (x *Load) GetCachedKvBlocks() int64 {
 	if x != nil {
 		return x.CachedKvBlocks
 	}
 	return 0
 }
 
-func (x *Load) GetFreeKvBlocks() uint64 {
+func (x *Load) GetFreeKvBlocks() int64 {
 	if x != nil {
 		return x.FreeKvBlocks
 	}
@@ -509,7 +509,7 @@ func (x *Load) GetStepDuration() *durationpb.Duration {
 	return nil
 }
 
-func (x *Load) GetPreemptionCount() uint64 {
+func (x *Load) GetPreemptionCount() int64 {
 	if x != nil {
 		return x.PreemptionCount
 	}
@@ -529,7 +529,7 @@ type AbortRequestsRequest struct {
 
 func (x *AbortRequestsRequest) Reset() {
 	*x = AbortRequestsRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[7]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +541,7 @@ func (x *AbortRequestsRequest) String() string {
 func (*AbortRequestsRequest) ProtoMessage() {}
 
 func (x *AbortRequestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[7]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +554,7 @@ func (x *AbortRequestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequestsRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequestsRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AbortRequestsRequest) GetRequestIds() []string {
@@ -582,7 +582,7 @@ type AbortRequestsResponse struct {
 
 func (x *AbortRequestsResponse) Reset() {
 	*x = AbortRequestsResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[8]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +594,7 @@ func (x *AbortRequestsResponse) String() string {
 func (*AbortRequestsResponse) ProtoMessage() {}
 
 func (x *AbortRequestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[8]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +607,7 @@ func (x *AbortRequestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequestsResponse.ProtoReflect.Descriptor instead.
 func (*AbortRequestsResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AbortRequestsResponse) GetAbortedRequestIds() []string {
@@ -628,7 +628,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[9]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +640,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[9]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +653,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainRequest) GetTimeout() *durationpb.Duration {
@@ -674,7 +674,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[10]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +686,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[10]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +699,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainResponse) GetRemainingRequests() uint32 {
@@ -718,7 +718,7 @@ type ResetPrefixCacheRequest struct {
 
 func (x *ResetPrefixCacheRequest) Reset() {
 	*x = ResetPrefixCacheRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[11]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +730,7 @@ func (x *ResetPrefixCacheRequest) String() string {
 func (*ResetPrefixCacheRequest) ProtoMessage() {}
 
 func (x *ResetPrefixCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[11]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,21 +743,21 @@ func (x *ResetPrefixCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPrefixCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResetPrefixCacheRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 // What the reset freed.
 type ResetPrefixCacheResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Blocks that were cached and are now free.
-	FreedBlocks   uint64 `protobuf:"varint,1,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
+	FreedBlocks   int64 `protobuf:"varint,1,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResetPrefixCacheResponse) Reset() {
 	*x = ResetPrefixCacheResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[12]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +769,7 @@ func (x *ResetPrefixCacheResponse) String() string {
 func (*ResetPrefixCacheResponse) ProtoMessage() {}
 
 func (x *ResetPrefixCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[12]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,10 +782,10 @@ func (x *ResetPrefixCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPrefixCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResetPrefixCacheResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *ResetPrefixCacheResponse) GetFreedBlocks() uint64 {
+func (x *ResetPrefixCacheResponse) GetFreedBlocks() int64 {
 	if x != nil {
 		return x.FreedBlocks
 	}
@@ -801,7 +801,7 @@ type ListQuarantineRequest struct {
 
 func (x *ListQuarantineRequest) Reset() {
 	*x = ListQuarantineRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +813,7 @@ func (x *ListQuarantineRequest) String() string {
 func (*ListQuarantineRequest) ProtoMessage() {}
 
 func (x *ListQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +826,7 @@ func (x *ListQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ListQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // Requests that the engine does not compute together with others.
@@ -840,7 +840,7 @@ type ListQuarantineResponse struct {
 
 func (x *ListQuarantineResponse) Reset() {
 	*x = ListQuarantineResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +852,7 @@ func (x *ListQuarantineResponse) String() string {
 func (*ListQuarantineResponse) ProtoMessage() {}
 
 func (x *ListQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +865,7 @@ func (x *ListQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ListQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListQuarantineResponse) GetEntries() []*QuarantineEntry {
@@ -898,7 +898,7 @@ type QuarantineEntry struct {
 
 func (x *QuarantineEntry) Reset() {
 	*x = QuarantineEntry{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +910,7 @@ func (x *QuarantineEntry) String() string {
 func (*QuarantineEntry) ProtoMessage() {}
 
 func (x *QuarantineEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +923,7 @@ func (x *QuarantineEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuarantineEntry.ProtoReflect.Descriptor instead.
 func (*QuarantineEntry) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *QuarantineEntry) GetFingerprint() string {
@@ -988,7 +988,7 @@ type ClearQuarantineRequest struct {
 
 func (x *ClearQuarantineRequest) Reset() {
 	*x = ClearQuarantineRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1000,7 @@ func (x *ClearQuarantineRequest) String() string {
 func (*ClearQuarantineRequest) ProtoMessage() {}
 
 func (x *ClearQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1013,7 @@ func (x *ClearQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ClearQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClearQuarantineRequest) GetFingerprints() []string {
@@ -1041,7 +1041,7 @@ type ClearQuarantineResponse struct {
 
 func (x *ClearQuarantineResponse) Reset() {
 	*x = ClearQuarantineResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[17]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1053,7 @@ func (x *ClearQuarantineResponse) String() string {
 func (*ClearQuarantineResponse) ProtoMessage() {}
 
 func (x *ClearQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[17]
+	mi := &file_photon_grpc_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1066,7 @@ func (x *ClearQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ClearQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_photon_grpc_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClearQuarantineResponse) GetClearedFingerprints() []string {
@@ -1076,195 +1076,11 @@ func (x *ClearQuarantineResponse) GetClearedFingerprints() []string {
 	return nil
 }
 
-// Which adapter to load.
-type LoadAdapterRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name under which GenerateRequest.model finds it.
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The adapter's directory, on the server's machine.
-	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
+var File_photon_grpc_admin_v1_admin_proto protoreflect.FileDescriptor
 
-func (x *LoadAdapterRequest) Reset() {
-	*x = LoadAdapterRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LoadAdapterRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LoadAdapterRequest) ProtoMessage() {}
-
-func (x *LoadAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LoadAdapterRequest.ProtoReflect.Descriptor instead.
-func (*LoadAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *LoadAdapterRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *LoadAdapterRequest) GetPath() string {
-	if x != nil {
-		return x.Path
-	}
-	return ""
-}
-
-// Whether the adapter was already there.
-type LoadAdapterResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// This adapter was served under this name before the call.
-	AlreadyLoaded bool `protobuf:"varint,1,opt,name=already_loaded,json=alreadyLoaded,proto3" json:"already_loaded,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LoadAdapterResponse) Reset() {
-	*x = LoadAdapterResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LoadAdapterResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LoadAdapterResponse) ProtoMessage() {}
-
-func (x *LoadAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LoadAdapterResponse.ProtoReflect.Descriptor instead.
-func (*LoadAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *LoadAdapterResponse) GetAlreadyLoaded() bool {
-	if x != nil {
-		return x.AlreadyLoaded
-	}
-	return false
-}
-
-// Which adapter to unload.
-type UnloadAdapterRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name that LoadAdapter gave it.
-	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UnloadAdapterRequest) Reset() {
-	*x = UnloadAdapterRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UnloadAdapterRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UnloadAdapterRequest) ProtoMessage() {}
-
-func (x *UnloadAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UnloadAdapterRequest.ProtoReflect.Descriptor instead.
-func (*UnloadAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *UnloadAdapterRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-// The adapter is no longer served; has no fields.
-type UnloadAdapterResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UnloadAdapterResponse) Reset() {
-	*x = UnloadAdapterResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[21]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UnloadAdapterResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UnloadAdapterResponse) ProtoMessage() {}
-
-func (x *UnloadAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[21]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UnloadAdapterResponse.ProtoReflect.Descriptor instead.
-func (*UnloadAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{21}
-}
-
-var File_photon_grpc_v1_admin_proto protoreflect.FileDescriptor
-
-const file_photon_grpc_v1_admin_proto_rawDesc = "" +
+const file_photon_grpc_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1aphoton_grpc/v1/admin.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
+	" photon_grpc/admin/v1/admin.proto\x12\x14photon_grpc.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
 	"\x14GetServerInfoRequest\"\xb7\x03\n" +
 	"\x15GetServerInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1f\n" +
@@ -1273,36 +1089,36 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"start_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x16\n" +
 	"\x06device\x18\x04 \x01(\tR\x06device\x12&\n" +
-	"\x0ftotal_kv_blocks\x18\x05 \x01(\x04R\rtotalKvBlocks\x12&\n" +
+	"\x0ftotal_kv_blocks\x18\x05 \x01(\x03R\rtotalKvBlocks\x12&\n" +
 	"\x0fkv_block_tokens\x18\x06 \x01(\rR\rkvBlockTokens\x120\n" +
 	"\x14max_running_requests\x18\a \x01(\rR\x12maxRunningRequests\x12.\n" +
 	"\x13max_queued_requests\x18\b \x01(\rR\x11maxQueuedRequests\x12,\n" +
 	"\x12max_batched_tokens\x18\t \x01(\rR\x10maxBatchedTokens\x120\n" +
 	"\x14engine_restart_count\x18\n" +
 	" \x01(\rR\x12engineRestartCount\"\x10\n" +
-	"\x0eGetLoadRequest\";\n" +
-	"\x0fGetLoadResponse\x12(\n" +
-	"\x04load\x18\x01 \x01(\v2\x14.photon_grpc.v1.LoadR\x04load\"P\n" +
+	"\x0eGetLoadRequest\"A\n" +
+	"\x0fGetLoadResponse\x12.\n" +
+	"\x04load\x18\x01 \x01(\v2\x1a.photon_grpc.admin.v1.LoadR\x04load\"P\n" +
 	"\x10WatchLoadRequest\x12<\n" +
-	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\"=\n" +
-	"\x11WatchLoadResponse\x12(\n" +
-	"\x04load\x18\x01 \x01(\v2\x14.photon_grpc.v1.LoadR\x04load\"\xf8\x04\n" +
+	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\"C\n" +
+	"\x11WatchLoadResponse\x12.\n" +
+	"\x04load\x18\x01 \x01(\v2\x1a.photon_grpc.admin.v1.LoadR\x04load\"\xf8\x04\n" +
 	"\x04Load\x12;\n" +
 	"\vsample_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"sampleTime\x12)\n" +
 	"\x10running_requests\x18\x02 \x01(\rR\x0frunningRequests\x12'\n" +
 	"\x0fqueued_requests\x18\x03 \x01(\rR\x0equeuedRequests\x120\n" +
-	"\x14queued_prompt_tokens\x18\x04 \x01(\x04R\x12queuedPromptTokens\x12&\n" +
-	"\x0fowned_kv_blocks\x18\x05 \x01(\x04R\rownedKvBlocks\x12(\n" +
-	"\x10cached_kv_blocks\x18\x06 \x01(\x04R\x0ecachedKvBlocks\x12$\n" +
-	"\x0efree_kv_blocks\x18\a \x01(\x04R\ffreeKvBlocks\x12%\n" +
+	"\x14queued_prompt_tokens\x18\x04 \x01(\x03R\x12queuedPromptTokens\x12&\n" +
+	"\x0fowned_kv_blocks\x18\x05 \x01(\x03R\rownedKvBlocks\x12(\n" +
+	"\x10cached_kv_blocks\x18\x06 \x01(\x03R\x0ecachedKvBlocks\x12$\n" +
+	"\x0efree_kv_blocks\x18\a \x01(\x03R\ffreeKvBlocks\x12%\n" +
 	"\x0ekv_utilization\x18\b \x01(\x01R\rkvUtilization\x121\n" +
 	"\x15prefix_cache_hit_rate\x18\t \x01(\x01R\x12prefixCacheHitRate\x127\n" +
 	"\x18output_tokens_per_second\x18\n" +
 	" \x01(\x01R\x15outputTokensPerSecond\x127\n" +
 	"\x18prompt_tokens_per_second\x18\v \x01(\x01R\x15promptTokensPerSecond\x12>\n" +
 	"\rstep_duration\x18\f \x01(\v2\x19.google.protobuf.DurationR\fstepDuration\x12)\n" +
-	"\x10preemption_count\x18\r \x01(\x04R\x0fpreemptionCount\"I\n" +
+	"\x10preemption_count\x18\r \x01(\x03R\x0fpreemptionCount\"I\n" +
 	"\x14AbortRequestsRequest\x12\x1f\n" +
 	"\vrequest_ids\x18\x01 \x03(\tR\n" +
 	"requestIds\x12\x10\n" +
@@ -1315,10 +1131,10 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\x12remaining_requests\x18\x01 \x01(\rR\x11remainingRequests\"\x19\n" +
 	"\x17ResetPrefixCacheRequest\"=\n" +
 	"\x18ResetPrefixCacheResponse\x12!\n" +
-	"\ffreed_blocks\x18\x01 \x01(\x04R\vfreedBlocks\"\x17\n" +
-	"\x15ListQuarantineRequest\"S\n" +
-	"\x16ListQuarantineResponse\x129\n" +
-	"\aentries\x18\x01 \x03(\v2\x1f.photon_grpc.v1.QuarantineEntryR\aentries\"\xb4\x02\n" +
+	"\ffreed_blocks\x18\x01 \x01(\x03R\vfreedBlocks\"\x17\n" +
+	"\x15ListQuarantineRequest\"Y\n" +
+	"\x16ListQuarantineResponse\x12?\n" +
+	"\aentries\x18\x01 \x03(\v2%.photon_grpc.admin.v1.QuarantineEntryR\aentries\"\xb4\x02\n" +
 	"\x0fQuarantineEntry\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12 \n" +
 	"\vquarantined\x18\x02 \x01(\bR\vquarantined\x12\x1f\n" +
@@ -1335,125 +1151,107 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\ffingerprints\x18\x01 \x03(\tR\ffingerprints\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\"L\n" +
 	"\x17ClearQuarantineResponse\x121\n" +
-	"\x14cleared_fingerprints\x18\x01 \x03(\tR\x13clearedFingerprints\"<\n" +
-	"\x12LoadAdapterRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"<\n" +
-	"\x13LoadAdapterResponse\x12%\n" +
-	"\x0ealready_loaded\x18\x01 \x01(\bR\ralreadyLoaded\"*\n" +
-	"\x14UnloadAdapterRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15UnloadAdapterResponse2\x92\a\n" +
-	"\fAdminService\x12\\\n" +
-	"\rGetServerInfo\x12$.photon_grpc.v1.GetServerInfoRequest\x1a%.photon_grpc.v1.GetServerInfoResponse\x12J\n" +
-	"\aGetLoad\x12\x1e.photon_grpc.v1.GetLoadRequest\x1a\x1f.photon_grpc.v1.GetLoadResponse\x12R\n" +
-	"\tWatchLoad\x12 .photon_grpc.v1.WatchLoadRequest\x1a!.photon_grpc.v1.WatchLoadResponse0\x01\x12\\\n" +
-	"\rAbortRequests\x12$.photon_grpc.v1.AbortRequestsRequest\x1a%.photon_grpc.v1.AbortRequestsResponse\x12D\n" +
-	"\x05Drain\x12\x1c.photon_grpc.v1.DrainRequest\x1a\x1d.photon_grpc.v1.DrainResponse\x12e\n" +
-	"\x10ResetPrefixCache\x12'.photon_grpc.v1.ResetPrefixCacheRequest\x1a(.photon_grpc.v1.ResetPrefixCacheResponse\x12_\n" +
-	"\x0eListQuarantine\x12%.photon_grpc.v1.ListQuarantineRequest\x1a&.photon_grpc.v1.ListQuarantineResponse\x12b\n" +
-	"\x0fClearQuarantine\x12&.photon_grpc.v1.ClearQuarantineRequest\x1a'.photon_grpc.v1.ClearQuarantineResponse\x12V\n" +
-	"\vLoadAdapter\x12\".photon_grpc.v1.LoadAdapterRequest\x1a#.photon_grpc.v1.LoadAdapterResponse\x12\\\n" +
-	"\rUnloadAdapter\x12$.photon_grpc.v1.UnloadAdapterRequest\x1a%.photon_grpc.v1.UnloadAdapterResponseBV\n" +
-	"\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3"
+	"\x14cleared_fingerprints\x18\x01 \x03(\tR\x13clearedFingerprints2\xbc\x06\n" +
+	"\fAdminService\x12h\n" +
+	"\rGetServerInfo\x12*.photon_grpc.admin.v1.GetServerInfoRequest\x1a+.photon_grpc.admin.v1.GetServerInfoResponse\x12V\n" +
+	"\aGetLoad\x12$.photon_grpc.admin.v1.GetLoadRequest\x1a%.photon_grpc.admin.v1.GetLoadResponse\x12^\n" +
+	"\tWatchLoad\x12&.photon_grpc.admin.v1.WatchLoadRequest\x1a'.photon_grpc.admin.v1.WatchLoadResponse0\x01\x12h\n" +
+	"\rAbortRequests\x12*.photon_grpc.admin.v1.AbortRequestsRequest\x1a+.photon_grpc.admin.v1.AbortRequestsResponse\x12P\n" +
+	"\x05Drain\x12\".photon_grpc.admin.v1.DrainRequest\x1a#.photon_grpc.admin.v1.DrainResponse\x12q\n" +
+	"\x10ResetPrefixCache\x12-.photon_grpc.admin.v1.ResetPrefixCacheRequest\x1a..photon_grpc.admin.v1.ResetPrefixCacheResponse\x12k\n" +
+	"\x0eListQuarantine\x12+.photon_grpc.admin.v1.ListQuarantineRequest\x1a,.photon_grpc.admin.v1.ListQuarantineResponse\x12n\n" +
+	"\x0fClearQuarantine\x12,.photon_grpc.admin.v1.ClearQuarantineRequest\x1a-.photon_grpc.admin.v1.ClearQuarantineResponseBf\n" +
+	"\x17io.photon.grpc.admin.v1P\x01ZIgithub.com/photon-grpc/photon-grpc/clients/go/photonadminv1;photonadminv1b\x06proto3"
 
 var (
-	file_photon_grpc_v1_admin_proto_rawDescOnce sync.Once
-	file_photon_grpc_v1_admin_proto_rawDescData []byte
+	file_photon_grpc_admin_v1_admin_proto_rawDescOnce sync.Once
+	file_photon_grpc_admin_v1_admin_proto_rawDescData []byte
 )
 
-func file_photon_grpc_v1_admin_proto_rawDescGZIP() []byte {
-	file_photon_grpc_v1_admin_proto_rawDescOnce.Do(func() {
-		file_photon_grpc_v1_admin_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_admin_proto_rawDesc), len(file_photon_grpc_v1_admin_proto_rawDesc)))
+func file_photon_grpc_admin_v1_admin_proto_rawDescGZIP() []byte {
+	file_photon_grpc_admin_v1_admin_proto_rawDescOnce.Do(func() {
+		file_photon_grpc_admin_v1_admin_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_photon_grpc_admin_v1_admin_proto_rawDesc), len(file_photon_grpc_admin_v1_admin_proto_rawDesc)))
 	})
-	return file_photon_grpc_v1_admin_proto_rawDescData
+	return file_photon_grpc_admin_v1_admin_proto_rawDescData
 }
 
-var file_photon_grpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
-var file_photon_grpc_v1_admin_proto_goTypes = []any{
-	(*GetServerInfoRequest)(nil),     // 0: photon_grpc.v1.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil),    // 1: photon_grpc.v1.GetServerInfoResponse
-	(*GetLoadRequest)(nil),           // 2: photon_grpc.v1.GetLoadRequest
-	(*GetLoadResponse)(nil),          // 3: photon_grpc.v1.GetLoadResponse
-	(*WatchLoadRequest)(nil),         // 4: photon_grpc.v1.WatchLoadRequest
-	(*WatchLoadResponse)(nil),        // 5: photon_grpc.v1.WatchLoadResponse
-	(*Load)(nil),                     // 6: photon_grpc.v1.Load
-	(*AbortRequestsRequest)(nil),     // 7: photon_grpc.v1.AbortRequestsRequest
-	(*AbortRequestsResponse)(nil),    // 8: photon_grpc.v1.AbortRequestsResponse
-	(*DrainRequest)(nil),             // 9: photon_grpc.v1.DrainRequest
-	(*DrainResponse)(nil),            // 10: photon_grpc.v1.DrainResponse
-	(*ResetPrefixCacheRequest)(nil),  // 11: photon_grpc.v1.ResetPrefixCacheRequest
-	(*ResetPrefixCacheResponse)(nil), // 12: photon_grpc.v1.ResetPrefixCacheResponse
-	(*ListQuarantineRequest)(nil),    // 13: photon_grpc.v1.ListQuarantineRequest
-	(*ListQuarantineResponse)(nil),   // 14: photon_grpc.v1.ListQuarantineResponse
-	(*QuarantineEntry)(nil),          // 15: photon_grpc.v1.QuarantineEntry
-	(*ClearQuarantineRequest)(nil),   // 16: photon_grpc.v1.ClearQuarantineRequest
-	(*ClearQuarantineResponse)(nil),  // 17: photon_grpc.v1.ClearQuarantineResponse
-	(*LoadAdapterRequest)(nil),       // 18: photon_grpc.v1.LoadAdapterRequest
-	(*LoadAdapterResponse)(nil),      // 19: photon_grpc.v1.LoadAdapterResponse
-	(*UnloadAdapterRequest)(nil),     // 20: photon_grpc.v1.UnloadAdapterRequest
-	(*UnloadAdapterResponse)(nil),    // 21: photon_grpc.v1.UnloadAdapterResponse
-	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
+var file_photon_grpc_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_photon_grpc_admin_v1_admin_proto_goTypes = []any{
+	(*GetServerInfoRequest)(nil),     // 0: photon_grpc.admin.v1.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil),    // 1: photon_grpc.admin.v1.GetServerInfoResponse
+	(*GetLoadRequest)(nil),           // 2: photon_grpc.admin.v1.GetLoadRequest
+	(*GetLoadResponse)(nil),          // 3: photon_grpc.admin.v1.GetLoadResponse
+	(*WatchLoadRequest)(nil),         // 4: photon_grpc.admin.v1.WatchLoadRequest
+	(*WatchLoadResponse)(nil),        // 5: photon_grpc.admin.v1.WatchLoadResponse
+	(*Load)(nil),                     // 6: photon_grpc.admin.v1.Load
+	(*AbortRequestsRequest)(nil),     // 7: photon_grpc.admin.v1.AbortRequestsRequest
+	(*AbortRequestsResponse)(nil),    // 8: photon_grpc.admin.v1.AbortRequestsResponse
+	(*DrainRequest)(nil),             // 9: photon_grpc.admin.v1.DrainRequest
+	(*DrainResponse)(nil),            // 10: photon_grpc.admin.v1.DrainResponse
+	(*ResetPrefixCacheRequest)(nil),  // 11: photon_grpc.admin.v1.ResetPrefixCacheRequest
+	(*ResetPrefixCacheResponse)(nil), // 12: photon_grpc.admin.v1.ResetPrefixCacheResponse
+	(*ListQuarantineRequest)(nil),    // 13: photon_grpc.admin.v1.ListQuarantineRequest
+	(*ListQuarantineResponse)(nil),   // 14: photon_grpc.admin.v1.ListQuarantineResponse
+	(*QuarantineEntry)(nil),          // 15: photon_grpc.admin.v1.QuarantineEntry
+	(*ClearQuarantineRequest)(nil),   // 16: photon_grpc.admin.v1.ClearQuarantineRequest
+	(*ClearQuarantineResponse)(nil),  // 17: photon_grpc.admin.v1.ClearQuarantineResponse
+	(*timestamppb.Timestamp)(nil),    // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 19: google.protobuf.Duration
 }
-var file_photon_grpc_v1_admin_proto_depIdxs = []int32{
-	22, // 0: photon_grpc.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
-	6,  // 1: photon_grpc.v1.GetLoadResponse.load:type_name -> photon_grpc.v1.Load
-	23, // 2: photon_grpc.v1.WatchLoadRequest.min_interval:type_name -> google.protobuf.Duration
-	6,  // 3: photon_grpc.v1.WatchLoadResponse.load:type_name -> photon_grpc.v1.Load
-	22, // 4: photon_grpc.v1.Load.sample_time:type_name -> google.protobuf.Timestamp
-	23, // 5: photon_grpc.v1.Load.step_duration:type_name -> google.protobuf.Duration
-	23, // 6: photon_grpc.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
-	15, // 7: photon_grpc.v1.ListQuarantineResponse.entries:type_name -> photon_grpc.v1.QuarantineEntry
-	22, // 8: photon_grpc.v1.QuarantineEntry.crash_time:type_name -> google.protobuf.Timestamp
-	23, // 9: photon_grpc.v1.QuarantineEntry.remaining_time:type_name -> google.protobuf.Duration
-	0,  // 10: photon_grpc.v1.AdminService.GetServerInfo:input_type -> photon_grpc.v1.GetServerInfoRequest
-	2,  // 11: photon_grpc.v1.AdminService.GetLoad:input_type -> photon_grpc.v1.GetLoadRequest
-	4,  // 12: photon_grpc.v1.AdminService.WatchLoad:input_type -> photon_grpc.v1.WatchLoadRequest
-	7,  // 13: photon_grpc.v1.AdminService.AbortRequests:input_type -> photon_grpc.v1.AbortRequestsRequest
-	9,  // 14: photon_grpc.v1.AdminService.Drain:input_type -> photon_grpc.v1.DrainRequest
-	11, // 15: photon_grpc.v1.AdminService.ResetPrefixCache:input_type -> photon_grpc.v1.ResetPrefixCacheRequest
-	13, // 16: photon_grpc.v1.AdminService.ListQuarantine:input_type -> photon_grpc.v1.ListQuarantineRequest
-	16, // 17: photon_grpc.v1.AdminService.ClearQuarantine:input_type -> photon_grpc.v1.ClearQuarantineRequest
-	18, // 18: photon_grpc.v1.AdminService.LoadAdapter:input_type -> photon_grpc.v1.LoadAdapterRequest
-	20, // 19: photon_grpc.v1.AdminService.UnloadAdapter:input_type -> photon_grpc.v1.UnloadAdapterRequest
-	1,  // 20: photon_grpc.v1.AdminService.GetServerInfo:output_type -> photon_grpc.v1.GetServerInfoResponse
-	3,  // 21: photon_grpc.v1.AdminService.GetLoad:output_type -> photon_grpc.v1.GetLoadResponse
-	5,  // 22: photon_grpc.v1.AdminService.WatchLoad:output_type -> photon_grpc.v1.WatchLoadResponse
-	8,  // 23: photon_grpc.v1.AdminService.AbortRequests:output_type -> photon_grpc.v1.AbortRequestsResponse
-	10, // 24: photon_grpc.v1.AdminService.Drain:output_type -> photon_grpc.v1.DrainResponse
-	12, // 25: photon_grpc.v1.AdminService.ResetPrefixCache:output_type -> photon_grpc.v1.ResetPrefixCacheResponse
-	14, // 26: photon_grpc.v1.AdminService.ListQuarantine:output_type -> photon_grpc.v1.ListQuarantineResponse
-	17, // 27: photon_grpc.v1.AdminService.ClearQuarantine:output_type -> photon_grpc.v1.ClearQuarantineResponse
-	19, // 28: photon_grpc.v1.AdminService.LoadAdapter:output_type -> photon_grpc.v1.LoadAdapterResponse
-	21, // 29: photon_grpc.v1.AdminService.UnloadAdapter:output_type -> photon_grpc.v1.UnloadAdapterResponse
-	20, // [20:30] is the sub-list for method output_type
-	10, // [10:20] is the sub-list for method input_type
+var file_photon_grpc_admin_v1_admin_proto_depIdxs = []int32{
+	18, // 0: photon_grpc.admin.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
+	6,  // 1: photon_grpc.admin.v1.GetLoadResponse.load:type_name -> photon_grpc.admin.v1.Load
+	19, // 2: photon_grpc.admin.v1.WatchLoadRequest.min_interval:type_name -> google.protobuf.Duration
+	6,  // 3: photon_grpc.admin.v1.WatchLoadResponse.load:type_name -> photon_grpc.admin.v1.Load
+	18, // 4: photon_grpc.admin.v1.Load.sample_time:type_name -> google.protobuf.Timestamp
+	19, // 5: photon_grpc.admin.v1.Load.step_duration:type_name -> google.protobuf.Duration
+	19, // 6: photon_grpc.admin.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
+	15, // 7: photon_grpc.admin.v1.ListQuarantineResponse.entries:type_name -> photon_grpc.admin.v1.QuarantineEntry
+	18, // 8: photon_grpc.admin.v1.QuarantineEntry.crash_time:type_name -> google.protobuf.Timestamp
+	19, // 9: photon_grpc.admin.v1.QuarantineEntry.remaining_time:type_name -> google.protobuf.Duration
+	0,  // 10: photon_grpc.admin.v1.AdminService.GetServerInfo:input_type -> photon_grpc.admin.v1.GetServerInfoRequest
+	2,  // 11: photon_grpc.admin.v1.AdminService.GetLoad:input_type -> photon_grpc.admin.v1.GetLoadRequest
+	4,  // 12: photon_grpc.admin.v1.AdminService.WatchLoad:input_type -> photon_grpc.admin.v1.WatchLoadRequest
+	7,  // 13: photon_grpc.admin.v1.AdminService.AbortRequests:input_type -> photon_grpc.admin.v1.AbortRequestsRequest
+	9,  // 14: photon_grpc.admin.v1.AdminService.Drain:input_type -> photon_grpc.admin.v1.DrainRequest
+	11, // 15: photon_grpc.admin.v1.AdminService.ResetPrefixCache:input_type -> photon_grpc.admin.v1.ResetPrefixCacheRequest
+	13, // 16: photon_grpc.admin.v1.AdminService.ListQuarantine:input_type -> photon_grpc.admin.v1.ListQuarantineRequest
+	16, // 17: photon_grpc.admin.v1.AdminService.ClearQuarantine:input_type -> photon_grpc.admin.v1.ClearQuarantineRequest
+	1,  // 18: photon_grpc.admin.v1.AdminService.GetServerInfo:output_type -> photon_grpc.admin.v1.GetServerInfoResponse
+	3,  // 19: photon_grpc.admin.v1.AdminService.GetLoad:output_type -> photon_grpc.admin.v1.GetLoadResponse
+	5,  // 20: photon_grpc.admin.v1.AdminService.WatchLoad:output_type -> photon_grpc.admin.v1.WatchLoadResponse
+	8,  // 21: photon_grpc.admin.v1.AdminService.AbortRequests:output_type -> photon_grpc.admin.v1.AbortRequestsResponse
+	10, // 22: photon_grpc.admin.v1.AdminService.Drain:output_type -> photon_grpc.admin.v1.DrainResponse
+	12, // 23: photon_grpc.admin.v1.AdminService.ResetPrefixCache:output_type -> photon_grpc.admin.v1.ResetPrefixCacheResponse
+	14, // 24: photon_grpc.admin.v1.AdminService.ListQuarantine:output_type -> photon_grpc.admin.v1.ListQuarantineResponse
+	17, // 25: photon_grpc.admin.v1.AdminService.ClearQuarantine:output_type -> photon_grpc.admin.v1.ClearQuarantineResponse
+	18, // [18:26] is the sub-list for method output_type
+	10, // [10:18] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
 	10, // [10:10] is the sub-list for extension extendee
 	0,  // [0:10] is the sub-list for field type_name
 }
 
-func init() { file_photon_grpc_v1_admin_proto_init() }
-func file_photon_grpc_v1_admin_proto_init() {
-	if File_photon_grpc_v1_admin_proto != nil {
+func init() { file_photon_grpc_admin_v1_admin_proto_init() }
+func file_photon_grpc_admin_v1_admin_proto_init() {
+	if File_photon_grpc_admin_v1_admin_proto != nil {
 		return
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_admin_proto_rawDesc), len(file_photon_grpc_v1_admin_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_admin_v1_admin_proto_rawDesc), len(file_photon_grpc_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
-		GoTypes:           file_photon_grpc_v1_admin_proto_goTypes,
-		DependencyIndexes: file_photon_grpc_v1_admin_proto_depIdxs,
-		MessageInfos:      file_photon_grpc_v1_admin_proto_msgTypes,
+		GoTypes:           file_photon_grpc_admin_v1_admin_proto_goTypes,
+		DependencyIndexes: file_photon_grpc_admin_v1_admin_proto_depIdxs,
+		MessageInfos:      file_photon_grpc_admin_v1_admin_proto_msgTypes,
 	}.Build()
-	File_photon_grpc_v1_admin_proto = out.File
-	file_photon_grpc_v1_admin_proto_goTypes = nil
-	file_photon_grpc_v1_admin_proto_depIdxs = nil
+	File_photon_grpc_admin_v1_admin_proto = out.File
+	file_photon_grpc_admin_v1_admin_proto_goTypes = nil
+	file_photon_grpc_admin_v1_admin_proto_depIdxs = nil
 }

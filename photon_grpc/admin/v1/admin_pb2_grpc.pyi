@@ -5,7 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from photon_grpc.v1 import admin_pb2 as _admin_pb2
+from photon_grpc.admin.v1 import admin_pb2 as _admin_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -53,10 +53,6 @@ class AdminServiceStub:
     """
     ClearQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]
     """Clears such requests: refused ones are computed again, suspects compute together with others."""
-    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
-    """Loads a LoRA adapter and serves it as a model under its name."""
-    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
-    """Stops serving an adapter; requests that use it finish first."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -83,10 +79,6 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ClearQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]  # type: ignore[assignment]
     """Clears such requests: refused ones are computed again, suspects compute together with others."""
-    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
-    """Loads a LoRA adapter and serves it as a model under its name."""
-    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
-    """Stops serving an adapter; requests that use it finish first."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope."""
@@ -158,21 +150,5 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClearQuarantineResponse, _abc.Awaitable[_admin_pb2.ClearQuarantineResponse]]:
         """Clears such requests: refused ones are computed again, suspects compute together with others."""
-
-    @_abc_1.abstractmethod
-    def LoadAdapter(
-        self,
-        request: _admin_pb2.LoadAdapterRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]:
-        """Loads a LoRA adapter and serves it as a model under its name."""
-
-    @_abc_1.abstractmethod
-    def UnloadAdapter(
-        self,
-        request: _admin_pb2.UnloadAdapterRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
-        """Stops serving an adapter; requests that use it finish first."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

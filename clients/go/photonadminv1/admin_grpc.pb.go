@@ -2,9 +2,9 @@
 // versions:
 // - protoc-gen-go-grpc v1.6.2
 // - protoc             (unknown)
-// source: photon_grpc/v1/admin.proto
+// source: photon_grpc/admin/v1/admin.proto
 
-package photonv1
+package photonadminv1
 
 import (
 	context "context"
@@ -19,16 +19,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_GetServerInfo_FullMethodName    = "/photon_grpc.v1.AdminService/GetServerInfo"
-	AdminService_GetLoad_FullMethodName          = "/photon_grpc.v1.AdminService/GetLoad"
-	AdminService_WatchLoad_FullMethodName        = "/photon_grpc.v1.AdminService/WatchLoad"
-	AdminService_AbortRequests_FullMethodName    = "/photon_grpc.v1.AdminService/AbortRequests"
-	AdminService_Drain_FullMethodName            = "/photon_grpc.v1.AdminService/Drain"
-	AdminService_ResetPrefixCache_FullMethodName = "/photon_grpc.v1.AdminService/ResetPrefixCache"
-	AdminService_ListQuarantine_FullMethodName   = "/photon_grpc.v1.AdminService/ListQuarantine"
-	AdminService_ClearQuarantine_FullMethodName  = "/photon_grpc.v1.AdminService/ClearQuarantine"
-	AdminService_LoadAdapter_FullMethodName      = "/photon_grpc.v1.AdminService/LoadAdapter"
-	AdminService_UnloadAdapter_FullMethodName    = "/photon_grpc.v1.AdminService/UnloadAdapter"
+	AdminService_GetServerInfo_FullMethodName    = "/photon_grpc.admin.v1.AdminService/GetServerInfo"
+	AdminService_GetLoad_FullMethodName          = "/photon_grpc.admin.v1.AdminService/GetLoad"
+	AdminService_WatchLoad_FullMethodName        = "/photon_grpc.admin.v1.AdminService/WatchLoad"
+	AdminService_AbortRequests_FullMethodName    = "/photon_grpc.admin.v1.AdminService/AbortRequests"
+	AdminService_Drain_FullMethodName            = "/photon_grpc.admin.v1.AdminService/Drain"
+	AdminService_ResetPrefixCache_FullMethodName = "/photon_grpc.admin.v1.AdminService/ResetPrefixCache"
+	AdminService_ListQuarantine_FullMethodName   = "/photon_grpc.admin.v1.AdminService/ListQuarantine"
+	AdminService_ClearQuarantine_FullMethodName  = "/photon_grpc.admin.v1.AdminService/ClearQuarantine"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -55,10 +53,6 @@ type AdminServiceClient interface {
 	ListQuarantine(ctx context.Context, in *ListQuarantineRequest, opts ...grpc.CallOption) (*ListQuarantineResponse, error)
 	// Clears such requests: refused ones are computed again, suspects compute together with others.
 	ClearQuarantine(ctx context.Context, in *ClearQuarantineRequest, opts ...grpc.CallOption) (*ClearQuarantineResponse, error)
-	// Loads a LoRA adapter and serves it as a model under its name.
-	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error)
-	// Stops serving an adapter; requests that use it finish first.
-	UnloadAdapter(ctx context.Context, in *UnloadAdapterRequest, opts ...grpc.CallOption) (*UnloadAdapterResponse, error)
 }
 
 type adminServiceClient struct {
@@ -158,26 +152,6 @@ func (c *adminServiceClient) ClearQuarantine(ctx context.Context, in *ClearQuara
 	return out, nil
 }
 
-func (c *adminServiceClient) LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(LoadAdapterResponse)
-	err := c.cc.Invoke(ctx, AdminService_LoadAdapter_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *adminServiceClient) UnloadAdapter(ctx context.Context, in *UnloadAdapterRequest, opts ...grpc.CallOption) (*UnloadAdapterResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(UnloadAdapterResponse)
-	err := c.cc.Invoke(ctx, AdminService_UnloadAdapter_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -202,10 +176,6 @@ type AdminServiceServer interface {
 	ListQuarantine(context.Context, *ListQuarantineRequest) (*ListQuarantineResponse, error)
 	// Clears such requests: refused ones are computed again, suspects compute together with others.
 	ClearQuarantine(context.Context, *ClearQuarantineRequest) (*ClearQuarantineResponse, error)
-	// Loads a LoRA adapter and serves it as a model under its name.
-	LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error)
-	// Stops serving an adapter; requests that use it finish first.
-	UnloadAdapter(context.Context, *UnloadAdapterRequest) (*UnloadAdapterResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -239,12 +209,6 @@ func (UnimplementedAdminServiceServer) ListQuarantine(context.Context, *ListQuar
 }
 func (UnimplementedAdminServiceServer) ClearQuarantine(context.Context, *ClearQuarantineRequest) (*ClearQuarantineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClearQuarantine not implemented")
-}
-func (UnimplementedAdminServiceServer) LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method LoadAdapter not implemented")
-}
-func (UnimplementedAdminServiceServer) UnloadAdapter(context.Context, *UnloadAdapterRequest) (*UnloadAdapterResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method UnloadAdapter not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -404,47 +368,11 @@ func _AdminService_ClearQuarantine_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
-func _AdminService_LoadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(LoadAdapterRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(AdminServiceServer).LoadAdapter(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: AdminService_LoadAdapter_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServiceServer).LoadAdapter(ctx, req.(*LoadAdapterRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _AdminService_UnloadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(UnloadAdapterRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(AdminServiceServer).UnloadAdapter(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: AdminService_UnloadAdapter_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServiceServer).UnloadAdapter(ctx, req.(*UnloadAdapterRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var AdminService_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "photon_grpc.v1.AdminService",
+	ServiceName: "photon_grpc.admin.v1.AdminService",
 	HandlerType: (*AdminServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
@@ -475,14 +403,6 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ClearQuarantine",
 			Handler:    _AdminService_ClearQuarantine_Handler,
 		},
-		{
-			MethodName: "LoadAdapter",
-			Handler:    _AdminService_LoadAdapter_Handler,
-		},
-		{
-			MethodName: "UnloadAdapter",
-			Handler:    _AdminService_UnloadAdapter_Handler,
-		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -491,5 +411,5 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 	},
-	Metadata: "photon_grpc/v1/admin.proto",
+	Metadata: "photon_grpc/admin/v1/admin.proto",
 }

@@ -1,0 +1,1 @@
+"""Stubs of the services that operate a replica."""

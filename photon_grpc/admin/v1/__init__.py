@@ -1,0 +1,1 @@
+"""Generated from protos/photon_grpc/admin/v1 by protos/generate.py. Import the modules; nothing is re-exported here."""
