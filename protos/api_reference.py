@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
-PACKAGE_PREFIX = ".photon_grpc.v1."
+PACKAGE_PREFIXES = (".photon_grpc.v1.", ".photon_grpc.admin.v1.")
 
 # Field numbers of descriptor.proto: the path of a declaration is made of them and of indices.
 MESSAGE, ENUM, SERVICE = 4, 5, 6
@@ -166,9 +166,10 @@ def scalar_or_link(field: FieldDescriptorProto) -> str:
 
 def type_link(type_name: str) -> str:
     """Link to the section of one of our types; the bare name of another."""
-    if not type_name.startswith(PACKAGE_PREFIX):
+    prefix = next((prefix for prefix in PACKAGE_PREFIXES if type_name.startswith(prefix)), None)
+    if prefix is None:
         return f"`{type_name.removeprefix('.')}`"
-    name = type_name.removeprefix(PACKAGE_PREFIX)
+    name = type_name.removeprefix(prefix)
     return f"[{name}](#{name.replace('.', '').lower()})"
 
 

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from photon_grpc import errors
 from photon_grpc.admin.v1 import admin_pb2
-from photon_grpc.v1 import inference_pb2, model_pb2
+from photon_grpc.v1 import annotations_pb2, inference_pb2, model_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,11 +60,16 @@ def test_error_table_names_every_reason_a_caller_can_meet() -> None:
     assert documented - {"UNAVAILABLE"} == {cls.reason for cls in answers - groups}
 
 
-@pytest.mark.parametrize("module", [inference_pb2, model_pb2, admin_pb2], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [inference_pb2, model_pb2, admin_pb2, annotations_pb2], ids=lambda module: module.__name__
+)
 def test_field_numbers_leave_no_gap(module: object) -> None:
     """Numbers run 1, 2, 3, ...; a gap would be a field that was removed without `reserved`."""
     for message in module.DESCRIPTOR.message_types_by_name.values():  # type: ignore[attr-defined]
-        numbers = sorted(field.number for field in message.fields)
+        proto = DescriptorProto()
+        message.CopyToProto(proto)
+        reserved = [number for each in proto.reserved_range for number in range(each.start, each.end)]
+        numbers = sorted([*reserved, *(field.number for field in message.fields)])
         assert numbers == list(range(1, len(numbers) + 1)), message.full_name
 
 

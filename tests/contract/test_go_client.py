@@ -50,7 +50,7 @@ def test_stubs_are_of_the_protos_in_git(module: object) -> None:
     """Their descriptor equals the one in Python's stubs, which another test regenerates."""
     wanted = FileDescriptorProto()
     module.DESCRIPTOR.CopyToProto(wanted)  # type: ignore[attr-defined]
-    stub = GO / "photonv1" / f"{Path(wanted.name).stem}.pb.go"
+    stub = GO / ("photonadminv1" if "admin" in wanted.package else "photonv1") / f"{Path(wanted.name).stem}.pb.go"
     (raw,) = re.findall(r'_rawDesc = ""((?: \+\n\t"(?:[^"\\]|\\.)*")+)', stub.read_text(encoding="utf-8"))
     literals = re.findall(r'"((?:[^"\\]|\\.)*)"', raw)
     found = FileDescriptorProto.FromString(b"".join(map(unquoted, literals)))

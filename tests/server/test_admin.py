@@ -28,7 +28,6 @@ from photon_grpc.server.calls.guard import CallRules
 from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.observe.metrics import HANDLED, CallMetrics
-from photon_grpc.server.wire.features import ABSENT
 from tests.frontend.fake_engine import FACTS
 from tests.server.failing import failure, info_of
 from tests.server.fake_frontend import FakeFrontend, raw, until
@@ -71,6 +70,15 @@ async def admin(replica: Operated) -> AsyncIterator[admin_pb2_grpc.AdminServiceS
     async with grpc.aio.insecure_channel(replica.address) as channel:
         await channel.channel_ready()
         yield admin_pb2_grpc.AdminServiceStub(channel)
+
+
+@pytest.mark.parametrize("name", ["GetServerInfo", "ListQuarantine", "ResetPrefixCache", "AbortRequests"])
+async def test_the_service_answers_under_its_former_name_too(replica: Operated, name: str) -> None:
+    async with grpc.aio.insecure_channel(replica.address) as channel:
+        answers = [
+            await raw(channel, f"/photon_grpc.{package}.AdminService/{name}")(b"") for package in ("admin.v1", "v1")
+        ]
+    assert answers[0] == answers[1]
 
 
 async def test_the_socket_is_for_owner_and_group_whatever_the_umask(tmp_path: Path) -> None:
@@ -282,10 +290,3 @@ async def test_draining_answers_all_when_it_is_over(replica: Operated, admin: ad
     assert not any(call.done() for call in calls)
     await replica.listener.stop(7)
     assert [(await call).remaining_requests for call in calls] == [7, 7]
-
-
-@pytest.mark.parametrize("name", sorted(name.split(".")[1] for name in ABSENT if name.startswith("AdminService.")))
-async def test_what_the_reference_calls_absent_is_refused(replica: Operated, name: str) -> None:
-    async with grpc.aio.insecure_channel(replica.address) as channel:
-        error = await failure(raw(channel, f"/{SERVICE.full_name}/{name}")(b""))
-    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNIMPLEMENTED, "FEATURE_NOT_SUPPORTED")

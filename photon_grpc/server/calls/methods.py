@@ -19,6 +19,10 @@ class Method(NamedTuple):
     labels: Labels
 
 
+#: The name under which AdminService is served, too, until the first release; reflection does not list it.
+FORMER_ADMIN = "photon_grpc.v1.AdminService"
+_FORMER_NAMES = {"photon_grpc.admin.v1.AdminService": (FORMER_ADMIN,)}
+
 UNKNOWN = Method("unknown", ("unknown",) * 3)
 MULTIPLEX = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
 
@@ -35,10 +39,11 @@ def _methods(*files: FileDescriptor) -> dict[str, Method]:
         for method in service.methods
     )
     return {
-        (path := f"/{service}/{method.name}"): Method(
-            path, (_type(method.client_streaming, method.server_streaming), service, method.name)
+        (path := f"/{name}/{method.name}"): Method(
+            path, (_type(method.client_streaming, method.server_streaming), name, method.name)
         )
         for service, method in served
+        for name in (service, *_FORMER_NAMES.get(service, ()))
     }
 
 
