@@ -72,7 +72,7 @@ async def admin(replica: Operated) -> AsyncIterator[admin_pb2_grpc.AdminServiceS
         yield admin_pb2_grpc.AdminServiceStub(channel)
 
 
-@pytest.mark.parametrize("name", ["GetServerInfo", "ListQuarantine", "ResetPrefixCache", "AbortRequests"])
+@pytest.mark.parametrize("name", ["GetServerInfo", "ListQuarantine", "ResetPrefixCache"])
 async def test_the_service_answers_under_its_former_name_too(replica: Operated, name: str) -> None:
     async with grpc.aio.insecure_channel(replica.address) as channel:
         answers = [

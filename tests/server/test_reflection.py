@@ -64,8 +64,12 @@ async def test_what_is_listed_is_served_and_described(channel: grpc.aio.Channel,
 @pytest.mark.parametrize("service", ["photon_grpc.v1.InferenceService", "photon_grpc.v1.ModelService"])
 async def test_files_are_those_that_protoc_writes(channel: grpc.aio.Channel, service: str, tmp_path: Path) -> None:
     path = tmp_path / "set"
-    include = [f"-I{ROOT / 'protos'}", f"-I{resources.files('grpc_tools') / '_proto'}"]
-    sources = [f"photon_grpc/v1/{name}.proto" for name in ("inference", "model")]
+    include = [
+        f"-I{ROOT / 'protos'}",
+        f"-I{ROOT / 'protos' / 'third_party'}",
+        f"-I{resources.files('grpc_tools') / '_proto'}",
+    ]
+    sources = [f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "errors")]
     assert protoc.main(["protoc", *include, f"--descriptor_set_out={path}", "--include_imports", *sources]) == 0
     written = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file}
     served = files_of(await ask(channel, BOTH[0], file_containing_symbol=service))

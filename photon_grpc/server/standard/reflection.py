@@ -16,7 +16,8 @@ from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.wire import descriptors
 
-_DETAILS = "google/rpc/error_details.proto"
+#: Files that no service imports, but readers of errors need.
+_OF_ERRORS = ("google/rpc/error_details.proto", "photon_grpc/v1/errors.proto")
 #: Open streams of both versions; each may hold an arriving message.
 MAX_STREAMS = 64
 
@@ -92,9 +93,9 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
 
 
 def _files(services: Sequence[str]) -> list[FileDescriptorProto]:
-    """Return the files of `services`, health, reflection and status details, each after those that it imports."""
+    """Return the files of `services`, health, reflection and errors, each after those that it imports."""
     served = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
-    names = {_DETAILS}
+    names = {*_OF_ERRORS}
     found = []
     for file in reversed(descriptors.ALL):
         if file.name in names or any(f"{file.package}.{service.name}" in served for service in file.service):
