@@ -28,7 +28,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARG
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup setup-dev test test-all test-gpu attack audit soak bench protos lint format clients clean
+.PHONY: help run demo setup setup-dev test test-all test-gpu attack audit soak bench protos baseline lint format clients clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
@@ -79,6 +79,11 @@ lint: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+	protos/check_breaking.sh
+
+# Makes the protos the contract that `make lint` compares with; docs/versioning.md says when.
+baseline: setup-dev
+	protos/check_breaking.sh --renew
 
 format: setup-dev
 	$(BIN)/ruff check --fix .
