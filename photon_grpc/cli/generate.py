@@ -19,6 +19,7 @@ from photon_grpc.cli.terminal.generation_flags import (
     with_generation,
     with_one_request,
 )
+from photon_grpc.cli.terminal.numbers import WholeNumber
 from photon_grpc.errors import ConfigError
 
 
@@ -67,7 +68,7 @@ def chat(target: str, system: str, **options: Any) -> None:
 @with_generation
 @with_answer
 @click.option(
-    "--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Requests at a time."
+    "--concurrency", type=WholeNumber(1), default=64, show_default=True, metavar="N", help="Requests at a time."
 )
 @click.option("--overwrite", is_flag=True, help="Discard the answers in OUT.jsonl and answer every line again.")
 def batch(source: Path, answers: Path, target: str, concurrency: int, overwrite: bool, **options: Any) -> int:

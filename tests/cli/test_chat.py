@@ -202,6 +202,9 @@ def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.Mo
     [
         ("/set temprature 1", "there is no option temprature; did you mean temperature?"),
         ("/set temperature hot", "temperature must be a number, got 'hot'"),
+        ("/set top_k 0", "sampling.top_k: must be -1 (off) or lie between 1 and 2147483647, is 0"),
+        ("/set top_p 1.5", "sampling.top_p: must be above 0 and at most 1, is 1.5"),
+        ('/set logit_bias {"42": 200}', "sampling.logit_bias[42]: must lie between -100 and 100, is 200"),
         ("/set ignore_eos maybe", "ignore_eos must be on or off, got 'maybe'"),
         ("/set logit_bias 1", "logit_bias must be a JSON object of ids: {\"42\": -1.5}, got '1'"),
         ('/set stop_strings "a"', 'stop_strings must be a JSON list of texts: ["a", "b"]'),
