@@ -121,6 +121,20 @@ def test_doctor_tells_why_an_engine_does_not_start(
     assert str(caught.value) in problems
 
 
+@pytest.mark.parametrize("name", ["tls", "keys", "step trace", "device"])
+def test_serve_refuses_a_file_or_device_before_it_downloads_or_starts_anything(
+    name: str,
+    refused: dict[str, dict[str, Any]],
+    problems: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("photon_grpc.config.download.fetch_model", lambda config: pytest.fail("it downloads"))
+    monkeypatch.setattr("photon_grpc.config.cuda_device._has_device", lambda: False)
+    assert main.main(["serve", *as_flags(FREE | refused[name])]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].partition("photon-grpc: cannot start: ")[2] in problems
+
+
 def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

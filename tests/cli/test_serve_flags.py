@@ -28,7 +28,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return the ServeConfig that `serve` passes on, without starting a service."""
+    """Return the ServeConfig that `serve` passes on, without reading files or starting a service."""
+    monkeypatch.setattr("photon_grpc.service.processes.first_checks.check_first", lambda config: None)
     service = pytest.importorskip("photon_grpc.service.supervisor")
     configs: list[object] = []
     monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
