@@ -212,6 +212,7 @@ def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.Mo
         ("/set json_schema {", "json_schema must be a JSON Schema, got '{'"),
         ("/set message_type /no/such/set acme.v1.Invoice", "message_type must be the file of a FileDescriptorSet"),
         ("/tool rain", "no tool call is waiting for an answer"),
+        ("/foo", "there is no /foo; /help lists the commands"),
         ("/rest", "there is no /rest; did you mean /reset?"),
         ("/save", "/save needs the name of a file"),
         ("/save /no/such/place", "not saved: "),

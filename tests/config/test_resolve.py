@@ -208,6 +208,11 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
     assert resolved.config == ServeConfig()
 
 
+@pytest.mark.parametrize("variable", ["PHOTON_NOPE", "PHOTON_FOO", "PHOTON_X", "PHOTON_"])
+def test_an_unknown_variable_that_resembles_none_is_warned_about_without_a_suggestion(variable: str) -> None:
+    assert resolve({}, {variable: "1"}).warnings == (f"{variable} in the environment is not a setting",)
+
+
 def service_links(service: str, port_name: str) -> dict[str, str]:
     """Return the variables that a kubelet sets in every pod for a Service (kubernetes/pkg/kubelet/envvars)."""
     url, link = "tcp://10.96.7.3:50051", f"{service}_PORT_50051_TCP"
