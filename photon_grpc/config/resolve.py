@@ -261,7 +261,7 @@ def _is_service_link(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the nearest name as a question; "" if none is near. All names begin with `prefix`, which counts nothing."""
+    """Return the nearest name as a question; "" if none is near. Names are compared without `prefix`."""
     names = [name.removeprefix(prefix) for name in known]
     near = difflib.get_close_matches(word.removeprefix(prefix), names, n=1, cutoff=0.6)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

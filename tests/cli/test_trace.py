@@ -230,6 +230,39 @@ def test_a_broken_line_is_counted_as_missing(tmp_path: Path, capsys: pytest.Capt
     assert "(steps: 1, sequences: 0, missing lines: 1)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"start_s": "soon"}, "'start_s' cannot be 'soon'"),
+        ({"duration_s": float("inf")}, "'duration_s' cannot be inf"),
+        ({"start_s": 1e308}, "'start_s' cannot be 1e+308"),
+        ({"prefill_tokens": None}, "'prefill_tokens' cannot be None"),
+        ({"decode": [["0.1", 9]]}, "'decode' cannot be [['0.1', 9]]"),
+        ({"decode": {"0.1": 9}}, "'decode' cannot be {'0.1': 9}"),
+        ({"seated": [{"sequence": "0.1"}]}, "'seated' cannot be [{'sequence': '0.1'}]"),
+        ({"ended": ["0.1"]}, "'ended' cannot be ['0.1']"),
+        ({"preempted": [[]]}, "'preempted' cannot be [[]]"),
+        ({"blocks": {"owned": 4}}, "'blocks' cannot be {'owned': 4}"),
+        ({"blocks": 7}, "'blocks' cannot be 7"),
+        ({"queued": -1}, "'queued' cannot be -1"),
+        ({"dropped": "some"}, "'dropped' cannot be 'some'"),
+    ],
+)
+def test_a_wrong_value_is_an_error_with_the_number_of_its_line(
+    tmp_path: Path, values: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, HEAD, step(1, 0.0), step(2, 0.1) | values)
+    assert main(["trace", str(path)]) == 2
+    assert f"{path}, line 4: {shown}; was the step trace edited?\n" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_its_owner_may_read_the_events(tmp_path: Path) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, step(1, 0.0))
+    assert main(["trace", str(path)]) == 0
+    assert (tmp_path / "steps.jsonl.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "steps.json", HEAD, step(1, 0.0, decode=[["0.1", 9, 1]]))
     before = path.read_bytes()
