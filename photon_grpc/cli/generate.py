@@ -26,8 +26,13 @@ from photon_grpc.errors import ConfigError
 @click.command()
 @click.argument("prompt")
 @with_generation
-@click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
-@click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
+@click.option(
+    "--chat",
+    "as_chat",
+    is_flag=True,
+    help="The prompt is a user's message: use the model's chat template. --system, --tools and --template-args do so, too.",
+)
+@click.option("--system", metavar="TEXT", help="Instructions before the message.")
 @with_chat_input
 @with_answer
 @with_one_request

@@ -98,6 +98,14 @@ def test_flags_of_ends_constraints_and_the_service_land_in_the_request(tmp_path:
     assert (chat.chat.messages[0].content, chat.chat.template_args_json) == ("x", "{}")
 
 
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_explains_the_flags_of_chats_where_they_make_a_chat(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([verb, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "implies" not in shown
+    assert ("--system, --tools and --template-args do so, too." in shown) == (verb == "generate")
+
+
 def test_every_option_has_a_flag() -> None:
     flags = {{"protobuf": "message_type"}.get(str(each.name), each.name) for each in generate.params}
     # What gathers in a message is not seen at a terminal, and a prompt is answered.

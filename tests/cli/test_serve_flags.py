@@ -47,6 +47,18 @@ def test_help_shows_every_flag_under_its_heading_with_its_default(capsys: pytest
     assert "[default: 127.0.0.1:50051]" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(("verb", "own"), [("serve", "--help"), ("run", "--once"), ("doctor", "--json")])
+def test_help_shows_the_argument_with_the_model_and_no_heading_for_the_rest(
+    verb: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    options, _, rest = shown.partition("Options:\n")[2].partition("Model:\n")
+    assert own in options and "DIR_OR_ID" not in options
+    assert rest.split()[:5] == ["[DIR_OR_ID]", "The", "same", "as", "--model."]
+    assert "Other" not in shown
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"photon-grpc {__version__}\n"

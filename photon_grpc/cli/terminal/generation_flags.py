@@ -83,7 +83,8 @@ def _number(field: Field, kind: type) -> WholeNumber | Number:
     most = bounds.most if isinstance(bounds.most, int) and bounds.most < _LARGE else None
     if kind is int:
         return WholeNumber(int(bounds.least), most, off=bounds.off)
-    return Number(bounds.least, most, is_open=bounds.is_open)
+    least = int(bounds.least) if float(bounds.least).is_integer() else bounds.least  # shown without ".0"
+    return Number(least, most, is_open=bounds.is_open)
 
 
 def _type_of(field: Field) -> Any:
