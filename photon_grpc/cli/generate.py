@@ -30,7 +30,8 @@ from photon_grpc.errors import ConfigError
     "--chat",
     "as_chat",
     is_flag=True,
-    help="The prompt is a user's message: use the model's chat template. --system, --tools and --template-args do so, too.",
+    help="The prompt is a user's message: use the model's chat template. "
+    "--system, --tools and --template-args do so, too.",
 )
 @click.option("--system", metavar="TEXT", help="Instructions before the message.")
 @with_chat_input
