@@ -43,13 +43,13 @@ def read_trace(path: Path, steps: Steps) -> tuple[Line, Iterator[Line]]:
     A line that was cut, or that another program wrote, is returned as {"dropped": 1}. The iterator, too, raises
     ConfigError: for a value of a wrong form, with the number of its line.
     """
-    head, *begins = _last_head(path)
+    head, begins, first = _last_head(path)
     if head.get("version") != VERSION:
         raise ConfigError(f"{path} is not a step trace of version {VERSION}: `serve --step-trace FILE` writes one")
-    if not any("step" in line for line in _lines(path, *begins, steps)):
+    if not any("step" in line for line in _lines(path, begins, first, steps)):
         interval = "" if steps == ALL_STEPS else f" from {steps[0]} to {steps[1]}"
         raise ConfigError(f"{path} has no steps{interval} since the server's last start")
-    return head, _lines(path, *begins, steps)
+    return head, _lines(path, begins, first, steps)
 
 
 def _last_head(path: Path) -> tuple[Line, int, int]:
