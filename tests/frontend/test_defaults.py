@@ -150,6 +150,23 @@ async def test_what_cannot_be_served_is_refused(wrong: Ask, error: type[PhotonEr
             assert caught.value.needed > caught.value.limit
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (ask(request_id="x" * 129, deadline_s=0.0), InvalidRequest),
+        (ask((512,), deadline_s=0.0), InvalidRequest),
+        (ask((1,) * 128, deadline_s=0.0), PromptTooLong),
+        (ask(stop=StopAsk(stop_token_ids=(512,)), deadline_s=0.0), InvalidRequest),
+        (ask(sampling=SamplingAsk(top_k=0), scheduling=SchedulingAsk(timeout_s=0.0)), InvalidRequest),
+    ],
+)
+async def test_invalid_value_is_reported_although_the_deadline_has_passed(wrong: Ask, error: type[PhotonError]) -> None:
+    """A client retries after a passed deadline, in vain if the request is invalid."""
+    with frontend() as (front, _), pytest.raises(InvalidRequest) as caught:
+        await front.stream(come_now(wrong))
+    assert type(caught.value) is error
+
+
 @pytest.mark.parametrize("names", [("small", "alias"), ("small", *("alias" * 9 for _ in range(99)))])
 def test_the_error_of_an_unknown_model_names_the_known_ones(names: tuple[str, ...]) -> None:
     with frontend(served(names=names)) as (front, _), pytest.raises(ModelNotFound) as caught:
