@@ -157,7 +157,7 @@ def test_every_request_of_an_engine_has_its_track(tmp_path: Path, depth: int) ->
     assert running[-1] == 0 < max(running) <= harness.facts.max_num_seqs
 
 
-def test_prefill_and_decode_are_told_apart_and_lie_one_after_the_other(tmp_path: Path) -> None:
+def test_prefill_and_decode_are_separate_and_do_not_overlap(tmp_path: Path) -> None:
     """The fourth step is launched before the third has been read."""
     path = written(
         tmp_path / "steps.jsonl",
@@ -193,7 +193,7 @@ def test_prefill_and_decode_are_told_apart_and_lie_one_after_the_other(tmp_path:
     assert (bars[3]["args"]["launched_us"], bars[3]["args"]["took_us"]) == (55_000, 15_000)
 
 
-def test_tokens_are_none_between_steps(tmp_path: Path) -> None:
+def test_token_counters_are_zero_between_steps(tmp_path: Path) -> None:
     steps = [step(1, 0.0, decode=[["0.1", 9, 1]]), step(2, 3600.0, decode=[["0.1", 10, 1]])]
     events = events_of(written(tmp_path / "steps.jsonl", HEAD, *steps))
     shown = [(event["ts"], event["args"]["decode"]) for event in counters(events, "tokens")]
@@ -211,7 +211,9 @@ def test_a_handle_that_is_given_again_has_a_track_of_its_own(tmp_path: Path) -> 
     assert [[event["name"] for event in track][-1] for track in tracks.values()] == ["ended: CANCELLED", "ended: EOS"]
 
 
-def test_the_last_start_counts_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_last_start_counts_and_missing_lines_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = {"decode": [["0.1", 40, 1]]}
     lines = [HEAD, step(1, 0.0), HEAD, '{"step": 1, "start_', step(2, 0.1, dropped=3), step(3, 0.2, **rows), step(4, 3)]
     path = written(tmp_path / "steps.jsonl", *lines)
@@ -271,7 +273,7 @@ def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("content", ["", "not a trace\n", '{"trace": "photon-grpc", "version": 99}\n[]\n'])
-def test_what_is_no_trace_is_refused_in_a_sentence(
+def test_a_file_that_is_not_a_trace_is_refused(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "steps.jsonl").write_text(content)
