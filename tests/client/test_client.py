@@ -335,7 +335,7 @@ async def test_models_are_gathered_over_pages() -> None:
             await client.model("other")
 
 
-async def test_tokenize_and_detokenize_are_inverse_calls() -> None:
+async def test_tokenize_takes_texts_and_chats_and_detokenize_takes_ids() -> None:
     async with serving(FakeServer()) as fake, Client(fake.target) as client:
         assert await client.tokenize("abc") == (1, 2, 3)
         assert await client.tokenize([{"role": "user", "content": "hi"}]) == (1, 2, 3)

@@ -223,7 +223,7 @@ def test_a_passed_deadline_is_reported_as_passed() -> None:
     check_deadline(3.0, 2.5)
 
 
-def test_a_deadline_during_a_step_does_not_end_that_step() -> None:
+def test_a_deadline_that_passes_during_a_step_drops_its_ids() -> None:
     h = Harness(SETTING)
     handle = h.add([1, 2, 3], 1, **due_in(0.02))
     launch = h.runner.submit

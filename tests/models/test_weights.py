@@ -260,7 +260,7 @@ def write_header(path: Path, header: bytes) -> None:
 
 
 @pytest.mark.parametrize("entry", HOSTILE_ENTRIES, ids=str)
-def test_a_header_with_false_offsets_is_refused(copied: Any, entry: Any) -> None:
+def test_a_header_with_false_entries_is_refused(copied: Any, entry: Any) -> None:
     path = copied("qwen2")
     header = json.dumps({"model.norm.weight": entry}).encode()
     write_header(path, header)

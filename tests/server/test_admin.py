@@ -262,7 +262,7 @@ WRONG: list[Callable[[admin_pb2_grpc.AdminServiceStub], Any]] = [
 
 
 @pytest.mark.parametrize("call", WRONG)
-async def test_contradictory_arguments_are_refused_without_effect(
+async def test_invalid_arguments_are_refused_without_effect(
     replica: Operated, admin: admin_pb2_grpc.AdminServiceStub, call: Callable[..., Any]
 ) -> None:
     error = await failure(call(admin))
