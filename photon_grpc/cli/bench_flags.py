@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from photon_grpc.cli.terminal.connection import with_target
+from photon_grpc.cli.terminal.numbers import Number, WholeNumber
 
 
 @click.command()
@@ -15,19 +16,19 @@ from photon_grpc.cli.terminal.connection import with_target
 @click.option("--model", default="", metavar="NAME", help="Name of a served model. Unset: the default model.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Requests at a time. Unset: 16; with --rate, all that arrive.",
 )
 @click.option(
     "--requests",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Requests in all. Unset: 4 × concurrency; with --rate, those of 10 s.",
 )
 @click.option(
     "--input-tokens",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=128,
     show_default=True,
     metavar="N",
@@ -35,7 +36,7 @@ from photon_grpc.cli.terminal.connection import with_target
 )
 @click.option(
     "--output-tokens",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=128,
     show_default=True,
     metavar="N",
@@ -43,7 +44,7 @@ from photon_grpc.cli.terminal.connection import with_target
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, is_open=True),
     metavar="R",
     help="Open loop: R requests per second on average, at random times (Poisson), even if earlier ones still run.",
 )
@@ -55,11 +56,18 @@ from photon_grpc.cli.terminal.connection import with_target
     'objects with a "prompt".',
 )
 @click.option("--text/--no-text", default=True, help="Request text, or with --no-text ids.  [default: on]")
-@click.option("--logprobs", type=click.IntRange(0), metavar="N", help="Request logprobs, also of the N best tokens.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of prompts and arrival times.")
+@click.option("--logprobs", type=WholeNumber(0), metavar="N", help="Request logprobs, also of the N best tokens.")
+@click.option(
+    "--seed",
+    type=WholeNumber(),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of prompts and arrival times.",
+)
 @click.option(
     "--processes",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Client processes. Unset: one per 32 streams, at most 8 and one per core.",
 )

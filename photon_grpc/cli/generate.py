@@ -19,14 +19,21 @@ from photon_grpc.cli.terminal.generation_flags import (
     with_generation,
     with_one_request,
 )
+from photon_grpc.cli.terminal.numbers import WholeNumber
 from photon_grpc.errors import ConfigError
 
 
 @click.command()
 @click.argument("prompt")
 @with_generation
-@click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
-@click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
+@click.option(
+    "--chat",
+    "as_chat",
+    is_flag=True,
+    help="The prompt is a user's message: use the model's chat template. "
+    "--system, --tools and --template-args do so, too.",
+)
+@click.option("--system", metavar="TEXT", help="Instructions before the message.")
 @with_chat_input
 @with_answer
 @with_one_request
@@ -67,7 +74,7 @@ def chat(target: str, system: str, **options: Any) -> None:
 @with_generation
 @with_answer
 @click.option(
-    "--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Requests at a time."
+    "--concurrency", type=WholeNumber(1), default=64, show_default=True, metavar="N", help="Requests at a time."
 )
 @click.option("--overwrite", is_flag=True, help="Discard the answers in OUT.jsonl and answer every line again.")
 def batch(source: Path, answers: Path, target: str, concurrency: int, overwrite: bool, **options: Any) -> int:

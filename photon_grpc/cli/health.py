@@ -7,6 +7,7 @@ import asyncio
 import click
 
 from photon_grpc.cli.terminal.connection import with_target
+from photon_grpc.cli.terminal.numbers import Number
 
 #: Added to the wait, for an answer that is on its way when the wait ends.
 _ANSWER_S = 1.0
@@ -17,7 +18,7 @@ _ANSWER_S = 1.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, is_open=True),
     default=3.0,
     show_default=True,
     metavar="SECONDS",

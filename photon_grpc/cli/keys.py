@@ -9,6 +9,8 @@ import secrets
 
 import click
 
+from photon_grpc.cli.terminal.numbers import WholeNumber
+
 #: Scanners that look for secrets in source code recognize it.
 _PREFIX = "photon-"
 _SECRET_BYTES = 32
@@ -32,11 +34,11 @@ def keys() -> None:
     show_default=True,
     help="What it may call; repeatable.",
 )
-@click.option("--max-concurrent", type=click.IntRange(1), metavar="N", help="Requests in flight. Unset: no limit.")
+@click.option("--max-concurrent", type=WholeNumber(1), metavar="N", help="Requests in flight. Unset: no limit.")
 @click.option(
-    "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Prompt and output tokens. Unset: no limit."
+    "--tokens-per-minute", type=WholeNumber(1), metavar="N", help="Prompt and output tokens. Unset: no limit."
 )
-@click.option("--weight", type=click.IntRange(1, 1000), metavar="N", help="Share while other keys wait, too. Unset: 1.")
+@click.option("--weight", type=WholeNumber(1, 1000), metavar="N", help="Share while other keys wait, too. Unset: 1.")
 def new(
     name: str,
     scopes: tuple[str, ...],

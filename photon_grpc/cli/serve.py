@@ -26,8 +26,10 @@ def serve(**given: Any) -> int:
     _warn_of_open_ports(resolved.config.server)
     need_server()
     from photon_grpc.config.download import fetch_model
+    from photon_grpc.service.processes.first_checks import check_first
     from photon_grpc.service.supervisor import serve as serve_until_stopped
 
+    check_first(resolved.config)
     return serve_until_stopped(fetch_model(resolved.config))
 
 

@@ -8,6 +8,7 @@ import sys
 import click
 
 from photon_grpc.cli.terminal.connection import check_target, only_admin_service, with_admin_target, with_tls
+from photon_grpc.cli.terminal.numbers import Number
 from photon_grpc.errors import ConfigError
 
 
@@ -16,7 +17,7 @@ from photon_grpc.errors import ConfigError
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1, 60),
+    type=Number(0.1, 60),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from photon_grpc.cli.trace_lines import ALL_STEPS
+from photon_grpc.errors import ConfigError
 
 
 class _Steps(click.ParamType):  # type: ignore[type-arg]
@@ -49,7 +51,17 @@ def trace(file: Path, output: Path | None, steps: tuple[int, int]) -> None:
     if output.exists() and output.samefile(file):
         raise click.BadParameter(f"{output} is the step trace itself; name another file", param_hint="-o")
     head, lines = read_trace(file, steps)
-    with output.open("w", encoding="utf-8") as written:
-        write_events(head, events.of(lines), written)
+    try:
+        with open(output, "w", encoding="utf-8", opener=_open_for_owner) as written:
+            write_events(head, events.of(lines), written)
+    except ConfigError:  # half a file is of no use
+        if output.is_file():
+            output.unlink()
+        raise
     missing = f", missing lines: {events.num_missing}" if events.num_missing else ""
     click.echo(f"wrote {output} (steps: {events.num_steps}, sequences: {events.num_sequences}{missing})")
+
+
+def _open_for_owner(path: str, flags: int) -> int:
+    """Create the file with the mode of a step trace: both hold ids of requests."""
+    return os.open(path, flags, 0o600)

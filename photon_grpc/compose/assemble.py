@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from photon_grpc import demo
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.threads import available_cores
+from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
@@ -124,7 +125,7 @@ def pick_kernels(config: ServeConfig) -> tuple[torch.device, Kernels]:
 def pick_device(name: str) -> torch.device:
     """Return the device for a value of --device. Raise ConfigError for "cuda" if there is none."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no CUDA device; use --device cpu or auto", field="device")
+        raise ConfigError(NO_CUDA, field="--device")
     use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
 

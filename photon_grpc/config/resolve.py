@@ -29,6 +29,7 @@ CLIENT_VARIABLES = (
     "PHOTON_CLIENT_TLS_KEY",
 )
 
+_PREFIX = "PHOTON_"
 _MAX_ID_CHARS = 128
 _COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/:\s\[\]@]+):[0-9]{1,5}/?")
 
@@ -251,14 +252,16 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
 def _warnings(environ: Mapping[str, str]) -> Iterable[str]:
     known = {setting.variable for setting in settings()} | set(CLIENT_VARIABLES)
     for variable in sorted(environ):
-        if variable.startswith("PHOTON_") and variable not in known and not _is_service_link(variable, environ):
-            yield f"{variable} in the environment is not a setting{_did_you_mean(variable, known)}"
+        if variable.startswith(_PREFIX) and variable not in known and not _is_service_link(variable, environ):
+            yield f"{variable} in the environment is not a setting{_did_you_mean(variable, known, _PREFIX)}"
 
 
 def _is_service_link(variable: str, environ: Mapping[str, str]) -> bool:
     return _SERVICE_LINK.fullmatch(f"{variable}={environ[variable]}") is not None
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the nearest name as a question; "" if none is near. Names are compared without `prefix`."""
+    names = [name.removeprefix(prefix) for name in known]
+    near = difflib.get_close_matches(word.removeprefix(prefix), names, n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

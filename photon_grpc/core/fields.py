@@ -216,7 +216,7 @@ class ChatOptions(TypedDict, total=False):
     template_args_json: Annotated[
         str,
         Field(
-            help="Variables for the chat template (implies a chat): '{\"enable_thinking\": false}'.",
+            help="Variables for the chat template, as JSON: '{\"enable_thinking\": false}'.",
             flag="--template-args",
             metavar="JSON",
             verbs=CONVERSATIONS,
@@ -225,7 +225,7 @@ class ChatOptions(TypedDict, total=False):
     tools_json: Annotated[
         str,
         Field(
-            help="Tool definitions: a JSON array (implies a chat).",
+            help="Tool definitions: a JSON array.",
             flag="--tools",
             metavar="FILE",
             verbs=CONVERSATIONS,

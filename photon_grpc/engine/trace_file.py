@@ -46,7 +46,9 @@ def check_trace_file(path: str) -> None:
         if not was_there:
             file_path.unlink(missing_ok=True)
     if problem:
-        raise ConfigError(f"--step-trace {path}: {problem}", field="--step-trace")
+        raise ConfigError(
+            f"--step-trace {path}: {problem}; name a file in a directory that this user may write", field="--step-trace"
+        )
 
 
 class TraceFile:

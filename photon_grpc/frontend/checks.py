@@ -28,6 +28,8 @@ from photon_grpc.frontend.constraints import constraint
 from photon_grpc.frontend.input.chat import check_json
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 
+_LATE = "the deadline has passed"
+
 #: A group of options, the getter of its checked options, the group with nothing set, and for each option the range that
 #: needs no closer look.
 _GroupChecks = tuple[str, Callable[[Any], Any], Any, list[tuple[Any, Any, Field]]]
@@ -57,8 +59,10 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
     if ask.scheduling.priority and not model.obeys_priority:
         raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server ignores priorities")
     _narrow_deadline(ask)
-    _check_deadline(ask.origin)
+    is_late = _is_late(ask.origin)
     check_given(ask.origin.request_id, _id_lists(ask, limits, facts), facts.vocab_size)
+    if is_late:  # after all other checks: clients retry it, and an invalid request would fail again
+        raise DeadlinePassed(_LATE)
 
 
 def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]:
@@ -79,15 +83,15 @@ def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]
 
 
 def check_encoded(ask: Ask, prompt_ids: tuple[int, ...], facts: Facts) -> None:
-    """Check the deadline again and an encoded prompt's ids. Raise DeadlinePassed, InvalidRequest, PromptTooLong."""
-    _check_deadline(ask.origin)
-    if isinstance(ask.input, IdsInput):  # checked by `check`
-        return
-    field = "text" if isinstance(ask.input, TextInput) else "chat"
-    if not prompt_ids:
-        raise _invalid(field, "gives no tokens")
-    check_ids(prompt_ids, facts.vocab_size, field)
-    check_prompt(len(prompt_ids), facts.max_model_len, field)
+    """Check an encoded prompt's ids, then the deadline again. Raise InvalidRequest, PromptTooLong, DeadlinePassed."""
+    if not isinstance(ask.input, IdsInput):  # those were checked by `check`
+        field = "text" if isinstance(ask.input, TextInput) else "chat"
+        if not prompt_ids:
+            raise _invalid(field, "gives no tokens")
+        check_ids(prompt_ids, facts.vocab_size, field)
+        check_prompt(len(prompt_ids), facts.max_model_len, field)
+    if _is_late(ask.origin):
+        raise DeadlinePassed(_LATE)
 
 
 def _narrow_deadline(ask: Ask) -> None:
@@ -97,9 +101,8 @@ def _narrow_deadline(ask: Ask) -> None:
         ask.origin.deadline_s = field_s if call_s is None else min(field_s, call_s)
 
 
-def _check_deadline(origin: Origin) -> None:
-    if origin.deadline_s is not None and origin.deadline_s <= time.monotonic():
-        raise DeadlinePassed("the deadline has passed")
+def _is_late(origin: Origin) -> bool:
+    return origin.deadline_s is not None and origin.deadline_s <= time.monotonic()
 
 
 def check_text_input(input: TextInput | ChatInput | None, model: ServedModel) -> None:

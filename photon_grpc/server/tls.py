@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import ssl
-from pathlib import Path
 
 import grpc
 
 from photon_grpc.config.file_signature import file_signature
+from photon_grpc.config.tls_files import read_tls_files, tls_files
 from photon_grpc.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -19,7 +18,7 @@ class Certificates:
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         """Read the files. `client_ca` makes client certificates mandatory. Raise ConfigError naming the file."""
-        self._files = {"--tls-cert": cert, "--tls-key": key} | ({"--tls-client-ca": client_ca} if client_ca else {})
+        self._files = tls_files(cert, key, client_ca)
         self._seen = self._signatures()
         self._configuration = self._read()
 
@@ -43,42 +42,10 @@ class Certificates:
         return self._configuration
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
-        pem = {flag: _read_file(flag, path) for flag, path in self._files.items()}
-        for flag in self._files.keys() - {"--tls-key"}:
-            _check_certificates(flag, self._files[flag], pem[flag])
-        self._check_key()
+        pem = read_tls_files(self._files)
         return grpc.ssl_server_certificate_configuration(
             [(pem["--tls-key"], pem["--tls-cert"])], pem.get("--tls-client-ca")
         )
 
-    def _check_key(self) -> None:
-        path = self._files["--tls-key"]
-        try:
-            # Without a password callback OpenSSL would prompt on the terminal.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self._files["--tls-cert"], path, password=lambda: b"")
-        except ssl.SSLError as error:
-            is_foreign = error.reason == "KEY_VALUES_MISMATCH"
-            problem = "does not belong to --tls-cert" if is_foreign else "holds no PEM private key without a password"
-            raise _bad_file("--tls-key", path, problem) from None
-
     def _signatures(self) -> tuple[tuple[int, ...], ...]:
         return tuple(file_signature(path) for path in self._files.values())
-
-
-def _read_file(flag: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise _bad_file(flag, path, error.strerror or "cannot be read") from None
-
-
-def _check_certificates(flag: str, path: str, pem: bytes) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=pem.decode("ascii", "replace"))
-    except (ssl.SSLError, ValueError):
-        raise _bad_file(flag, path, "holds no PEM certificate") from None
-
-
-def _bad_file(flag: str, path: str, problem: str) -> ConfigError:
-    return ConfigError(f"{flag} {path}: {problem}", field=flag)

@@ -83,7 +83,7 @@ def test_drain_does_not_wait_when_it_must_not(host, frontend):
     assert host.drain(0.01) == []
 
 
-def test_facts_are_told_first_to_those_there_and_to_those_to_come(host, frontend):
+def test_facts_come_first_for_present_and_later_front_ends(host, frontend):
     host.announce(FACTS)
     host.send(frontend[0], step((1,)))
     ours, theirs = socket.socketpair()
@@ -93,7 +93,7 @@ def test_facts_are_told_first_to_those_there_and_to_those_to_come(host, frontend
     ours.close()
 
 
-def test_the_load_is_told_to_all_and_after_the_facts_to_those_to_come(host, frontend):
+def test_the_load_reaches_every_front_end_after_the_facts(host, frontend):
     ours, theirs = socket.socketpair()
     host.connect(theirs)
     host.announce(FACTS)
@@ -119,7 +119,7 @@ def test_a_front_end_that_goes_leaves_an_abort_of_what_still_lives(host, fronten
     assert host.drain(0.0) == []
 
 
-def test_one_that_aborted_everything_and_went_is_heard_to_the_end(host, frontend, caplog):
+def test_aborts_of_a_front_end_that_left_are_still_read(host, frontend, caplog):
     """Though what it was written to in between found nobody."""
     number, sock = frontend
     sock.sendall(encode(add(7)))
@@ -134,7 +134,7 @@ def test_one_that_aborted_everything_and_went_is_heard_to_the_end(host, frontend
     assert caplog.messages == []
 
 
-def test_garbage_costs_only_the_one_who_sent_it(host, frontend):
+def test_garbage_ends_only_the_connection_that_sent_it(host, frontend):
     number, sock = frontend
     ours, theirs = socket.socketpair()
     other = host.connect(theirs)
@@ -148,7 +148,7 @@ def test_garbage_costs_only_the_one_who_sent_it(host, frontend):
     ours.close()
 
 
-def test_a_slow_reader_gets_everything_in_the_end(host, frontend):
+def test_a_slow_reader_gets_everything_eventually(host, frontend):
     number, sock = frontend
     frames = [step(tuple(range(n, n + 2000))) for n in range(60)]
     for frame in frames:
@@ -161,7 +161,7 @@ def test_a_slow_reader_gets_everything_in_the_end(host, frontend):
     assert got == frames
 
 
-def test_one_who_does_not_read_is_dropped_and_the_others_are_not(host, frontend):
+def test_a_front_end_that_does_not_read_is_dropped_and_others_are_not(host, frontend):
     number, sock = frontend
     sock.sendall(encode(add(1)))
     host.drain(None)
@@ -171,7 +171,7 @@ def test_one_who_does_not_read_is_dropped_and_the_others_are_not(host, frontend)
     assert host.drain(None) == [(number, Abort((1,)))]
 
 
-def test_one_who_reads_nothing_for_too_long_is_dropped(supervisor):
+def test_a_front_end_that_reads_nothing_for_too_long_is_dropped(supervisor):
     host = BridgeHost(supervisor.child, max_frame_bytes=MAX_BYTES, max_stall_s=0.0)
     ours, theirs = socket.socketpair()
     number = host.connect(theirs)
@@ -196,7 +196,7 @@ def test_the_supervisor_is_told_which_requests_a_front_end_took_with_it(host, su
     assert supervisor.receive() == [RequestsLost(2)]
 
 
-def test_requests_of_a_front_end_that_is_dropped_alive_are_not_told_as_lost(host, supervisor, frontend):
+def test_requests_of_a_front_end_dropped_alive_are_not_reported_as_lost(host, supervisor, frontend):
     _, sock = frontend
     sock.sendall(encode(add(1)))
     host.drain(None)
@@ -219,7 +219,7 @@ def test_the_supervisor_brings_front_ends_and_says_stop(host, supervisor):
     ours.close()
 
 
-def test_it_ends_when_everybody_is_gone_and_not_before(host, supervisor, frontend):
+def test_it_ends_only_when_every_peer_is_gone(host, supervisor, frontend):
     number, sock = frontend
     supervisor.close()
     assert host.drain(None) == []
@@ -278,7 +278,7 @@ async def test_a_client_speaks_with_its_engine():
 
 
 @on_both_loops
-async def test_what_waits_for_an_engine_that_does_not_read_is_bounded_and_aborts_still_go():
+async def test_the_backlog_for_an_engine_that_does_not_read_is_bounded_and_aborts_still_go():
     limit = 300_000
     client = BridgeClient(max_frame_bytes=MAX_BYTES, max_backlog_bytes=limit)
     ear = Ear(client)
@@ -310,7 +310,7 @@ async def test_what_waits_for_an_engine_that_does_not_read_is_bounded_and_aborts
 
 
 @on_both_loops
-async def test_a_lost_engine_is_told_at_once_and_the_next_takes_its_place():
+async def test_a_lost_engine_is_reported_at_once_and_the_next_replaces_it():
     client = BridgeClient(max_frame_bytes=MAX_BYTES)
     ear = Ear(client)
     first, theirs = socket.socketpair()

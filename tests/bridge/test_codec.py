@@ -46,7 +46,7 @@ UPS = [
 
 
 @pytest.mark.parametrize(("frames", "decoder"), [(DOWNS, DOWN), (UPS, UP)])
-def test_what_goes_in_comes_out(frames, decoder):
+def test_a_frame_is_read_as_it_was_written(frames, decoder):
     reader = FrameReader(decoder, max_bytes=MAX_BYTES)
     assert reader.feed(b"".join(map(encode, frames))) == frames
     assert not reader.is_partial
@@ -54,7 +54,7 @@ def test_what_goes_in_comes_out(frames, decoder):
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.sampled_from(range(len(DOWNS))), max_size=40), st.data())
-def test_any_cut_of_the_bytes_gives_the_same_frames(choice, data):
+def test_any_split_of_the_bytes_gives_the_same_frames(choice, data):
     sent = [DOWNS[i] for i in choice]
     stream = b"".join(map(encode, sent))
     reader = FrameReader(DOWN, max_bytes=MAX_BYTES)
@@ -95,7 +95,7 @@ def test_an_unfinished_frame_is_known():
         (encode([1, "not a handle", None]), "not a frame"),
     ],
 )
-def test_bytes_that_are_no_frame_are_an_error_that_says_so(data, text):
+def test_bytes_that_are_not_a_frame_are_a_clear_error(data, text):
     with pytest.raises(FrameError, match=text):
         FrameReader(DOWN, max_bytes=MAX_BYTES).feed(data)
 

@@ -92,7 +92,7 @@ def test_an_event_loop_sends_the_rest_when_there_is_room(messages, stalls):
 
 @given(MESSAGES, STALLS)
 @settings(max_examples=examples(20), deadline=None)
-def test_one_who_may_wait_sends_all_of_it(messages, stalls):
+def test_a_sender_that_may_wait_sends_everything(messages, stalls):
     """As the engine does while it loads."""
     with channels() as (sender, receiver):
         thread = threading.Thread(target=send_all, args=(sender, messages))
@@ -105,7 +105,7 @@ def test_one_who_may_wait_sends_all_of_it(messages, stalls):
         assert reading.messages == messages
 
 
-async def test_one_who_never_reads_costs_neither_time_nor_memory_without_end():
+async def test_a_peer_that_never_reads_costs_bounded_time_and_memory():
     with channels() as (sender, _):
         sender.set_blocking(False)
         num_open = len(os.listdir("/proc/self/fd"))
@@ -118,7 +118,7 @@ async def test_one_who_never_reads_costs_neither_time_nor_memory_without_end():
         assert len(os.listdir("/proc/self/fd")) < num_open
 
 
-async def test_one_who_is_gone_is_told_nothing_and_leaves_nothing():
+async def test_a_peer_that_is_gone_is_sent_nothing_and_leaves_nothing():
     with channels() as (sender, receiver):
         sender.set_blocking(False)
         receiver.set_blocking(False)

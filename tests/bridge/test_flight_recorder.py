@@ -53,7 +53,7 @@ def test_an_output_may_be_longer_than_its_engine_has_steps(record) -> None:
     assert engine(record).last.suspects == {A: 102}
 
 
-def test_steps_that_were_read_accuse_nobody_nor_does_an_engine_twice(record) -> None:
+def test_completed_steps_and_repeated_engines_accuse_no_request(record) -> None:
     recorder = recording(record)
     for step in range(1, 30):
         recorder.launching(step, (1, 2, 3))
@@ -81,7 +81,7 @@ def test_a_request_that_is_being_taken_in_is_the_only_suspect(record) -> None:
     assert engine(record).last.suspects == {B: 0}
 
 
-def test_an_end_from_outside_accuses_nobody_and_keeps_what_is_known(record) -> None:
+def test_an_end_from_outside_accuses_no_request_and_keeps_known_suspects(record) -> None:
     recorder = recording(record)
     recorder.remember(b"who")
     recorder.remember(b"what is known")
@@ -102,6 +102,6 @@ def test_a_killed_process_leaves_its_trace(record) -> None:
     assert engine(record).last.suspects[b"x" * 16] == 7
 
 
-def test_more_than_there_is_room_for_is_refused(record) -> None:
+def test_records_beyond_the_capacity_are_refused(record) -> None:
     with pytest.raises(ValueError, match="exceed the limit of 1048576"):
         engine(record).remember(bytes(2**20 + 1))

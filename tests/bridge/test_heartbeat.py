@@ -28,11 +28,11 @@ def ticks(watchdog: Watchdog, seconds: float) -> list[str]:
     return [told for _ in range(round(seconds / TICK_S)) if (told := watchdog.tick())]
 
 
-def test_nobody_is_watched_before_its_first_beat(watchdog, child):
+def test_no_child_is_watched_before_its_first_beat(watchdog, child):
     assert ticks(watchdog, 1000.0) == []
 
 
-def test_silence_is_measured_from_the_last_beat_and_against_what_that_allowed(watchdog, child):
+def test_silence_is_measured_from_the_last_beat_against_its_own_limit(watchdog, child):
     child.beat(5.0)
     assert ticks(watchdog, 5.0) == []
     child.beat(20.0, 512)
@@ -48,7 +48,7 @@ def test_a_child_that_beats_is_never_late(watchdog, child):
         assert ticks(watchdog, 1.0) == []
 
 
-def test_one_that_does_not_end_is_told_of_again_but_seldom(watchdog, child):
+def test_a_child_that_does_not_end_is_reported_again_but_rarely(watchdog, child):
     child.beat(5.0)
     assert len(ticks(watchdog, 26.5)) == 5
 

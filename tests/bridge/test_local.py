@@ -33,7 +33,7 @@ async def test_frames_go_down_to_a_thread_and_up_to_the_loop():
     assert await up.get() == Reply(1)
 
 
-async def test_an_ended_engine_is_a_loss_once_and_takes_nothing_more():
+async def test_an_ended_engine_is_reported_once_and_takes_nothing_more():
     client = LocalClient(asyncio.get_running_loop(), FACTS)
     host = client.host()
     losses: list[int] = []

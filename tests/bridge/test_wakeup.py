@@ -57,7 +57,7 @@ async def test_an_event_wakes_a_drain_that_waits(open_host: Callable) -> None:
     host.wake(event)
 
 
-def test_of_many_events_of_many_threads_none_is_lost_and_none_comes_twice() -> None:
+def test_no_event_of_many_threads_is_lost_or_repeated() -> None:
     wakeup = Wakeup()
     # More than the socket holds bytes, so that some find it full.
     events = [[Event() for _ in range(2000)] for _ in range(4)]

@@ -65,7 +65,7 @@ def test_every_line_is_answered_with_its_own_options(tmp_path: Path, out: Path) 
     assert all(record["outputs"] == [{"text": "hi", "finish": "EOS"}] for record in told)
 
 
-def test_the_constraint_of_a_line_takes_the_place_of_the_flags(tmp_path: Path, out: Path) -> None:
+def test_the_constraint_of_a_line_replaces_that_of_the_flags(tmp_path: Path, out: Path) -> None:
     source = write(tmp_path / "in.jsonl", "plain", {"prompt": "x", "choices": ["a"]}, {"prompt": "x", "top_k": 2})
     with serving_in_a_thread(HI) as fake:
         assert run(fake, source, out, "--regex", "[0-9]", "--concurrency", "1") == 0
@@ -73,7 +73,7 @@ def test_the_constraint_of_a_line_takes_the_place_of_the_flags(tmp_path: Path, o
     assert asked == ["regex", "choices", "regex"]
 
 
-def test_overwritten_answers_are_asked_for_again(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overwritten_answers_are_requested_again(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, other = write(tmp_path / "in.jsonl", "x", "y"), write(tmp_path / "other.jsonl", "z")
     with serving_in_a_thread(HI) as fake:
         assert run(fake, source, out) == 0
@@ -95,7 +95,7 @@ def test_messages_of_typed_output_are_base64(tmp_path: Path, out: Path) -> None:
     assert answers(out)[0]["outputs"] == [{"text": '{"number":"17"}', "finish": "EOS", "message": "CgIxNw=="}]
 
 
-def test_a_line_that_fails_is_told_and_the_others_are_answered(tmp_path: Path, out: Path) -> None:
+def test_a_failed_line_is_reported_and_the_others_are_answered(tmp_path: Path, out: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "long"}\n{no json\n\n{"prompt": "x", "max_token": 1}\n{"id": 1}\n"good"\n')
     with serving_in_a_thread([BAD], HI) as fake:
@@ -121,7 +121,7 @@ def test_a_line_that_fails_is_told_and_the_others_are_answered(tmp_path: Path, o
         b"[" * 100_000,
     ],
 )
-def test_a_line_that_no_request_can_hold_harms_no_other(line: bytes, tmp_path: Path, out: Path) -> None:
+def test_an_invalid_line_does_not_affect_the_others(line: bytes, tmp_path: Path, out: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(line + b'\n"good"\n')
     with serving_in_a_thread(HI) as fake:
@@ -131,7 +131,7 @@ def test_a_line_that_no_request_can_hold_harms_no_other(line: bytes, tmp_path: P
     assert len(fake.requests) == 1
 
 
-def test_signs_that_end_lines_elsewhere_end_none_here(tmp_path: Path, out: Path) -> None:
+def test_only_a_line_feed_ends_a_line(tmp_path: Path, out: Path) -> None:
     text = "a\u2028b\u0085c\x0bd"
     source = tmp_path / "in.jsonl"
     source.write_text(
@@ -145,7 +145,7 @@ def test_signs_that_end_lines_elsewhere_end_none_here(tmp_path: Path, out: Path)
         assert out.read_bytes() == whole and len(fake.requests) == 2
 
 
-def test_an_id_of_half_a_pair_and_a_bias_by_name_are_taken(tmp_path: Path, out: Path) -> None:
+def test_a_lone_surrogate_in_an_id_and_a_bias_by_name_are_accepted(tmp_path: Path, out: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "x", "id": "\\ud800", "logit_bias": {"5": 1.5}}\n')
     with serving_in_a_thread(HI) as fake:
@@ -161,7 +161,7 @@ def test_a_full_server_is_asked_until_it_has_room(tmp_path: Path, out: Path) -> 
     assert len(answers(out)) == 1
 
 
-def test_a_second_run_asks_for_what_is_missing_alone(
+def test_a_second_run_requests_only_missing_answers(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write(tmp_path / "in.jsonl", "a", "b", "c")
@@ -192,7 +192,7 @@ def test_answers_of_other_requests_are_not_mixed_with_these(
 
 
 @pytest.mark.parametrize("held", ['"a"\n', "notes without a line end", '{"line": [], "digest": ""}\n'])
-def test_a_file_that_is_no_output_is_kept(
+def test_a_file_that_is_not_an_output_is_kept(
     held: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out.write_text(held)
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_output_is_kept(
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite",)])
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
-def test_the_input_is_no_place_for_the_answers(
+def test_the_input_is_refused_as_the_output(
     link: Callable[[str, Path], None] | None,
     flags: tuple[str, ...],
     tmp_path: Path,
@@ -237,7 +237,7 @@ def test_the_input_is_no_place_for_the_answers(
     ],
     ids=lambda flags: flags[0],
 )
-def test_answers_to_other_flags_are_not_taken_for_these(
+def test_answers_made_with_other_flags_are_not_reused(
     flags: tuple[str, ...], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
@@ -252,7 +252,7 @@ def test_answers_to_other_flags_are_not_taken_for_these(
     assert out.read_text() == before and len(fake.requests) == 1
 
 
-def test_a_second_run_may_be_scheduled_otherwise(tmp_path: Path, out: Path) -> None:
+def test_a_second_run_may_use_other_scheduling_flags(tmp_path: Path, out: Path) -> None:
     source, flags = write(tmp_path / "in.jsonl", "a"), ["--logit-bias", "5=1", "--logit-bias", "6=2", "--seed", "1"]
     with serving_in_a_thread(HI) as fake:
         assert run(fake, source, out, *flags, "--timeout", "5") == 0
@@ -287,7 +287,7 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
     assert "Traceback" not in told
 
 
-def test_no_server_is_told_once_and_at_once(
+def test_a_missing_server_is_reported_once_and_at_once(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(many, "PERSISTENT", replace(many.PERSISTENT, patience_s=0.5))

@@ -48,7 +48,7 @@ def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.Captu
     assert captured.err == ""
 
 
-def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_message_has_no_gap_between_messages(capsys: pytest.CaptureFixture[str]) -> None:
     whole = [message("abc", start=True, finish=pb.FINISH_REASON_MAX_TOKENS)]
     with serving_in_a_thread(whole) as fake:
         assert main.main(["bench", "--target", fake.target, "--requests", "2", "--output-tokens", "1"]) == 0
@@ -60,7 +60,7 @@ def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixt
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=300))
-def test_bars_show_where_values_lie(values: list[float]) -> None:
+def test_bars_show_the_distribution(values: list[float]) -> None:
     shown, end = bars(values), Percentiles.of(values).p99
     assert len(shown) == (24 if end else 0)
     for column, bar in enumerate(shown):
@@ -137,7 +137,7 @@ def test_a_file_without_prompts_is_one_line_and_exit_code_2(
     assert capsys.readouterr().err.startswith(f"photon-grpc: --prompt-file: {path}")
 
 
-def test_nobody_there_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["bench", "--target", f"unix:{tmp_path}/nobody"]) == 1
     assert "photon-grpc serve" in capsys.readouterr().err
 
@@ -158,7 +158,7 @@ def test_an_open_loop_arrives_at_its_rate_and_alike_each_time() -> None:
     assert starts == [session.start_s for session in plan(options, MODEL)]
 
 
-def test_what_is_not_said_follows_from_what_is() -> None:
+def test_unset_options_follow_from_those_that_are_set() -> None:
     assert (BenchOptions("t").places, BenchOptions("t").num_requests) == (16, 64)
     open_loop = BenchOptions("t", rate=3.0)
     assert (open_loop.places, open_loop.num_requests) == (None, 30)
@@ -181,7 +181,7 @@ class Watched(FakeServer):
         self.in_flight -= 1
 
 
-async def test_no_more_run_at_a_time_than_there_are_places() -> None:
+async def test_at_most_the_given_number_run_at_a_time() -> None:
     async with serving(Watched()) as fake:
         load = Workload(fake.target, [Session([Turn([number], 3)]) for number in range(12)], concurrency=3)
         answers = await run_load(load, num_processes=2)

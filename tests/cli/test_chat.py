@@ -25,7 +25,7 @@ EOS = pb.FINISH_REASON_EOS
 HI = [message("hi", start=True, finish=EOS)]
 
 
-def test_a_chat_remembers_forgets_and_keeps_its_instructions(
+def test_a_chat_keeps_its_turns_until_reset_and_its_instructions_beyond(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = "hello\n\n/system be brief\nand now?\n/reset\nagain\n/help\n/quit\nnever sent\n"
@@ -93,7 +93,7 @@ def test_a_chat_shows_reasoning_dimmed_and_forgets_it(
     assert turns[1] == ("assistant", "Yes. Well")
 
 
-def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_continues_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
     monkeypatch.setattr(sys, "stdin", io.StringIO("much\nless\n"))
     with serving_in_a_thread([long], [message("hi", start=True, finish=EOS)]) as fake:
@@ -111,7 +111,7 @@ def chat(typed: str, monkeypatch: pytest.MonkeyPatch) -> list[pb.GenerateRequest
     return fake.requests
 
 
-def test_set_changes_options_and_gives_them_back(
+def test_set_changes_options_and_restores_their_defaults(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = "/set temperature 0.25\n/set ignore_eos on\n/set max_tokens\na\n/set temperature\nb\n"
@@ -153,7 +153,7 @@ def test_set_reads_json_where_an_option_is_more_than_one_value(monkeypatch: pyte
     assert request.structured_output.json_schema == '{"type": "integer"}'
 
 
-def test_a_constraint_that_is_set_takes_the_place_of_another(
+def test_setting_a_constraint_replaces_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "set.binpb").write_bytes(descriptor_set())
@@ -189,7 +189,7 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
     assert 'call weather {"city": "Zürich␛"}' in capsys.readouterr().err
 
 
-def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_continues_with_the_first_of_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("/set num_outputs 2\na\nb\n"))
     script = [message("one", start=True), message("other", index=1, finish=EOS), message("", finish=EOS)]
     with serving_in_a_thread(script) as fake:
@@ -202,6 +202,9 @@ def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.Mo
     [
         ("/set temprature 1", "there is no option temprature; did you mean temperature?"),
         ("/set temperature hot", "temperature must be a number, got 'hot'"),
+        ("/set top_k 0", "sampling.top_k: must be -1 (off) or lie between 1 and 2147483647, is 0"),
+        ("/set top_p 1.5", "sampling.top_p: must be above 0 and at most 1, is 1.5"),
+        ('/set logit_bias {"42": 200}', "sampling.logit_bias[42]: must lie between -100 and 100, is 200"),
         ("/set ignore_eos maybe", "ignore_eos must be on or off, got 'maybe'"),
         ("/set logit_bias 1", "logit_bias must be a JSON object of ids: {\"42\": -1.5}, got '1'"),
         ('/set stop_strings "a"', 'stop_strings must be a JSON list of texts: ["a", "b"]'),
@@ -209,12 +212,13 @@ def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.Mo
         ("/set json_schema {", "json_schema must be a JSON Schema, got '{'"),
         ("/set message_type /no/such/set acme.v1.Invoice", "message_type must be the file of a FileDescriptorSet"),
         ("/tool rain", "no tool call is waiting for an answer"),
+        ("/foo", "there is no /foo; /help lists the commands"),
         ("/rest", "there is no /rest; did you mean /reset?"),
         ("/save", "/save needs the name of a file"),
         ("/save /no/such/place", "not saved: "),
     ],
 )
-def test_a_wrong_command_is_told_and_the_conversation_goes_on(
+def test_a_wrong_command_is_reported_and_the_conversation_continues(
     line: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(chat(f"{line}\nhello\n", monkeypatch)) == 1

@@ -104,7 +104,9 @@ def test_ids_that_would_differ_are_not_written(child: Child, tmp_path: Path) -> 
     ("content", "told"),
     [(b"\x80\x04no vocabulary", "cannot read the tokenizer"), (None, "nothing to convert")],
 )
-def test_a_vocabulary_that_is_none_is_one_line(child: Child, tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_an_invalid_vocabulary_is_reported_in_one_line(
+    child: Child, tmp_path: Path, content: bytes | None, told: str
+) -> None:
     directory = child.model_dir(tmp_path)
     if content is None:
         (directory / "tokenizer.model").unlink()

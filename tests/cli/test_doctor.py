@@ -90,7 +90,7 @@ def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("name", ["listen", "admin", "metrics", "tracing"])
-def test_doctor_tells_why_serve_does_not_start(
+def test_doctor_gives_the_reason_why_serve_does_not_start(
     name: str, refused: dict[str, dict[str, Any]], environment: dict[str, str], problems: list[str]
 ) -> None:
     served = said(environment, "serve", FREE | refused[name])
@@ -102,7 +102,7 @@ def test_doctor_tells_why_serve_does_not_start(
 
 
 @pytest.mark.parametrize("name", ["tls", "keys"])
-async def test_doctor_tells_why_a_front_end_does_not_start(
+async def test_doctor_gives_the_reason_why_a_front_end_does_not_start(
     name: str, refused: dict[str, dict[str, Any]], problems: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -112,13 +112,27 @@ async def test_doctor_tells_why_a_front_end_does_not_start(
 
 
 @pytest.mark.parametrize("name", ["step trace", "device", "context"])
-def test_doctor_tells_why_an_engine_does_not_start(
+def test_doctor_gives_the_reason_why_an_engine_does_not_start(
     name: str, refused: dict[str, dict[str, Any]], problems: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError) as caught:
         assemble(resolve(FREE | refused[name], {}).config, lambda stage, done, total: None)
     assert str(caught.value) in problems
+
+
+@pytest.mark.parametrize("name", ["tls", "keys", "step trace", "device"])
+def test_serve_refuses_a_file_or_device_before_it_downloads_or_starts_anything(
+    name: str,
+    refused: dict[str, dict[str, Any]],
+    problems: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("photon_grpc.config.download.fetch_model", lambda config: pytest.fail("it downloads"))
+    monkeypatch.setattr("photon_grpc.config.cuda_device._has_device", lambda: False)
+    assert main.main(["serve", *as_flags(FREE | refused[name])]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].partition("photon-grpc: cannot start: ")[2] in problems
 
 
 def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
@@ -136,7 +150,7 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
 
 
 @pytest.mark.parametrize(("device", "shown"), [("cuda", "cuda, which is missing"), ("auto", "cpu")])
-def test_doctor_promises_no_device_that_is_missing(
+def test_doctor_does_not_list_a_missing_device_as_used(
     device: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
@@ -145,7 +159,7 @@ def test_doctor_promises_no_device_that_is_missing(
     assert ["serves", "on", *shown.split()] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_doctor_tells_of_one_address_in_two_spellings_as_serve_does(
+def test_doctor_and_serve_report_one_address_in_two_spellings(
     environment: dict[str, str],
 ) -> None:
     given = FREE | {"listen": ("127.0.0.1:50999", "localhost:50999")}
@@ -185,7 +199,7 @@ def test_doctor_finds_the_reasons_among_other_lines(
     assert [words in reason for words, reason in zip(reasons, found, strict=True)] == [True]
 
 
-def test_doctor_lives_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_works_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
     (found,) = doctor.ask_start(resolve(FREE, {}).config)
     assert "whether it would start failed" in found and "/no/such/python" in found

@@ -96,7 +96,7 @@ def _wait_for_listener(address: str) -> None:
                 time.sleep(0.05)
 
 
-def test_what_the_service_said_is_shown_when_it_cannot_start(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_service_that_cannot_start_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     assert first_run(["--model=cannot-start"], choose_address("127.0.0.1:0"), once=True) == 2
     assert "cannot start: the weights are somewhere else" in capfd.readouterr().err
 
@@ -106,11 +106,11 @@ def test_a_failed_generation_is_a_failure() -> None:
         first_run(["--model=broken"], choose_address("127.0.0.1:0"), once=True)
 
 
-def test_a_service_that_dies_later_hands_on_its_exit_code() -> None:
+def test_the_exit_code_of_a_service_that_dies_later_is_returned() -> None:
     assert first_run(["--model=dies"], choose_address("127.0.0.1:0"), once=False) == 3
 
 
-def test_a_port_in_use_is_told_before_anything_starts() -> None:
+def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

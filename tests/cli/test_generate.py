@@ -46,7 +46,9 @@ def test_the_api_key_of_the_environment_goes_with_the_call(monkeypatch: pytest.M
     assert [call.get("authorization") for call in fake.metadata] == [None, "Bearer secret"]
 
 
-def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_written_into_the_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
     flags = "--max-tokens 5 --temperature 0 --top-p 0.5 --top-k -1 --min-p 0.1 --seed 3 --stop a --stop b --model m"
     flags += " --repetition-penalty 1.5 --presence-penalty -1 --frequency-penalty 0.25"
@@ -73,7 +75,7 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
     assert not chat.HasField("sampling")
 
 
-def test_flags_of_ends_constraints_and_the_service_land_in_the_request(tmp_path: Path) -> None:
+def test_flags_of_stops_constraints_and_the_service_are_written_into_the_request(tmp_path: Path) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
     flags = "--min-tokens 2 --stop-token-id 5 --stop-token-id 6 --ignore-eos --include-stop-in-text --max-duration 1.5"
     flags += " --keep-special-tokens --token-ids --prompt-token-ids --parse-special-tokens --continue-from 7,8"
@@ -98,6 +100,14 @@ def test_flags_of_ends_constraints_and_the_service_land_in_the_request(tmp_path:
     assert (chat.chat.messages[0].content, chat.chat.template_args_json) == ("x", "{}")
 
 
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_explains_the_flags_of_chats_where_they_make_a_chat(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([verb, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "implies" not in shown
+    assert ("--system, --tools and --template-args do so, too." in shown) == (verb == "generate")
+
+
 def test_every_option_has_a_flag() -> None:
     flags = {{"protobuf": "message_type"}.get(str(each.name), each.name) for each in generate.params}
     # What gathers in a message is not seen at a terminal, and a prompt is answered.
@@ -107,7 +117,7 @@ def test_every_option_has_a_flag() -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat", "batch"])
-def test_a_message_type_that_is_none_is_refused_before_the_call(
+def test_an_invalid_message_type_is_refused_before_the_call(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
@@ -131,7 +141,7 @@ def scored_script() -> list[pb.StreamGenerateResponse]:
     return script
 
 
-def test_scores_are_lines_on_stderr_that_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_are_lines_on_stderr_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(scored_script()) as fake:
         flags = ["--logprobs", "1", "--prompt-logprobs", "0", "--target", fake.target]
         assert main.main(["generate", "x", *flags]) == 0
@@ -183,7 +193,7 @@ def test_several_outputs_are_shown_one_after_the_other(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "ab\n── output 1 ──\nxy\n"
 
 
-def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_shown_with_its_reason_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     full = Refusal(
         grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "20"),)
     )
@@ -194,7 +204,7 @@ def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.Captur
     assert captured.err == "photon-grpc: QUEUE_FULL: no room (retry in 0.02 s)\n"
 
 
-def test_a_server_that_wants_a_key_says_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_needs_a_key_says_where_to_put_it(capsys: pytest.CaptureFixture[str]) -> None:
     wants = Refusal(grpc.StatusCode.UNAUTHENTICATED, "wants a key", [error_info("MISSING_CREDENTIALS")])
     with serving_in_a_thread([wants]) as fake:
         assert main.main(["generate", "x", "--target", fake.target]) == 1
@@ -255,7 +265,7 @@ def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pyt
     assert "reasoning" not in delta
 
 
-def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
+def test_text_of_a_model_cannot_control_the_terminal() -> None:
     for text in (
         "👩‍💻",
         "می‌خواهم",

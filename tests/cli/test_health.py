@@ -21,7 +21,7 @@ def asked(target: str) -> int:
     return main.main(["health", "--target", target, "--timeout", "0.5"])
 
 
-def test_one_that_is_loading_or_draining_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loading_or_draining_server_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread() as fake:
         fake.ready = False
         assert asked(fake.target) == 1
@@ -29,7 +29,7 @@ def test_one_that_is_loading_or_draining_exits_with_1(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("prepare", [lambda listener: None, lambda listener: listener.listen()], ids=["none", "silent"])
-def test_none_and_one_that_takes_a_connection_and_says_nothing_exit_with_1(
+def test_a_missing_and_a_silent_server_exit_with_1(
     prepare: Callable[[socket.socket], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as listener:

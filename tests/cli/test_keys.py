@@ -22,7 +22,9 @@ def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]
     return secret, shown.out
 
 
-def test_the_block_is_of_the_key_and_does_not_hold_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_block_has_the_digest_of_the_key_and_not_the_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     limits = ("--max-concurrent", "3", "--tokens-per-minute", "1000")
     secret, block = made(capsys, "search", "--scope", "generate", "--scope", "admin", *limits)
     other, other_block = made(capsys)
@@ -40,7 +42,7 @@ def test_the_block_is_of_the_key_and_does_not_hold_it(capsys: pytest.CaptureFixt
     assert (unnamed.scopes, unnamed.max_concurrent, unnamed.tokens_per_minute) == (("generate", "models"), None, None)
 
 
-def test_appended_to_a_file_it_is_one_that_the_server_reads_and_holds_no_key(tmp_path: Path) -> None:
+def test_a_block_appended_to_the_file_is_valid_and_contains_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     command = [sys.executable, "-m", "photon_grpc", "keys", "new"]
     for name in ("search", "chat"):
@@ -51,7 +53,7 @@ def test_appended_to_a_file_it_is_one_that_the_server_reads_and_holds_no_key(tmp
     assert [key.name for key in read_api_keys(str(path))] == ["search", "chat"]
 
 
-def test_a_name_that_the_file_would_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_invalid_in_the_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["keys", "new", "two words"]) == 2
     assert "two words" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def fake() -> Iterator[FakeServer]:
     ("stdin", "word"),
     [(b"\xff\xfe", "not utf-8 text"), (b"hi\n/system \xf0\x9f\nmore\n", "not utf-8 text"), (None, "closed")],
 )
-def test_stdin_that_is_no_text(
+def test_stdin_that_is_not_text_is_refused(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, verb: str, stdin: bytes | None, word: str
 ) -> None:
     arguments = ["generate", "-"] if verb == "generate" else ["chat"]
@@ -64,14 +64,14 @@ def test_stdin_that_is_no_text(
     assert verb == "chat" or fake.requests == []
 
 
-def test_an_empty_stdin_is_asked_as_it_is(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_stdin_is_an_empty_prompt(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Said(["generate", "-", "--target", fake.target], b"", monkeypatch).code == 0
     assert Said(["chat", "--target", fake.target], b"", monkeypatch).code == 0
     assert [request.text for request in fake.requests] == [""]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_argument_that_is_no_text(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_an_argument_that_is_not_text_is_refused(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     for arguments in ([verb, NO_TEXT], [verb, "--model", NO_TEXT], [verb, f"--{NO_TEXT}"], [NO_TEXT]):
         Said(arguments, b"", monkeypatch).refused("not text", r"\udcff\udc80")
     monkeypatch.setenv("PHOTON_TARGET", NO_TEXT)
@@ -82,7 +82,7 @@ def test_an_argument_that_is_no_text(monkeypatch: pytest.MonkeyPatch, verb: str)
 @pytest.mark.parametrize(
     "target", ["", ":::", "a\0b", "x" * 3000, "http://a b/", "dns:///", "127.0.0.1:99999", "ipv4:1.2.3.4:5:6"]
 )
-def test_a_target_that_is_none(monkeypatch: pytest.MonkeyPatch, call: list[str], target: str) -> None:
+def test_an_invalid_target_is_refused(monkeypatch: pytest.MonkeyPatch, call: list[str], target: str) -> None:
     assert Said([*call, "--target", target], b"hi\n", monkeypatch).code in (1, 2)
 
 
@@ -98,7 +98,9 @@ def test_a_target_that_is_none(monkeypatch: pytest.MonkeyPatch, call: list[str],
     ],
     ids=" ".join,
 )
-def test_a_number_that_no_field_holds(fake: FakeServer, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+def test_a_number_too_large_for_its_field_is_refused(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
     said = Said(["generate", "x", *flags, "--target", fake.target], b"", monkeypatch)
     assert said.code in (1, 2)
     assert flags[0][2:].replace("-", "_") in said.text
@@ -119,7 +121,7 @@ def odd_files(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_a_file_of_prompts_that_is_none(
+def test_an_invalid_prompt_file_is_refused(
     fake: FakeServer, odd_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in odd_files.values():
@@ -128,7 +130,7 @@ def test_a_file_of_prompts_that_is_none(
 
 
 @pytest.mark.parametrize("verb", ["serve", "doctor", "run"])
-def test_a_model_that_is_none(verb: str, odd_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_model_is_refused(verb: str, odd_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # doctor tells all that is wrong beside a directory without a model.
     directories = {} if verb == "doctor" else {"root": Path("/"), "directory": odd_files["directory"]}
     del odd_files["directory"]
@@ -140,7 +142,9 @@ def test_a_model_that_is_none(verb: str, odd_files: dict[str, Path], monkeypatch
             Said([verb], b"", patch).refused(variable)
 
 
-def test_stdout_that_cannot_say_it_or_is_closed(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdout_that_lacks_characters_or_is_closed_is_no_failure(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.script = ([message("é🙂", start=True, finish=pb.FINISH_REASON_MAX_TOKENS)],)
     for stream in (io.TextIOWrapper(io.BytesIO(), encoding="ascii"), None):
         monkeypatch.setattr(sys, "stdout", stream)
@@ -148,7 +152,7 @@ def test_stdout_that_cannot_say_it_or_is_closed(fake: FakeServer, monkeypatch: p
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])
-def test_bytes_on_stdin_are_one_line_in_locales_that_let_them_through(locale: str) -> None:
+def test_invalid_bytes_on_stdin_are_one_line_in_permissive_locales(locale: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "photon_grpc", "generate", "-"],
         input=b"\xff\xfe\x00",

@@ -27,7 +27,7 @@ def test_what_is_in_quarantine_is_a_table(admin: Admin, capsys: pytest.CaptureFi
     assert second.split()[:3] == ["cd" * 16, "suspect", "1"] and second.split()[-2:] == ["-", "-"]
 
 
-def test_clearing_names_what_was_known(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_clearing_lists_what_was_cleared(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     assert main(["quarantine", "--clear", "ab", "--clear", "cd"]) == 0
     assert capsys.readouterr().out == "cleared ab\ncleared cd\n"
     assert main(["quarantine", "--clear-all", "--target", admin.address]) == 0
@@ -35,6 +35,6 @@ def test_clearing_names_what_was_known(admin: Admin, capsys: pytest.CaptureFixtu
     assert admin.frontend.orders == [("clear_quarantine", ("ab", "cd")), ("clear_quarantine", ())]
 
 
-def test_what_the_server_does_not_know_is_told(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_names_unknown_to_the_server_are_reported(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     assert main(["quarantine", "--clear", "x" * 65]) == 2
     assert f"knows no request {'x' * 65}" in capsys.readouterr().err

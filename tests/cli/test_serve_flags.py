@@ -28,7 +28,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return the ServeConfig that `serve` passes on, without starting a service."""
+    """Return the ServeConfig that `serve` passes on, without reading files or starting a service."""
+    monkeypatch.setattr("photon_grpc.service.processes.first_checks.check_first", lambda config: None)
     service = pytest.importorskip("photon_grpc.service.supervisor")
     configs: list[object] = []
     monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
@@ -46,12 +47,24 @@ def test_help_shows_every_flag_under_its_heading_with_its_default(capsys: pytest
     assert "[default: 127.0.0.1:50051]" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(("verb", "own"), [("serve", "--help"), ("run", "--once"), ("doctor", "--json")])
+def test_help_shows_the_argument_with_the_model_and_no_heading_for_the_rest(
+    verb: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    options, _, rest = shown.partition("Options:\n")[2].partition("Model:\n")
+    assert own in options and "DIR_OR_ID" not in options
+    assert rest.split()[:5] == ["[DIR_OR_ID]", "The", "same", "as", "--model."]
+    assert "Other" not in shown
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"photon-grpc {__version__}\n"
 
 
-def test_serve_hands_on_what_was_said(
+def test_serve_passes_on_flags_and_variables(
     served: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PHOTON_BLOCK_SIZE", "8")
@@ -160,7 +173,7 @@ def test_doctor_names_what_is_wrong_with_a_model_and_fails(
 @pytest.mark.parametrize(
     ("name", "told"), [("x.gguf", "x.gguf is GGUF"), ("pytorch_model.bin", "pickled"), ("README", "holds no model")]
 )
-def test_a_directory_of_another_format_is_told_what_is_read(
+def test_for_a_directory_of_another_format_the_supported_one_is_named(
     name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).touch()
@@ -187,7 +200,7 @@ def test_an_absurd_number_is_refused_in_one_line_before_anything_starts(
 
 
 @pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
-def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
+def test_every_number_has_an_inclusive_upper_bound(
     setting: Setting, served: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert setting.bounds.at_most is not None
@@ -231,7 +244,7 @@ def test_without_the_server_libraries_the_library_says_so_too() -> None:
     assert "ImportError: LLM needs msgspec: pip install '.[serve]'" in done.stderr
 
 
-def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
+def test_flags_are_the_same_in_another_process(served: list[object]) -> None:
     given = {
         "max_num_seqs": "3",
         "seed": None,
@@ -276,7 +289,7 @@ def test_what_a_verb_does_not_need_is_not_loaded(program: str, absent: list[str]
         ((4096,), "; 1 of 1 layers attend the last 4,096"),
     ],
 )
-def test_doctor_tells_of_windows(windows: tuple[int, ...], told: str) -> None:
+def test_doctor_describes_attention_windows(windows: tuple[int, ...], told: str) -> None:
     assert doctor._windows(windows) == told
 
 
@@ -322,7 +335,7 @@ def test_doctor_shows_what_config_json_and_the_device_decide_also_as_json(
     assert ["--max-model-len", "9", "--max-model-len"] in rows and ["--dtype", "float32", "--dtype"] in rows
 
 
-def test_doctor_tells_all_that_is_wrong_beside_a_directory_without_a_model(
+def test_doctor_lists_every_problem_besides_a_directory_without_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)

@@ -25,7 +25,7 @@ from photon_grpc.errors import ConfigError
         ("unix:", "is not an address"),
     ],
 )
-def test_what_is_no_address_is_refused_with_what_to_write(target: str, instead: str) -> None:
+def test_an_invalid_address_is_refused_with_a_suggestion(target: str, instead: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_target(target)
     assert instead in str(refused.value)
@@ -35,7 +35,7 @@ def test_what_is_no_address_is_refused_with_what_to_write(target: str, instead: 
     "target",
     ["h:1", "[::1]:1", "unix:/s", "unix:s", "unix:///s", "dns:///h", "dns:h:1", "ipv4:1.2.3.4:5,1.2.3.5:5", "xds:///h"],
 )
-def test_what_grpc_resolves_is_taken(target: str) -> None:
+def test_names_that_grpc_resolves_are_accepted(target: str) -> None:
     assert check_target(target) == target
 
 
@@ -56,7 +56,7 @@ def test_the_variable_is_checked_too(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
-def test_of_several_servers_each_is_shown_with_its_command(
+def test_several_servers_are_listed_with_their_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, gone = f"unix:/tmp/photon-grpc-{os.getpid()}.sock", "unix:/tmp/photon-grpc-9999999999.sock"

@@ -61,7 +61,7 @@ def test_operators_verbs_speak_tls_on_a_port(authority: Authority, capsys: pytes
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("call", [["health", "--timeout", "0.5"], ["top", "--once"]], ids=lambda call: call[0])
-def test_clear_text_to_a_port_that_speaks_tls_is_told(
+def test_clear_text_to_a_tls_port_is_explained(
     authority: Authority, capsys: pytest.CaptureFixture[str], call: list[str], host: str
 ) -> None:
     server = authority.signed("server")
@@ -81,7 +81,7 @@ def test_clear_text_to_a_port_that_speaks_tls_is_told(
         ("mTLS", "a", "accepts only clients with a certificate that it trusts: pass one with --tls-cert"),
     ],
 )
-def test_what_failed_in_a_handshake_is_told(
+def test_the_cause_of_a_failed_handshake_is_reported(
     authority: Authority, tmp_path: Path, server: str, shown: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signed = authority.signed("server")
@@ -107,7 +107,7 @@ def test_grpc_writes_no_lines_of_its_own_between_ours(authority: Authority) -> N
     assert first.startswith("photon-grpc: UNREACHABLE: ") and len(others) == 1, done.stderr
 
 
-def test_nobody_is_asked_whether_a_server_runs_that_answers_in_other_words(
+def test_a_server_that_answers_is_not_reported_as_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
@@ -126,13 +126,13 @@ def test_nobody_is_asked_whether_a_server_runs_that_answers_in_other_words(
     assert "Is a server running?" not in told
 
 
-def test_run_believes_its_own_certificate(authority: Authority) -> None:
+def test_run_trusts_its_own_certificate(authority: Authority) -> None:
     done = _run(authority.signed("server"))
     assert done.returncode == 0, done.stderr
     assert "StreamGenerate" in done.stdout
 
 
-def test_files_that_are_not_there_are_named(authority: Authority, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_named(authority: Authority, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["generate", "x", "--tls-ca", "/nowhere/ca.pem"]) == 2
     assert "--tls-ca: /nowhere/ca.pem: No such file" in capsys.readouterr().err
     assert main.main(["generate", "x", "--tls-ca", "public", "--tls-cert", "c.pem"]) == 2

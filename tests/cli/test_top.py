@@ -85,7 +85,7 @@ def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     served.stop()
 
 
-def test_one_look_is_text_for_pipes(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_prints_plain_text(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once"]) == 0
     text = capsys.readouterr().out
     assert admin.address in text and "\x1b" not in text
@@ -117,7 +117,7 @@ def test_without_a_terminal_it_says_how(admin: Admin, capsys: pytest.CaptureFixt
     assert "--once" in capsys.readouterr().err
 
 
-def test_none_or_several_servers_are_told(
+def test_no_server_and_several_servers_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -133,7 +133,7 @@ def test_none_or_several_servers_are_told(
         server.stop()
 
 
-def test_a_wrong_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_address_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once", "--target", "unix:/no/such.sock"]) == 1
     assert "no answer from unix:/no/such.sock" in capsys.readouterr().err
     with serving_in_a_thread() as other:
@@ -188,7 +188,7 @@ def test_it_goes_on_until_ctrl_c(admin: Admin) -> None:
         assert f"{admin.address} keeps running" in shown.text and "Traceback" not in shown.text
 
 
-def test_the_end_of_the_server_is_the_end(admin: Admin) -> None:
+def test_it_ends_with_the_server(admin: Admin) -> None:
     with screen("--target", admin.address) as shown:
         shown.read_until("1,234")
         admin.stop()

@@ -157,7 +157,7 @@ def test_every_request_of_an_engine_has_its_track(tmp_path: Path, depth: int) ->
     assert running[-1] == 0 < max(running) <= harness.facts.max_num_seqs
 
 
-def test_prefill_and_decode_are_told_apart_and_lie_one_after_the_other(tmp_path: Path) -> None:
+def test_prefill_and_decode_are_separate_and_do_not_overlap(tmp_path: Path) -> None:
     """The fourth step is launched before the third has been read."""
     path = written(
         tmp_path / "steps.jsonl",
@@ -193,7 +193,7 @@ def test_prefill_and_decode_are_told_apart_and_lie_one_after_the_other(tmp_path:
     assert (bars[3]["args"]["launched_us"], bars[3]["args"]["took_us"]) == (55_000, 15_000)
 
 
-def test_tokens_are_none_between_steps(tmp_path: Path) -> None:
+def test_token_counters_are_zero_between_steps(tmp_path: Path) -> None:
     steps = [step(1, 0.0, decode=[["0.1", 9, 1]]), step(2, 3600.0, decode=[["0.1", 10, 1]])]
     events = events_of(written(tmp_path / "steps.jsonl", HEAD, *steps))
     shown = [(event["ts"], event["args"]["decode"]) for event in counters(events, "tokens")]
@@ -211,7 +211,9 @@ def test_a_handle_that_is_given_again_has_a_track_of_its_own(tmp_path: Path) -> 
     assert [[event["name"] for event in track][-1] for track in tracks.values()] == ["ended: CANCELLED", "ended: EOS"]
 
 
-def test_the_last_start_counts_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_last_start_counts_and_missing_lines_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = {"decode": [["0.1", 40, 1]]}
     lines = [HEAD, step(1, 0.0), HEAD, '{"step": 1, "start_', step(2, 0.1, dropped=3), step(3, 0.2, **rows), step(4, 3)]
     path = written(tmp_path / "steps.jsonl", *lines)
@@ -230,6 +232,39 @@ def test_a_broken_line_is_counted_as_missing(tmp_path: Path, capsys: pytest.Capt
     assert "(steps: 1, sequences: 0, missing lines: 1)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"start_s": "soon"}, "'start_s' cannot be 'soon'"),
+        ({"duration_s": float("inf")}, "'duration_s' cannot be inf"),
+        ({"start_s": 1e308}, "'start_s' cannot be 1e+308"),
+        ({"prefill_tokens": None}, "'prefill_tokens' cannot be None"),
+        ({"decode": [["0.1", 9]]}, "'decode' cannot be [['0.1', 9]]"),
+        ({"decode": {"0.1": 9}}, "'decode' cannot be {'0.1': 9}"),
+        ({"seated": [{"sequence": "0.1"}]}, "'seated' cannot be [{'sequence': '0.1'}]"),
+        ({"ended": ["0.1"]}, "'ended' cannot be ['0.1']"),
+        ({"preempted": [[]]}, "'preempted' cannot be [[]]"),
+        ({"blocks": {"owned": 4}}, "'blocks' cannot be {'owned': 4}"),
+        ({"blocks": 7}, "'blocks' cannot be 7"),
+        ({"queued": -1}, "'queued' cannot be -1"),
+        ({"dropped": "some"}, "'dropped' cannot be 'some'"),
+    ],
+)
+def test_a_wrong_value_is_an_error_with_the_number_of_its_line(
+    tmp_path: Path, values: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, HEAD, step(1, 0.0), step(2, 0.1) | values)
+    assert main(["trace", str(path)]) == 2
+    assert f"{path}, line 4: {shown}; was the step trace edited?\n" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_its_owner_may_read_the_events(tmp_path: Path) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, step(1, 0.0))
+    assert main(["trace", str(path)]) == 0
+    assert (tmp_path / "steps.jsonl.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "steps.json", HEAD, step(1, 0.0, decode=[["0.1", 9, 1]]))
     before = path.read_bytes()
@@ -238,7 +273,7 @@ def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("content", ["", "not a trace\n", '{"trace": "photon-grpc", "version": 99}\n[]\n'])
-def test_what_is_no_trace_is_refused_in_a_sentence(
+def test_a_file_that_is_not_a_trace_is_refused(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "steps.jsonl").write_text(content)

@@ -48,7 +48,7 @@ async def test_a_stream_yields_deltas_and_then_knows_usage_and_timing() -> None:
     assert stream.timing.first_token_s == 0.012
 
 
-async def test_several_deltas_in_one_message_come_one_by_one() -> None:
+async def test_several_deltas_in_one_message_are_yielded_one_by_one() -> None:
     both = message("a", start=True)
     both.deltas.add(index=1, text="b")
     async with serving(FakeServer([both, message("", finish=EOS)])) as fake, Client(fake.target) as client:
@@ -73,14 +73,14 @@ async def test_what_matched_comes_with_the_finish() -> None:
     assert (finish.reason, finish.stop_string, finish.eos_token_id) == ("STOP_STRING", "\n\n", None)
 
 
-async def test_a_loading_server_is_tried_again_after_its_pushback() -> None:
+async def test_a_loading_server_is_retried_after_its_pushback() -> None:
     ok = [message("ok", start=True, finish=EOS)]
     async with serving(FakeServer(loading(), loading(), ok)) as fake, Client(fake.target) as client:
         assert "".join([delta.text async for delta in client.stream("x")]) == "ok"
     assert [seen.get("grpc-previous-rpc-attempts") for seen in fake.metadata] == [None, "1", "2"]
 
 
-async def test_retries_are_bounded_and_the_last_refusal_is_told() -> None:
+async def test_retries_are_bounded_and_the_last_refusal_is_raised() -> None:
     async with serving(FakeServer(loading())) as fake, Client(fake.target, retries=2) as client:
         with pytest.raises(errors.ModelLoading) as raised:
             await client.generate("x")
@@ -95,7 +95,7 @@ async def test_retries_can_be_turned_off() -> None:
     assert len(fake.requests) == 1
 
 
-async def test_without_resume_nothing_is_tried_again_after_output_began() -> None:
+async def test_without_resume_nothing_is_retried_after_output_began() -> None:
     lost = Refusal(grpc.StatusCode.UNAVAILABLE, "the engine died", [error_info("ENGINE_FAILURE")])
     script = [message("some", start=True), lost]
     async with serving(FakeServer(script)) as fake, Client(fake.target, resume=False) as client:
@@ -111,14 +111,14 @@ def full(pushback_ms: int) -> Refusal:
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], trailers)
 
 
-async def test_a_full_queue_is_asked_again_when_it_says() -> None:
+async def test_a_full_queue_is_retried_after_its_delay() -> None:
     ok = [message("ok", finish=EOS)]
     async with serving(FakeServer([full(20)], [full(20)], ok)) as fake, Client(fake.target) as client:
         assert (await client.generate("x")).text == "ok"
     assert len(fake.requests) == 3
 
 
-async def test_a_full_queue_that_stays_full_is_told() -> None:
+async def test_a_full_queue_that_stays_full_is_raised() -> None:
     async with serving(FakeServer([full(15)])) as fake, Client(fake.target) as client:
         with pytest.raises(errors.QueueFull) as raised:
             await client.generate("x")
@@ -126,7 +126,7 @@ async def test_a_full_queue_that_stays_full_is_told() -> None:
     assert len(fake.requests) == 5
 
 
-async def test_what_the_server_forbids_is_not_tried_again() -> None:
+async def test_final_refusals_are_not_retried() -> None:
     async with serving(FakeServer([full(-1)])) as fake, Client(fake.target) as client:
         with pytest.raises(errors.QueueFull) as raised:
             await client.generate("x")
@@ -148,7 +148,7 @@ async def test_calls_go_to_the_servers_that_are_ready() -> None:
                     await client.generate("x")
 
 
-async def test_where_no_server_is_ready_models_and_readiness_are_told() -> None:
+async def test_without_a_ready_server_models_and_readiness_are_still_answered() -> None:
     fake = FakeServer()
     fake.ready = False
     async with serving(fake), Client(fake.target, retries=0) as client:
@@ -188,7 +188,7 @@ async def test_an_error_keeps_reason_field_and_numbers() -> None:
         ),
     ],
 )
-async def test_a_status_without_details_of_ours_is_told_by_its_code(
+async def test_a_status_without_our_details_is_mapped_by_its_code(
     refusal: Refusal, expected: type[errors.PhotonError]
 ) -> None:
     async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:
@@ -222,7 +222,7 @@ async def test_a_reason_of_a_newer_server_is_kept() -> None:
     assert raised.value.reason == "A_REASON_OF_TOMORROW"
 
 
-async def test_what_a_newer_server_names_is_a_number() -> None:
+async def test_unknown_enum_values_of_a_newer_server_are_numbers() -> None:
     finished = message("ok", finish=1234)
     async with serving(FakeServer([finished])) as fake, Client(fake.target) as client:
         fake.state, fake.features = 99, [model_pb2.FEATURE_TEXT, 98]
@@ -240,7 +240,7 @@ async def test_a_message_of_a_newer_server_before_the_start_is_passed_over() -> 
     assert (fake.requests[1].request_id, fake.requests[1].sampling.seed) == ("r-1", 7)
 
 
-async def test_nobody_at_the_target() -> None:
+async def test_a_missing_server_is_unreachable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -313,7 +313,7 @@ class Silent(FakeServer):
         lambda client: client.is_ready(),
     ],
 )
-async def test_every_question_has_a_deadline(ask: Any) -> None:
+async def test_every_unary_call_has_a_deadline(ask: Any) -> None:
     async with serving(Silent()) as fake, Client(fake.target, timeout=0.1) as client:
         with pytest.raises(errors.DeadlinePassed):
             await asyncio.wait_for(ask(client), 120)
@@ -335,7 +335,7 @@ async def test_models_are_gathered_over_pages() -> None:
             await client.model("other")
 
 
-async def test_tokens() -> None:
+async def test_tokenize_takes_texts_and_chats_and_detokenize_takes_ids() -> None:
     async with serving(FakeServer()) as fake, Client(fake.target) as client:
         assert await client.tokenize("abc") == (1, 2, 3)
         assert await client.tokenize([{"role": "user", "content": "hi"}]) == (1, 2, 3)
@@ -392,7 +392,7 @@ _HANDSHAKE = (
         (f"{_FAILING}Failed parsing HTTP/2 (got frame type 80)", "it does not speak HTTP/2"),
     ],
 )
-def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(text: str, cause: str) -> None:
+def test_the_systems_error_is_shown_without_grpcs_wrapping(text: str, cause: str) -> None:
     trailers = grpc.aio.Metadata()
     error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, trailers, trailers, text), "nohost:1")
     assert isinstance(error, Unreachable)

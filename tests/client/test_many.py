@@ -70,7 +70,7 @@ async def test_a_full_server_is_asked_until_it_has_room() -> None:
     assert isinstance(fake, Echo) and fake.refused > 0 and fake.most <= 2
 
 
-async def test_a_refusal_without_a_reason_of_the_servers_is_asked_again_for_a_while(
+async def test_a_refusal_without_our_reason_is_retried_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(many, "PERSISTENT", replace(many.PERSISTENT, patience_s=0.05))
@@ -86,7 +86,7 @@ async def test_a_prompt_above_the_servers_message_limit_is_raised_in_its_place()
             await asyncio.wait_for(anext(client.map(["x" * 5 * 2**20])), 30)
 
 
-async def test_what_cannot_succeed_is_raised_in_its_place() -> None:
+async def test_a_final_failure_is_raised_in_its_place() -> None:
     async with serving(Echo()) as fake, Client(fake.target) as client:
         results = client.map(["a", "bad", *["slow"] * 100], concurrency=4)
         assert (await anext(results)).text == "a"
@@ -96,7 +96,7 @@ async def test_what_cannot_succeed_is_raised_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("each", [ordered, unordered])
-async def test_prompts_are_taken_as_there_is_room(each: Any) -> None:
+async def test_prompts_are_read_only_as_there_is_room(each: Any) -> None:
     taken: list[int] = []
 
     def prompts() -> Iterator[int]:
@@ -117,7 +117,7 @@ async def test_prompts_are_taken_as_there_is_room(each: Any) -> None:
 
 @pytest.mark.parametrize("name", ["map", "map_unordered"])
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_mistakes_of_the_program_are_raised_when_map_is_called(kind: Any, name: str) -> None:
+def test_wrong_arguments_are_raised_when_map_is_called(kind: Any, name: str) -> None:
     call = getattr(kind("127.0.0.1:1"), name)
     with pytest.raises(ValueError, match="concurrency is 0"):
         call(["x"], concurrency=0)
@@ -150,13 +150,13 @@ async def test_the_first_of_two_answers_wins_and_the_other_is_cancelled_on_its_s
     assert "mine-hedge" in {request.request_id for request in quick.requests}
 
 
-async def test_a_quick_answer_is_asked_for_once() -> None:
+async def test_a_quick_answer_is_requested_once() -> None:
     async with serving(FakeServer([message("a", finish=EOS)])) as fake, Client(fake.target) as client:
         assert (await client.generate("x", hedge_after=30)).text == "a"
     assert len(fake.requests) == 1
 
 
-async def test_where_both_fail_the_failure_is_raised() -> None:
+async def test_if_both_attempts_fail_the_failure_is_raised() -> None:
     bad = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad", [error_info("INVALID_REQUEST")])
     async with serving(FakeServer([bad])) as fake, Client(fake.target) as client:
         with pytest.raises(errors.InvalidRequest):

@@ -114,7 +114,7 @@ async def test_failures_are_exceptions_of_their_request(many: Multiplex, link: F
     assert many.stream("hi", request_id="mine") is not None
 
 
-async def test_the_end_of_the_stream_is_told_to_all() -> None:
+async def test_the_end_of_the_stream_reaches_every_request() -> None:
     link = FakeLink()
     with frontend(link=link) as (front, _):
         async with serving(front) as address, Client(address, retries=0) as client, client.multiplex() as many:  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ async def test_new_requests_leave_a_server_that_drains_while_the_old_one_ends() 
             await draining
 
 
-async def test_nobody_there_is_told_to_all() -> None:
+async def test_a_missing_server_fails_every_request() -> None:
     async with Client("127.0.0.1:1", retries=0) as client, client.multiplex() as many:
         answers = await asyncio.gather(*[many.generate("hi") for _ in range(3)], return_exceptions=True)
     assert all(isinstance(answer, Unreachable) for answer in answers), answers

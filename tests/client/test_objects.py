@@ -69,14 +69,14 @@ async def test_an_answer_that_was_cut_off_says_so_and_keeps_its_text() -> None:
         assert (refused.value.text, refused.value.finish_reason) == ('{"number":1', "MAX_TOKENS")
 
 
-async def test_a_number_that_was_cut_is_no_object() -> None:
+async def test_a_truncated_number_is_not_an_object() -> None:
     whole = pydantic.RootModel[int]
     async with serving(FakeServer([message("12", finish=MAX_TOKENS)])) as fake, Client(fake.target) as client:
         with pytest.raises(MessageMismatch):
             _ = (await client.generate("x", json_schema=whole)).parsed
 
 
-async def test_an_answer_that_the_class_refuses_says_why() -> None:
+async def test_an_answer_rejected_by_the_class_says_why() -> None:
     script = [message('{"number":17}', finish=COMPLETE)]
     async with serving(FakeServer(script)) as fake, Client(fake.target) as client:
         found = await client.generate("x", json_schema=Bill)
@@ -105,7 +105,7 @@ async def test_a_cut_message_keeps_its_text_too() -> None:
         assert (refused.value.text, refused.value.finish_reason) == ('me":"a', "MAX_TOKENS")
 
 
-async def test_a_generated_class_is_no_schema() -> None:
+async def test_a_generated_message_class_is_refused_as_a_schema() -> None:
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match="a generated class is for message_type="):
             await client.generate("x", json_schema=model_pb2.Model)

@@ -27,13 +27,13 @@ def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
     assert set(Options.__annotations__) == in_proto
 
 
-def test_no_option_stands_in_two_groups() -> None:
+def test_no_option_belongs_to_two_groups() -> None:
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
     names = [name for group in (*GROUPS, "chat") for name in fields[group].message_type.fields_by_name]
     assert len(names) == len(set(names))
 
 
-def test_values_land_in_their_fields() -> None:
+def test_values_are_written_into_their_fields() -> None:
     request = build_request(
         "text",
         {
@@ -70,7 +70,7 @@ def test_values_land_in_their_fields() -> None:
     assert request.stream.max_tokens_per_message == 4
 
 
-def test_a_constraint_lands_in_its_field_and_there_is_one() -> None:
+def test_a_constraint_is_written_into_its_field_and_only_one_is_allowed() -> None:
     schema = {"type": "object", "title": "ü"}
     assert json.loads(build_request("", {"json_schema": schema}).structured_output.json_schema) == schema
     assert build_request("", {"json_schema": "{}"}).structured_output.json_schema == "{}"
@@ -131,13 +131,13 @@ def test_prompts() -> None:
         ("x", {"choices": "yes"}, "structured_output.choices.values"),
     ],
 )
-def test_what_a_field_cannot_hold_is_named(prompt: object, options: dict[str, object], field: str) -> None:
+def test_a_value_that_a_field_cannot_hold_is_named(prompt: object, options: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         build_request(prompt, options)  # type: ignore[arg-type]
     assert raised.value.field == field
 
 
-def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
+def test_an_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         group_of("max_token")
 
@@ -164,13 +164,13 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
         ("xyzzy", "there is no option 'xyzzy'$"),
     ],
 )
-def test_names_of_other_apis_are_told_as_ours(name: str, problem: str) -> None:
+def test_names_of_other_apis_are_translated_in_the_error(name: str, problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
         build_request("x", {name: 1})
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1, 2], [3]], [[{"role": "user", "content": "a"}]], [["a"]]])
-def test_a_list_of_prompts_is_for_map(prompts: Any) -> None:
+def test_a_list_of_prompts_is_refused_with_a_pointer_to_map(prompts: Any) -> None:
     with pytest.raises(TypeError, match=rf"one prompt, not a list of {len(prompts)}; client.map\(prompts"):
         build_request(prompts, {})
 

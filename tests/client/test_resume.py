@@ -29,7 +29,7 @@ def lost(reason: str = "ENGINE_FAILURE") -> Refusal:
     return Refusal(grpc.StatusCode.UNAVAILABLE, "gone", [error_info(reason)])
 
 
-async def test_a_stream_goes_on_from_its_ids_with_its_seed() -> None:
+async def test_a_stream_resumes_from_its_ids_with_its_seed() -> None:
     first = [with_ids("ab", 1, 2, start=True), with_ids("c", 3), lost()]
     second = [with_ids("d", 4, start=True), lost("DRAINING")]
     third = [with_ids("e", 5, start=True, finish=EOS)]
@@ -58,7 +58,7 @@ async def test_a_status_that_is_lost_after_the_last_message_is_not_missed() -> N
     assert len(fake.requests) == 1
 
 
-async def test_ids_are_there_for_those_who_ask() -> None:
+async def test_ids_are_returned_only_if_requested() -> None:
     script = [with_ids("ab", 1, 2, start=True), lost()], [with_ids("c", 3, start=True, finish=EOS)]
     async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
         received = [delta.token_ids async for delta in client.stream("x", token_ids=True, continue_from=[9])]
@@ -93,7 +93,7 @@ async def test_several_outputs_cannot_be_resumed() -> None:
         (Refusal(grpc.StatusCode.ABORTED, details=[error_info("ABORTED_BY_ADMIN")]), errors.AbortedByAdmin),
     ],
 )
-async def test_what_would_fail_again_is_told(refusal: Refusal, expected: type[Exception]) -> None:
+async def test_a_failure_that_would_repeat_is_raised(refusal: Refusal, expected: type[Exception]) -> None:
     async with serving(FakeServer([with_ids("a", 1, start=True), refusal])) as fake, Client(fake.target) as client:
         stream = client.stream("x")
         await anext(stream)
@@ -140,7 +140,7 @@ async def test_a_call_has_the_deadline_of_its_client() -> None:
                 await many.generate("x")
 
 
-async def test_a_connection_that_is_lost_between_headers_and_output_is_not_the_callers_concern() -> None:
+async def test_a_connection_lost_between_headers_and_output_is_retried() -> None:
     """gRPC itself does not retry a call whose headers have arrived."""
     cut = ["headers", Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
     async with serving(FakeServer(cut, [message("a", finish=EOS)])) as fake, Client(fake.target) as client:

@@ -70,7 +70,7 @@ def attempts_of(policy: RetryPolicy, reason: str, *, has_begun: bool) -> float:
         ("INTERNAL_FAILURE", 0, 0, 0, 0),
     ],
 )
-def test_a_reason_is_tried_again_so_often(
+def test_each_reason_has_its_number_of_retries(
     reason: str, stream: float, multiplexed: float, persistent: float, resumed: float
 ) -> None:
     assert attempts_of(STREAM, reason, has_begun=False) == stream
@@ -82,7 +82,7 @@ def test_a_reason_is_tried_again_so_often(
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_quota_that_says_when_it_is_refilled_is_waited_for(has_begun: bool) -> None:
+def test_a_quota_with_a_retry_delay_is_waited_for(has_begun: bool) -> None:
     assert MULTIPLEXED.pause_s(error_of("QUOTA_EXCEEDED", 3.0), 1, has_begun=has_begun) == 3.0
 
 
@@ -97,7 +97,7 @@ def test_pauses_grow_and_differ_by_chance(attempt: int, longest_s: float) -> Non
     ("reason", "retry_after_s", "at_least_s"),
     [("QUEUE_FULL", None, 0.1), ("QUEUE_FULL", 7.0, 7.0), ("QUOTA_EXCEEDED", 7.0, 7.0), ("DRAINING", 7.0, 0.0)],
 )
-def test_a_full_server_says_when_to_come_back_and_a_draining_one_is_left_at_once(
+def test_a_full_servers_delay_is_kept_and_a_draining_server_is_left_at_once(
     reason: str, retry_after_s: float | None, at_least_s: float
 ) -> None:
     assert STREAM.pause_s(error_of(reason, retry_after_s), 1, has_begun=True) == at_least_s

@@ -57,7 +57,7 @@ def test_many_threads_at_a_time(fake: FakeServer) -> None:
         assert list(pool.map(ask, range(64))) == ["a", "ab"] * 32
 
 
-async def test_cells_of_a_notebook(fake: FakeServer) -> None:
+async def test_a_client_works_inside_the_loop_of_a_notebook(fake: FakeServer) -> None:
     variables = await run_cells(
         "import asyncio; from photon_grpc.client import SyncClient; client = SyncClient(target)",
         "whole = client.generate('x').text",
@@ -73,7 +73,7 @@ async def test_cells_of_a_notebook(fake: FakeServer) -> None:
     assert [result.text for result in variables["both"]] == ["a"] * 8
 
 
-def test_a_client_that_only_its_stream_holds(fake: FakeServer) -> None:
+def test_a_client_held_only_by_its_stream_stays_open(fake: FakeServer) -> None:
     texts = []
     for delta in SyncClient(fake.target).stream("x"):
         gc.collect()

@@ -33,7 +33,7 @@ def sent_context(fake: FakeServer) -> list[tuple[str | None, str | None]]:
     return [(seen.get("traceparent"), seen.get("tracestate")) for seen in fake.metadata]
 
 
-async def test_every_call_of_a_request_has_the_span_in_which_it_was_asked_for() -> None:
+async def test_every_call_of_a_request_carries_the_span_of_its_caller() -> None:
     lost = Refusal(grpc.StatusCode.UNAVAILABLE, "gone", [error_info("ENGINE_FAILURE")])
     full = Refusal(grpc.StatusCode.UNAVAILABLE, "no", [error_info("MODEL_LOADING")])
     script = ([full], [message("a", start=True), lost], [full], OK)
@@ -47,7 +47,7 @@ async def test_every_call_of_a_request_has_the_span_in_which_it_was_asked_for() 
     assert sent_context(fake) == [(TRACEPARENT, "vendor=1")] * 5
 
 
-async def test_without_a_span_nothing_is_told() -> None:
+async def test_without_a_span_no_metadata_is_added() -> None:
     async with serving(FakeServer(OK)) as fake, Client(fake.target) as client:
         await client.generate("x")
     assert sent_context(fake) == [(None, None)]

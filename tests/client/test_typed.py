@@ -35,7 +35,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 @settings(max_examples=examples(40))
 @given(st.dictionaries(st.text(), values), st.booleans(), st.integers(1, 5))
-def test_what_is_known_is_json_at_any_time(value: Any, ascii_only: bool, size: int) -> None:
+def test_a_partial_text_is_valid_json_at_any_time(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only)
     partial, before = PartialJson(struct_pb2.Struct), "{}"
     while text:
@@ -80,7 +80,7 @@ NODE.update({"a]}": [{"b{[": "text", "c": None}, 1.5], "": ",", "d": {"d": True}
 @pytest.mark.parametrize(
     "whole", [RICH, SAMPLING, START, NODE, model_pb2.Model()], ids=lambda each: type(each).__name__
 )
-def test_every_beginning_of_a_message_is_a_message(whole: Message, ascii_only: bool, indent: int | None) -> None:
+def test_every_prefix_of_a_message_parses(whole: Message, ascii_only: bool, indent: int | None) -> None:
     """No message holds less than the previous one, or an incomplete value other than a text."""
     text = MessageToJson(whole, indent=indent, ensure_ascii=ascii_only)
     partial, before = PartialJson(type(whole)), type(whole)()
@@ -136,7 +136,7 @@ async def test_a_message_fills_while_it_is_written() -> None:
     assert fake.requests[0].stop.max_tokens == 9
 
 
-async def test_a_message_fills_on_when_a_map_has_a_key_twice() -> None:
+async def test_a_message_keeps_growing_when_a_map_repeats_a_key() -> None:
     text = '{"logitBias":{"5":1,"5":2,"7":3,"7":4},"seed":"9"}'
     whole = pb.SamplingParams(logit_bias={5: 2, 7: 4}, seed=9)
     pieces = [message(text[at : at + 3], start=at == 0) for at in range(0, len(text), 3)]
@@ -147,7 +147,7 @@ async def test_a_message_fills_on_when_a_map_has_a_key_twice() -> None:
     assert seen[-1] == whole and seen[-2].logit_bias[7] and all(each.ByteSize() for each in seen)
 
 
-async def test_a_long_text_is_told_as_it_grows_by_a_share() -> None:
+async def test_a_long_text_is_reported_each_time_it_grew_by_a_share() -> None:
     """So the number of parses does not grow with the length."""
     whole = json.dumps({"name": "x" * 20_000})
     pieces = [message(whole[at : at + 8], start=at == 0) for at in range(0, len(whole), 8)]
@@ -160,7 +160,7 @@ async def test_a_long_text_is_told_as_it_grows_by_a_share() -> None:
     assert all(len(name) - len(before) <= len(name) / 16 + 8 for before, name in pairwise(names))
 
 
-async def test_a_message_that_is_cut_off_is_told() -> None:
+async def test_a_truncated_message_is_an_error() -> None:
     cut = script(pb.FINISH_REASON_MAX_TOKENS, whole=False)
     async with serving(FakeServer(cut)) as fake, Client(fake.target) as client:
         with pytest.raises(MessageMismatch, match=r"ended by MAX_TOKENS before its photon_grpc\.v1\.Model was whole"):
@@ -232,7 +232,7 @@ def test_a_class_is_made_of_a_set_in_any_order(with_well_known: bool) -> None:
         (descriptor_set(with_money=False), NAME, "acme/v1/money.proto"),
     ],
 )
-def test_what_describes_no_message_is_refused(files: bytes, name: str, problem: str) -> None:
+def test_a_set_without_the_message_is_refused(files: bytes, name: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match="message_type: ") as refused:
         find_message_type(files, name)
     assert problem in str(refused.value)

@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_its_weights_are_downloa
     assert not any(name.endswith((".safetensors", ".gguf", ".bin")) for name in hub.sent)
 
 
-def test_a_disk_without_room_is_told_with_both_sizes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_with_both_sizes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     with pytest.raises(ConfigError, match="HF_HOME") as raised:
         fetch("a/good")
@@ -130,7 +130,7 @@ def test_a_disk_without_room_is_told_with_both_sizes(hub: FakeHub, monkeypatch: 
     assert "model.safetensors" not in hub.sent
 
 
-def test_a_user_without_a_home_is_told_where_to_put_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_learns_how_to_set_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
@@ -138,12 +138,12 @@ def test_a_user_without_a_home_is_told_where_to_put_the_cache(hub: FakeHub, monk
         fetch("a/good")
 
 
-def test_a_missing_tokenizer_is_told_with_the_way_to_one(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_tokenizer_is_reported_with_advice(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     fetch("a/idsonly")
     assert "`photon-grpc convert` makes one from its tokenizer.model" in capsys.readouterr().err
 
 
-def test_a_name_that_was_given_stays(hub: FakeHub) -> None:
+def test_a_given_name_is_kept(hub: FakeHub) -> None:
     assert fetch("a/good", served_model_name=["short"]).model.served_model_name == ("short",)
 
 

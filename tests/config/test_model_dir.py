@@ -74,7 +74,7 @@ def without_revision(found: ModelConfig) -> dict[str, Any]:
     return dataclasses.asdict(found) | {"revision": None, "path": None}
 
 
-def test_every_number_arrives(tmp_path: Path) -> None:
+def test_every_number_is_read(tmp_path: Path) -> None:
     found = read_model_dir(write(tmp_path))
     assert (found.architecture, found.model_type) == ("LlamaForCausalLM", "llama")
     assert (found.hidden_size, found.intermediate_size, found.num_layers, found.vocab_size) == (2048, 8192, 16, 128256)
@@ -98,7 +98,7 @@ def test_spelling_of_transformers_4_is_the_same_card(tmp_path: Path, type_key: s
 
 
 @pytest.mark.parametrize("prefix", ["Llama", "Qwen2", "Qwen3"])
-def test_what_transformers_writes_of_its_defaults_is_read_as_it_means_it(tmp_path: Path, prefix: str) -> None:
+def test_defaults_written_by_transformers_are_read_as_it_reads_them(tmp_path: Path, prefix: str) -> None:
     config = getattr(transformers, prefix + "Config")(architectures=[prefix + "ForCausalLM"])
     config.save_pretrained(tmp_path)
     found = read_model_dir(tmp_path)
@@ -111,7 +111,7 @@ def test_what_transformers_writes_of_its_defaults_is_read_as_it_means_it(tmp_pat
     assert (found.qkv_bias, found.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
 
 
-def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
+def test_the_fewest_keys_that_a_config_needs(tmp_path: Path) -> None:
     required = (
         "hidden_size",
         "intermediate_size",
@@ -143,7 +143,7 @@ def safetensors_file(path: Path, **tensors: tuple[str, int]) -> None:
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(position))
 
 
-def test_without_a_word_the_dtype_is_that_of_most_weight_bytes(tmp_path: Path) -> None:
+def test_an_unset_dtype_is_that_of_most_weight_bytes(tmp_path: Path) -> None:
     write(tmp_path, changed(dtype=None))
     assert read_model_dir(tmp_path).dtype == "float32"
     safetensors_file(tmp_path / "model.safetensors", norm=("F32", 10), weight=("BF16", 100))
@@ -417,14 +417,14 @@ def test_code_of_the_directory_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"null", b"{", b'{"a": NaN}', b"\xff\xfe{}", b"[" * 200_000, b'{"a":' * 200_000]
 )
-def test_a_config_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_config_that_is_not_an_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     message = refusal(tmp_path)
     assert message.startswith("config.json: ")
     assert len(message) < 300
 
 
-def test_files_that_are_not_there_or_no_files_are_refused(tmp_path: Path) -> None:
+def test_missing_and_irregular_files_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     assert "config.json: there is no such file" in refusal(tmp_path)
     (tmp_path / "config.json").mkdir()
@@ -463,7 +463,7 @@ READ_KEYS = [
 
 @settings(max_examples=examples(200))
 @given(keys=st.dictionaries(st.sampled_from(READ_KEYS), JSON, max_size=3), tokenizer=JSON, generation=JSON)
-def test_any_json_gives_a_sound_card_or_a_short_refusal(
+def test_any_json_gives_a_valid_config_or_a_short_error(
     tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any], tokenizer: Any, generation: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
@@ -498,7 +498,7 @@ def test_a_card_crosses_processes_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"sliding_window": None}, {"sliding_window": 7}])
-def test_a_window_that_is_not_said_is_transformers(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_an_unset_window_is_that_of_transformers(tmp_path: Path, given: dict[str, Any]) -> None:
     config = transformers.Qwen2Config(num_hidden_layers=3, use_sliding_window=True, max_window_layers=1, **given)
     written = config.to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
     for key in ("sliding_window", "layer_types"):

@@ -44,7 +44,7 @@ def another(setting: Setting) -> str:
     return texts[setting.kind]
 
 
-def test_nothing_said_gives_the_defaults() -> None:
+def test_unset_settings_have_their_defaults() -> None:
     resolved = resolve({}, {})
     assert resolved.config == ServeConfig()
     assert set(resolved.origins.values()) == {"default"}
@@ -94,7 +94,7 @@ def test_names_of_settings_are_unique_over_the_sections() -> None:
     assert len(names) == sum(len(fields(catalogue.section_class(section))) for section in fields(ServeConfig))
 
 
-def test_a_flag_beats_a_variable() -> None:
+def test_a_flag_overrides_a_variable() -> None:
     resolved = resolve({"max_num_seqs": "8"}, {"PHOTON_MAX_NUM_SEQS": "9", "PHOTON_BLOCK_SIZE": "32"})
     assert resolved.config.scheduler.max_num_seqs == 8
     assert resolved.config.cache.block_size == 32
@@ -107,7 +107,7 @@ def test_a_variable_holds_several_values_between_commas() -> None:
     assert resolved.config.server.listen == ("127.0.0.1:1", "unix:/run/photon.sock")
 
 
-def test_an_empty_variable_says_nothing() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     resolved = resolve({}, {"PHOTON_SEED": "", "PHOTON_LISTEN": " "})
     assert resolved.config == ServeConfig()
 
@@ -166,7 +166,7 @@ def test_port_0_may_be_given_more_than_once() -> None:
         ({"max_num_sequences": 3}, {}, ["max_num_sequences", "did you mean max_num_seqs"]),
     ],
 )
-def test_a_bad_value_is_named_with_what_is_allowed(
+def test_an_invalid_value_is_named_with_the_allowed_ones(
     given_: dict[str, object], environ: dict[str, str], told: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -175,14 +175,14 @@ def test_a_bad_value_is_named_with_what_is_allowed(
     assert "\n" not in str(raised.value)
 
 
-def test_a_tilde_without_a_home_is_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_without_a_home_is_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(ConfigError, match="no directory ~/models/mine"):
         resolve({"model": "~/models/mine"}, {})
 
 
-def test_a_directory_without_config_json_and_a_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_directory_without_config_json_and_a_file_have_different_errors(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(ConfigError, match=r"holds no .*config\.json"):
@@ -208,6 +208,11 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
     assert resolved.config == ServeConfig()
 
 
+@pytest.mark.parametrize("variable", ["PHOTON_NOPE", "PHOTON_FOO", "PHOTON_X", "PHOTON_"])
+def test_an_unknown_variable_that_resembles_none_is_warned_about_without_a_suggestion(variable: str) -> None:
+    assert resolve({}, {variable: "1"}).warnings == (f"{variable} in the environment is not a setting",)
+
+
 def service_links(service: str, port_name: str) -> dict[str, str]:
     """Return the variables that a kubelet sets in every pod for a Service (kubernetes/pkg/kubelet/envvars)."""
     url, link = "tcp://10.96.7.3:50051", f"{service}_PORT_50051_TCP"
@@ -224,18 +229,18 @@ def service_links(service: str, port_name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", ["PHOTON", "PHOTON_GRPC", "PHOTON_METRICS_LISTEN"])
-def test_variables_that_kubernetes_invents_for_a_service_say_nothing(service: str) -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored(service: str) -> None:
     resolved = resolve({}, service_links(service, "GRPC_WEB"))
     assert (resolved.config, resolved.warnings) == (ServeConfig(), ())
 
 
-def test_no_setting_has_the_name_of_a_variable_that_kubernetes_invents() -> None:
+def test_no_setting_has_the_name_of_a_variable_that_kubernetes_sets() -> None:
     """Whatever the Service is called: a setting `model` and a Service photon-model would not meet."""
     invented = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT", "_TCP")
     assert not [setting.variable for setting in settings() if setting.variable.endswith(invented)]
 
 
-def test_a_port_that_a_person_wrote_is_warned_about() -> None:
+def test_a_port_set_by_a_person_is_warned_about() -> None:
     (warning,) = resolve({}, {"PHOTON_PORT": "8080"}).warnings
     assert warning.startswith("PHOTON_PORT in the environment is not a setting")
 
@@ -254,7 +259,7 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("address", ["", ":", ":1", "::1:1", "host:", "host:-1", "host:１", "unix:", "unix://"])
-def test_what_is_no_address(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         split_address(address)
 

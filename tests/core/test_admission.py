@@ -36,7 +36,7 @@ def raised(check: object, *args: object) -> PhotonError | None:
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 20))
-def test_what_prompt_and_output_need_is_told_with_both_numbers(
+def test_the_needs_of_prompt_and_output_are_reported_with_both_numbers(
     num_prompt: int, max_tokens: int, num_blocks: int
 ) -> None:
     facts = msgspec.structs.replace(FACTS, num_blocks=num_blocks)
@@ -78,7 +78,7 @@ def test_a_prompt_leaves_room_for_one_token() -> None:
         (Load(queued=4), 1, (5, 4)),
     ],
 )
-def test_the_queue_is_bounded_in_requests_and_tokens_and_empty_takes_any(
+def test_the_queue_is_bounded_in_requests_and_tokens_but_an_empty_one_takes_any(
     load: Load, num_prompt: int, numbers: tuple[int, int] | None
 ) -> None:
     error = raised(admission.check_queue, num_prompt, load, FACTS)
@@ -109,7 +109,7 @@ def test_ids_and_counts_name_the_field_and_both_numbers() -> None:
     )
 
 
-def test_a_window_needs_no_more_blocks_than_it_and_a_chunk_lie_in() -> None:
+def test_a_window_needs_no_more_blocks_than_it_and_a_chunk_span() -> None:
     facts = msgspec.structs.replace(FACTS, kv=kv_plan(16, 0, 16, max_chunk=16), num_blocks=10)
     # Three at most in the group with the window: seven are left, of 112 tokens and one that is not stored.
     assert admission.max_output_tokens(40, facts) == 7 * 16 + 1 - 40

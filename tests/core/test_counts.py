@@ -22,7 +22,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=60))
-def test_a_sum_has_all_that_was_told_and_never_falls(happenings: list[tuple[str, int, str]]) -> None:
+def test_a_sum_includes_every_report_and_never_falls(happenings: list[tuple[str, int, str]]) -> None:
     sums, told = Sums(), Counter[str]()
     processes = [(Counts(), Counter[str]()) for _ in range(NUM_PLACES)]
     before: dict[tuple[str, ...], tuple[float, ...]] = {}
@@ -45,7 +45,7 @@ def test_a_sum_has_all_that_was_told_and_never_falls(happenings: list[tuple[str,
         before = found
 
 
-def test_what_did_not_arrive_is_told_again() -> None:
+def test_a_lost_report_is_repeated() -> None:
     counts, sums = Counts(), Sums()
     counts.add(CALLS, "OK", amount=3)
     assert counts.changed()
@@ -65,13 +65,13 @@ def test_buckets_hold_their_upper_bound_and_all_processes() -> None:
     assert sums.of(SECONDS) == {(): (1.0, 1.0, 1.0, 8.1)}
 
 
-def test_what_was_never_counted_is_zero_where_its_labels_are_known() -> None:
+def test_a_counter_with_known_labels_starts_at_zero() -> None:
     assert Sums().of(CALLS) == {("OK",): (0.0,)}
     assert Sums().of(SECONDS) == {(): (0.0, 0.0, 0.0, 0.0)}
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5), st.randoms())
-def test_an_engine_that_dies_takes_no_count_with_it(lives: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
+def test_counts_survive_the_death_of_an_engine(lives: list[list[int]], random) -> None:  # type: ignore[no-untyped-def]
     """Front ends tell each moment of a life in any order, and of the life before when the next has begun."""
     sums, total, seen = EngineSums(), 0, 0
     late: list[tuple[int, Load]] = []

@@ -64,7 +64,7 @@ def test_the_protos_name_the_neutral_values_and_the_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", CHECKED, ids=lambda field: field.name)
-def test_what_surely_passes_passes_the_check(field: Field) -> None:
+def test_values_within_the_sure_range_pass_the_check(field: Field) -> None:
     limits = RequestLimits()
     numbers = (-101, -2.5, -2, -1, -1e-9, 0, 1e-9, 5e-4, 0.5, 1, 2, 20, 64, 999, 2e4, 2**31, 2**64, math.inf, math.nan)
     values = numbers if field.bounds else ("", "x" * field.max_chars, "x" * (field.max_chars + 1))

@@ -122,7 +122,7 @@ def test_an_object_is_read_from_the_json_that_pydantic_writes_of_it(whole: Every
         ('{"name":"a"', "delimiter"),
     ],
 )
-def test_what_is_no_object_is_refused(text: str, told: str) -> None:
+def test_json_that_is_not_an_object_is_refused(text: str, told: str) -> None:
     with pytest.raises((ValueError, TypeError)) as refused:
         read(Node, text)
     assert told in str(refused.value)
@@ -137,7 +137,7 @@ def test_a_day_that_does_not_exist_is_named() -> None:
         read(Invoice, '{"issued":"2023-02-29"}')
 
 
-def test_true_is_not_one() -> None:
+def test_a_boolean_is_not_a_number() -> None:
     @dataclass
     class Switch:
         level: Literal[1, 2]
@@ -159,7 +159,7 @@ def test_the_schema_has_every_field_and_no_other() -> None:
     assert set(whole["properties"]) - set(whole["required"]) == {"tags"}
 
 
-def test_classes_of_one_name_are_two() -> None:
+def test_classes_with_equal_names_are_distinct() -> None:
     def item(kind: type) -> type:
         return dataclass(type("Item", (), {"__annotations__": {"value": kind}}))
 
@@ -216,6 +216,6 @@ def test_options_that_leave_no_object_to_read_are_refused(options: dict[str, Any
     assert refused.value.field == field
 
 
-def test_schemas_that_are_no_classes_are_left_alone() -> None:
+def test_schemas_that_are_not_classes_are_left_alone() -> None:
     for given_schema in (None, "{}", {}, {"type": "object"}):
         assert object_type_of({"json_schema": given_schema, "text": False}) is None

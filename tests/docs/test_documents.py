@@ -105,7 +105,7 @@ def test_one_page_says_what_a_seed_promises() -> None:
 
 
 @pages
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not link.startswith(("http://", "https://")):
             assert (page.parent / link).exists(), link

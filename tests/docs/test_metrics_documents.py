@@ -57,7 +57,7 @@ def test_there_are_queries() -> None:
 
 
 @pytest.mark.parametrize("query", sorted(set(queries())))
-def test_a_query_names_what_there_is(query: str) -> None:
+def test_a_query_names_existing_metrics(query: str) -> None:
     names = [name for name in _NAME.findall(query) if name not in all_labels()]
     assert names and not [name for name in names if name not in NAMES]
     labels = set.union(*(NAMES[name] for name in names)) | OF_THE_SCRAPE
@@ -73,7 +73,7 @@ def all_labels() -> set[str]:
     return set.union(*NAMES.values())
 
 
-def test_counters_are_asked_for_their_rate_and_gauges_are_not() -> None:
+def test_counters_are_queried_by_rate_and_gauges_are_not() -> None:
     for query in queries():
         for name in _NAME.findall(query):
             if name in NAMES:

@@ -15,7 +15,7 @@ CAPACITY = PAGE.split("\n## Capacity\n")[1].split("\n## ")[0]
 
 
 @pytest.mark.parametrize("row", [line for line in CAPACITY.splitlines() if re.match(r"\| (chat|workload)", line)])
-def test_rows_of_the_table_to_plan_with_are_rows_of_the_results(row: str) -> None:
+def test_rows_of_the_planning_table_are_rows_of_the_results(row: str) -> None:
     lines = (RESULTS / "serve_traffic_1b_h200.md").read_text().splitlines()
     assert any(line.startswith(row) for line in lines)
 
@@ -38,7 +38,7 @@ def test_figures_are_those_of_the_results(figure: str, source: str) -> None:
     assert figure.replace(",", "") in (RESULTS / source).read_text().replace(",", "")
 
 
-def test_the_worked_example_is_worked_out() -> None:
+def test_the_worked_example_adds_up() -> None:
     text = " ".join(CAPACITY.split())
     tokens, per_replica, held = 23_111 * 15 / 1_838, 500 * 189 / 5, 62_613 * 64
     for worked in (

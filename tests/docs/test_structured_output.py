@@ -62,7 +62,7 @@ def schema_with(keyword: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("keyword", listed("constrain:"))
-def test_keywords_that_constrain_are_taken(keyword: str) -> None:
+def test_documented_keywords_are_accepted(keyword: str) -> None:
     compile(schema_with(keyword))
 
 
@@ -83,17 +83,17 @@ def test_formats_and_annotations_are_those_listed() -> None:
 
 
 @pytest.mark.parametrize("regex", [r"[^a-c]\d\w\s", r"\p{Lu}+?", "(a|b){2,3}", "(?P<x>a)b*", "(?i)a", "(?s).", "^a$"])
-def test_the_syntax_of_expressions_is_taken(regex: str) -> None:
+def test_the_documented_syntax_of_expressions_is_accepted(regex: str) -> None:
     try_out(ConstraintAsk("regex", regex))
 
 
 @pytest.mark.parametrize("regex", ["(?=a)a", "(?!b)a", "(?<=a)b", r"(a)\1", r"a\b"])
-def test_what_is_no_regular_expression_is_refused(regex: str) -> None:
+def test_an_invalid_regular_expression_is_refused(regex: str) -> None:
     with pytest.raises(InvalidConstraint):
         try_out(ConstraintAsk("regex", regex))
 
 
-def test_the_syntax_of_grammars_is_taken() -> None:
+def test_the_documented_syntax_of_grammars_is_accepted() -> None:
     schema = '%json {"type": "integer"}'
     rules = f'start: "x" INT pair{{1,2}} NAME? | {schema}\npair: "a" "b"*\nNAME: /[a-z]+/'
     lark = f"%ignore /[ ]+/\n%import common.INT\n{rules}"

@@ -63,7 +63,7 @@ def num_known(pool: BlockPool, ids: tuple[int, ...]) -> int:
     return len(pool._index.match(ROOT, ids, len(ids)))
 
 
-def test_what_rested_longest_is_evicted_first_from_its_end() -> None:
+def test_the_longest_unused_prefix_is_evicted_first_from_its_end() -> None:
     pool = new_pool(6)
     cached(pool, (1, 2, 3, 4, 5, 6))
     cached(pool, (7, 8, 9, 10, 11, 12))
@@ -73,7 +73,7 @@ def test_what_rested_longest_is_evicted_first_from_its_end() -> None:
     assert (num_known(pool, (1, 2, 3, 4, 5, 6)), num_known(pool, (7, 8, 9, 10, 11, 12))) == (0, 3)
 
 
-def test_a_hit_is_not_promised_as_room_for_the_rest() -> None:
+def test_blocks_of_a_hit_do_not_count_as_free() -> None:
     pool = new_pool(3)
     cached(pool, (1, 2, 3, 4))
     pool._free.take(1)
@@ -82,7 +82,7 @@ def test_a_hit_is_not_promised_as_room_for_the_rest() -> None:
     assert (pool.num_cached, pool.num_owned) == (2, 0)
 
 
-def test_an_admission_leaves_a_block_for_each_that_runs() -> None:
+def test_an_admission_leaves_a_block_for_each_running_sequence() -> None:
     seq = Sequence(Request("r", (1, 2, 3), SamplingParams(), StopParams(8), 0.0), 1, 0, 0, (0.0, 0))
     pool = new_pool(4)
     assert not pool.admit(seq, ROOT, 3)

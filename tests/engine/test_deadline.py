@@ -60,7 +60,7 @@ def test_with_time_enough_it_runs() -> None:
     assert fate(h, h.add(PROMPT, 4, stop=STOP, **due_in(75.0))) == "FINISHED"
 
 
-def test_tokens_that_must_be_drawn_take_their_steps() -> None:
+def test_tokens_that_must_be_sampled_take_their_steps() -> None:
     """The first comes with the prompt; those that an output continues from are computed, not drawn."""
     h = measured(Harness(SETTING))
     more = {"bypass_prefix_cache": True, "stop": STOP}
@@ -73,7 +73,7 @@ def test_tokens_that_must_be_drawn_take_their_steps() -> None:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
-def test_nothing_is_refused_for_what_was_measured_too_seldom(times: int) -> None:
+def test_nothing_is_refused_on_too_few_measurements(times: int) -> None:
     """One step may have met a pause of the machine; those refused for it would never put it right."""
     h = Harness(SETTING)
     for _ in range(times):
@@ -117,7 +117,7 @@ def test_an_output_that_nothing_ends_before_max_tokens_takes_so_many_steps() -> 
 
 
 @pytest.mark.parametrize("num_measured", [3, 15])
-def test_few_steps_say_little_of_many(num_measured: int) -> None:
+def test_a_few_measured_steps_predict_little(num_measured: int) -> None:
     """The first are slow; were long outputs refused for them, nothing would be measured that puts it right."""
     h = Harness(SETTING)
     for _ in range(num_measured):
@@ -179,7 +179,7 @@ LEAST = (3, 0)
 
 @settings(max_examples=examples(80), deadline=None)
 @given(st.integers(1, 500), st.integers(1, 12), IDS, st.integers(0, 12), st.sampled_from([None, 0, 1]))
-def test_no_output_is_shorter_than_what_is_taken_to_be_sure(
+def test_no_output_is_shorter_than_the_assumed_minimum(
     prompt: int, max_tokens: int, stop: tuple[int, ...], num_given: int, table: int | None
 ) -> None:
     """Beside what the engine draws. What continues is the beginning of an output of the same request."""
@@ -200,7 +200,7 @@ def test_no_output_is_shorter_than_what_is_taken_to_be_sure(
     assert h.outcomes[rest].failed is None and sure_rest <= len(h.outcomes[rest].ids)
 
 
-def test_every_output_of_a_refused_request_is_told() -> None:
+def test_every_output_of_a_refused_request_is_reported() -> None:
     h = measured(Harness(SETTING))
     first = h.add(PROMPT, 4, num_outputs=3, **due_in(30.0))
     h.run()
@@ -208,14 +208,14 @@ def test_every_output_of_a_refused_request_is_told() -> None:
     assert h.idle()
 
 
-def test_a_crowd_ahead_is_no_reason() -> None:
+def test_requests_ahead_in_the_queue_cause_no_refusal() -> None:
     """How long others take is bounded from below by nothing: they may leave at once."""
     h = measured(Harness(Setting(max_num_batched_tokens=32, max_num_seqs=1)), 0.001)
     handles = [h.add([number, 1, 2], 3, **due_in(30.0)) for number in range(20)]
     assert [fate(h, handle) for handle in handles] == ["FINISHED"] * 20
 
 
-def test_a_deadline_that_has_passed_is_told_as_passed() -> None:
+def test_a_passed_deadline_is_reported_as_passed() -> None:
     h = measured(Harness(SETTING))
     assert fate(h, h.add(PROMPT, 4, **due_in(-1.0))) == "DEADLINE_PASSED"
     with pytest.raises(DeadlineUnreachable):
@@ -223,7 +223,7 @@ def test_a_deadline_that_has_passed_is_told_as_passed() -> None:
     check_deadline(3.0, 2.5)
 
 
-def test_what_falls_due_during_a_step_is_not_ended_by_it() -> None:
+def test_a_deadline_that_passes_during_a_step_drops_its_ids() -> None:
     h = Harness(SETTING)
     handle = h.add([1, 2, 3], 1, **due_in(0.02))
     launch = h.runner.submit

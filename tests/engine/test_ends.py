@@ -16,7 +16,7 @@ def mask_of(ids: set[int]) -> memoryview:
 @pytest.mark.parametrize(("ids", "matcher_ids"), [((3,), (3,)), ((3, 4, 20), (4, 31)), ((), (4,)), ((4, 5), ())])
 @pytest.mark.parametrize("is_satisfied", [False, True])
 @pytest.mark.parametrize("others", [set(), {1, 9}, {1, 3, 4, 20, 31}, set(range(NUM_IDS))])
-def test_all_ends_may_be_drawn_or_none(
+def test_either_all_end_ids_are_allowed_or_none(
     ids: tuple[int, ...], matcher_ids: tuple[int, ...], is_satisfied: bool, others: set[int]
 ) -> None:
     mask = mask_of(others)
@@ -25,10 +25,10 @@ def test_all_ends_may_be_drawn_or_none(
 
 
 @pytest.mark.parametrize("allowed", range(NUM_IDS))
-def test_signs_are_the_bits_of_all_ends(allowed: int) -> None:
+def test_the_end_bits_are_those_of_all_end_ids(allowed: int) -> None:
     ends, mask = Ends((3, 4, 20), (4, 31)), mask_of({allowed})
     assert any(mask[byte] & bits for byte, bits in ends.signs) == (allowed in {3, 4, 20, 31})
 
 
-def test_masks_of_a_matcher_without_ends_tell_nothing() -> None:
+def test_masks_of_a_matcher_without_ends_are_inconclusive() -> None:
     assert Ends((3,), ()).signs == ()

@@ -30,7 +30,7 @@ def test_a_prompt_longer_than_the_budget_is_computed_in_chunks_beside_decode_row
 
 
 @DEPTHS
-def test_a_pool_too_small_for_all_preempts_and_all_finish_undisturbed(depth: int) -> None:
+def test_a_pool_too_small_for_all_preempts_and_all_finish_with_equal_ids(depth: int) -> None:
     h = Harness(Setting(depth=depth, num_blocks=10, prefix_caching=False))
     handles = [h.add([i, i + 1, i + 2], 24, seed=i) for i in range(6)]
     h.run()
@@ -162,7 +162,7 @@ def test_without_chunking_a_prompt_over_the_budget_is_computed_in_one_step() -> 
     assert h.outcomes[a].ids == complete(range(30), 3) and h.outcomes[b].ids == complete(range(5), 3)
 
 
-def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
+def test_requests_that_can_never_fit_are_refused_with_both_numbers() -> None:
     h = Harness(Setting(num_blocks=4, max_model_len=64))
     too_long, too_big = h.add(list(range(60)), 10), h.add(list(range(10)), 10)
     exact = h.add(list(range(10)), 7)
@@ -194,7 +194,7 @@ def test_the_queue_is_bounded_and_ids_are_unique_per_owner() -> None:
     assert h.outcomes[first].ids == h.outcomes[other].ids == complete([1], 5)
 
 
-def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
+def test_a_retried_call_replaces_its_earlier_attempt() -> None:
     h = Harness()
     first = h.add([1], 50, request_id="x")
     h.step()
@@ -217,7 +217,7 @@ def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
     ]
     + [{"adapter": 1}, {"bypass_prefix_cache": True}, {"is_seed_random": True}],
 )
-def test_who_asks_something_else_under_an_id_in_flight_is_refused_whatever_he_says(other: dict) -> None:
+def test_a_different_request_under_an_id_in_flight_is_refused(other: dict) -> None:
     h = Harness()
     first = h.add([1], 50, request_id="x")
     h.step()
@@ -259,7 +259,7 @@ def test_a_retry_that_is_refused_leaves_its_earlier_attempt_alone() -> None:
     assert h.outcomes[first].ids == complete([1], 30)
 
 
-def test_who_may_not_wait_at_all_runs_where_a_seat_is_free() -> None:
+def test_a_request_that_may_not_wait_runs_if_a_slot_is_free() -> None:
     h = Harness(Setting(max_num_seqs=1))
     now = time.monotonic()
     first = h.add([1], 5, queue_deadline_s=now)
@@ -349,7 +349,7 @@ def test_contiguous_layout_holds_each_context_in_one_run() -> None:
 
 
 @DEPTHS
-def test_a_failed_step_fails_its_rows_and_what_stood_on_them_and_nobody_else(depth: int) -> None:
+def test_a_failed_step_fails_its_rows_and_their_dependents_only(depth: int) -> None:
     h = Harness(Setting(depth=depth))
     before = h.add([1, 2], 20)
     h.step()
@@ -397,7 +397,7 @@ def test_outputs_are_not_copied_from_a_prompt_that_the_same_step_writes() -> Non
             assert h.outcomes[handle + index].ids == complete(prompt, max_tokens, seed=3, index=index)
 
 
-def test_nan_in_a_chunk_that_yields_nothing_is_not_found_again() -> None:
+def test_a_chunk_with_nan_is_not_reused_by_the_prefix_cache() -> None:
     h = Harness(Setting(max_num_batched_tokens=8))
     h.runner.nan_rows[1] = 0
     broken = h.add(list(range(20)), 4)
@@ -408,7 +408,7 @@ def test_nan_in_a_chunk_that_yields_nothing_is_not_found_again() -> None:
     assert h.outcomes[sound].ids == complete(range(20), 4)
 
 
-def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
+def test_a_chunk_launched_after_a_failed_one_is_not_reused() -> None:
     # The block of positions 2 and 3 is published by the step that writes 3; the one before, which was to write 2,
     # fails.
     h = Harness(Setting(depth=1, block_size=2, max_num_batched_tokens=1))
@@ -569,7 +569,7 @@ def test_the_queue_is_bounded_by_prompt_tokens_but_an_empty_one_takes_any() -> N
     assert (h.outcomes[small].failed.needed, h.outcomes[small].failed.limit) == (13, 10)
 
 
-def test_who_has_finished_hears_nothing_of_his_deadline(clock: Clock) -> None:
+def test_a_finished_request_ignores_its_deadline(clock: Clock) -> None:
     h = Harness()
     short = h.add([1], 2, deadline_s=time.monotonic() + 50)
     h.add([2], 200)
@@ -580,7 +580,7 @@ def test_who_has_finished_hears_nothing_of_his_deadline(clock: Clock) -> None:
     assert h.outcomes[short].finished is not None and h.outcomes[short].failed is None
 
 
-def test_waiting_is_told_from_arrival_to_the_first_step() -> None:
+def test_queue_time_runs_from_arrival_to_the_first_step() -> None:
     h = Harness()
     handle = h.add([1], 2, arrival_s=time.monotonic() - 5)
     h.run()

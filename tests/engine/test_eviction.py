@@ -32,7 +32,7 @@ def crowd(h: Harness, first: int, count: int) -> None:
         num_cached(h, prompt)
 
 
-def test_a_session_finds_its_blocks_after_a_crowd_that_has_none() -> None:
+def test_a_session_finds_its_blocks_after_many_requests_without_one() -> None:
     h = Harness(Setting(num_blocks=20, windows=(0,)))
     num_cached(h, PROMPT, session_id="mine")
     crowd(h, 20, 8)
@@ -59,7 +59,7 @@ def test_a_session_that_does_not_come_back_makes_room_at_last() -> None:
     assert num_cached(h, PROMPT, session_id="gone") == 0
 
 
-def test_sessions_alone_share_the_cache_by_age() -> None:
+def test_with_sessions_only_the_cache_evicts_by_age() -> None:
     h = Harness(Setting(num_blocks=20, windows=(0,)))
     for number, prompt in enumerate(others(20, 8)):
         num_cached(h, prompt, session_id=str(number))
@@ -109,7 +109,7 @@ def test_blocks_of_every_group_are_kept_and_unknown_ones_are_not() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "keep", "remove", "forget", "first"]), st.integers(1, 9))))
-def test_what_is_to_go_next_rests_and_is_the_oldest_of_its_kind(calls: list[tuple[str, int]]) -> None:
+def test_the_next_eviction_is_unused_and_the_oldest_of_its_kind(calls: list[tuple[str, int]]) -> None:
     order, resting, kept = EvictionOrder(), list[int](), set[int]()
     for call, block in calls:
         if call == "add" and block not in resting:

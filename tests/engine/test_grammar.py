@@ -63,7 +63,7 @@ def test_masks_of_earlier_steps_that_lie_in_the_same_memory_are_not_seen() -> No
     assert sets_of(masks) == [ALL]
 
 
-def test_memory_of_masks_comes_round_after_as_many_steps_and_grows_with_the_largest() -> None:
+def test_memory_of_masks_is_reused_in_rotation_and_grows_with_the_largest() -> None:
     sizes: list[int] = []
 
     def allocate(num_bytes: int) -> memoryview:
@@ -78,7 +78,7 @@ def test_memory_of_masks_comes_round_after_as_many_steps_and_grows_with_the_larg
     assert len(memory.next(5)) == 5 and len(memory.next(4)) == 4 and sizes == [4, 4, 8]
 
 
-def test_masks_lie_k_plus_one_to_a_row_and_are_ones_for_a_row_without_matcher() -> None:
+def test_each_row_has_k_plus_one_masks_which_are_ones_without_a_matcher() -> None:
     constraints = ConstrainedOutputs(TableGrammars({"a": PAIR, "c": PAIR}), VOCAB)
     free, a, gone, c = (sequence(name) for name in ("free", "a", "gone", "c"))
     for seq in (free, a, c):
@@ -125,7 +125,7 @@ def test_masks_of_the_same_rows_are_prepared_once_until_an_output_begins_or_ends
     assert masks(b, a, c) == [ONES, ONES, ONES] and grammars.num_fillers == 8
 
 
-def test_outputs_that_have_ended_are_let_go() -> None:
+def test_ended_outputs_are_released() -> None:
     constraints = ConstrainedOutputs(TableGrammars({"a": PAIR}), VOCAB)
     free, a = sequence("free"), sequence("a")
     num_known = sys.getrefcount(free), sys.getrefcount(a)

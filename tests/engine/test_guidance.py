@@ -128,7 +128,7 @@ def test_a_grammar_is_compiled_once_in_a_thread_that_wakes_the_engine(num_compil
     assert compiled.grammars.prepare(request(None), (), False) is None
 
 
-def test_what_does_not_compile_refuses_the_request(compiled: Compiled) -> None:
+def test_a_constraint_that_does_not_compile_refuses_the_request(compiled: Compiled) -> None:
     for wrong in (Constraint("regex", "no JSON"), Constraint("lark", '{"grammars": [{"lark_grammar": "start: x"}]}')):
         with pytest.raises(InvalidConstraint):
             compiled.matcher(wrong)
@@ -139,7 +139,7 @@ def test_what_does_not_compile_refuses_the_request(compiled: Compiled) -> None:
 ROOM = lexer_bytes(regex("a+"), FIRST_LEXER_STATES) + 2**16
 
 
-def test_the_cache_forgets_what_was_used_longest_ago(num_compiled: Counter[Constraint]) -> None:
+def test_the_cache_evicts_the_least_recently_used(num_compiled: Counter[Constraint]) -> None:
     compiled = Compiled(max_bytes=4 * ROOM)
     first, second, third, fourth = (regex(f"{letter}+") for letter in "abcd")
     for constraint in (first, second, third, first, fourth):
@@ -151,7 +151,7 @@ def test_the_cache_forgets_what_was_used_longest_ago(num_compiled: Counter[Const
     assert num_compiled[second] == 2
 
 
-def test_outputs_wait_for_the_memory_of_their_lexers_and_each_is_compiled_once(
+def test_outputs_wait_for_memory_of_lexers_and_each_grammar_is_compiled_once(
     num_compiled: Counter[Constraint],
 ) -> None:
     compiled = Compiled(max_bytes=2 * ROOM)
@@ -169,7 +169,7 @@ def test_outputs_wait_for_the_memory_of_their_lexers_and_each_is_compiled_once(
 
 
 @pytest.mark.parametrize("end", [EOS, (300,), (*EOS, 300)])
-def test_only_what_satisfies_may_end(compiled: Compiled, end: tuple[int, ...]) -> None:
+def test_an_output_may_end_only_when_it_satisfies_the_grammar(compiled: Compiled, end: tuple[int, ...]) -> None:
     stop = StopParams(9, eos_token_ids=tuple(set(end) & set(EOS)), stop_token_ids=tuple(set(end) - set(EOS)))
     matcher = compiled.matcher(regex("ab*"), stop)
     assert not allowed(matcher) & {*end, *EOS}
@@ -207,7 +207,7 @@ def test_tokens_taken_as_a_whole_are_those_that_are_walked_one_by_one(compiled: 
 
 
 @pytest.mark.parametrize("drawn", ["class", "x"])
-def test_an_id_that_may_not_follow_ends_what_advances_by_it(compiled: Compiled, drawn: str) -> None:
+def test_an_id_that_may_not_follow_ends_the_matcher(compiled: Compiled, drawn: str) -> None:
     matcher = compiled.matcher(regex("def x"))
     assert matcher.advance(ids("def x")[0])
     assert not matcher.advance(ids(drawn)[0])
@@ -215,7 +215,7 @@ def test_an_id_that_may_not_follow_ends_what_advances_by_it(compiled: Compiled, 
         allowed(matcher)
 
 
-def test_many_are_filled_as_each_alone() -> None:
+def test_masks_filled_together_equal_masks_filled_one_by_one() -> None:
     compiled = Compiled(num_threads=2)
     constraints = [regex("a+"), regex("[0-9]{3}"), write_grammar(ConstraintAsk("json_object")), regex("a+")]
     matchers = {2 * at: compiled.matcher(constraint) for at, constraint in enumerate(constraints)}
@@ -243,7 +243,7 @@ def every_kind() -> list[Constraint]:
 
 #: 300 stands for text.
 @pytest.mark.parametrize("end", [EOS, EOS[:1], (300,), (*EOS, 300), ()])
-def test_masks_of_steps_are_those_that_matchers_fill_alone(end: tuple[int, ...]) -> None:
+def test_masks_of_steps_equal_those_of_single_matchers(end: tuple[int, ...]) -> None:
     compiled, stop, draw = Compiled(num_threads=2), StopParams(9, stop_token_ids=end), random.Random(7)
     constraints = every_kind()
     matchers, others = ({at: compiled.matcher(one, stop) for at, one in enumerate(constraints)} for _ in range(2))
@@ -326,7 +326,7 @@ def test_a_single_row_at_a_time_needs_one_lexer() -> None:
     assert len({matcher.lexer for matcher in asked_again(compiled, regex("a+"), 1)}) == 1
 
 
-def test_further_lexers_take_a_quarter_of_the_memory_and_drive_nothing_out_of_it(
+def test_further_lexers_take_a_quarter_of_the_memory_and_evict_nothing(
     num_compiled: Counter[Constraint],
 ) -> None:
     compiled = Compiled(num_threads=16, max_bytes=24 * ROOM)
@@ -388,7 +388,7 @@ def test_a_matcher_that_needs_too_much_work_ends_alone(compiled: Compiled) -> No
     assert a in allowed(other)
 
 
-def test_a_matcher_that_failed_at_its_mask_is_let_go_with_its_output() -> None:
+def test_a_matcher_that_failed_at_its_mask_is_released_with_its_output() -> None:
     compiled = Compiled()
     outputs = ConstrainedOutputs(compiled.grammars, CARD.vocab_size)
     seq = Sequence(request(regex("[a-z]+")), 0, 0, 0, (0.0, 0))
@@ -433,7 +433,7 @@ def test_a_tokenizer_without_bytes_is_no_vocabulary(
     assert "cannot be constrained" in caplog.text
 
 
-def test_without_an_end_no_text_is_taken_for_one(tmp_path: Path) -> None:
+def test_without_an_end_id_no_text_is_mistaken_for_one(tmp_path: Path) -> None:
     tokenizer = Tokenizers.from_str(definition("byte_level"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     endless = replace(CARD, path=tmp_path, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=())
@@ -527,9 +527,7 @@ OBJECTS = write_grammar(
 
 
 @pytest.mark.parametrize("constraint", [OBJECTS, regex("[a-z]+ [0-9]{3,9}")], ids=["schema", "regex"])
-def test_a_matcher_made_behind_ids_is_where_the_one_that_drew_them_is(
-    compiled: Compiled, constraint: Constraint
-) -> None:
+def test_a_matcher_made_after_ids_equals_the_one_that_sampled_them(compiled: Compiled, constraint: Constraint) -> None:
     whole = written(compiled.matcher(constraint), 40)
     for cut in (1, 7, len(whole)):
         drawing = compiled.matcher(constraint)
@@ -545,7 +543,7 @@ def test_ids_that_may_not_follow_are_named(compiled: Compiled) -> None:
     assert caught.value.field == f"continue_from.ids[{len(ids('def'))}]"
 
 
-def test_a_walk_has_pieces_and_an_end() -> None:
+def test_a_walk_runs_in_pieces_and_is_bounded() -> None:
     compiled = Compiled()
     assert VOCABULARY is not None
     times, seconds = count(), count()
@@ -614,7 +612,7 @@ def alone(constraint: Constraint, num_tokens: int, seed: int) -> list[int] | str
     return outputs.ends[seed]
 
 
-def test_an_output_is_as_alone_whatever_lexers_have_learned_from_others() -> None:
+def test_what_lexers_learned_from_other_outputs_does_not_change_an_output() -> None:
     compiled = Compiled(num_threads=2)
     outputs = Outputs(compiled, FORGETFUL, 50)
     order = random.Random(5)

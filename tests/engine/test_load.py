@@ -32,9 +32,7 @@ def at_rest(load: Load) -> bool:
 
 @DEPTHS
 @pytest.mark.parametrize("ends", ["abort", "stop string", "operator", "max_tokens", "deadline"])
-def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_request_ended(
-    clock: Clock, depth: int, ends: str
-) -> None:
+def test_the_last_load_sent_is_that_of_an_idle_engine(clock: Clock, depth: int, ends: str) -> None:
     h = Harness(Setting(depth=depth))
     handle = h.add([1, 2, 3], 5, deadline_s=time.monotonic() + 50 if ends == "deadline" else None)
     h.step()
@@ -52,7 +50,7 @@ def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_reques
     assert (last.finished, last.failed, last.cancelled) == (1 - failed - cancelled, failed, cancelled)
 
 
-def test_a_reset_of_the_prefix_cache_is_told() -> None:
+def test_a_reset_of_the_prefix_cache_is_reported() -> None:
     h = Harness()
     h.add(list(range(20)), 2)
     h.run()
@@ -62,7 +60,7 @@ def test_a_reset_of_the_prefix_cache_is_told() -> None:
     assert h.post.loads[-1].cached_blocks == 0
 
 
-def test_it_is_told_at_most_every_so_often_and_what_changed_within_is_told_later() -> None:
+def test_load_is_sent_at_a_bounded_rate_and_later_changes_follow() -> None:
     h = Harness(Setting(load_interval_s=1000.0))
     broadcaster, told = h.engine._broadcaster, h.post.loads
     h.step()
@@ -77,7 +75,7 @@ def test_it_is_told_at_most_every_so_often_and_what_changed_within_is_told_later
     assert broadcaster.due_s() is None
 
 
-def test_an_idle_engine_wakes_once_to_tell_and_then_sleeps() -> None:
+def test_an_idle_engine_wakes_once_to_report_and_then_sleeps() -> None:
     h = Harness(Setting(load_interval_s=0.02))
     h.add([1], 3)
     while h.scheduler.live.has_work() or h.post.inbox:
@@ -93,7 +91,7 @@ def test_an_idle_engine_wakes_once_to_tell_and_then_sleeps() -> None:
     assert h.post.waits[-1] is None and len(h.post.loads) == num_told, "what is as it was is not told again"
 
 
-def test_who_sent_a_request_is_told_in_the_step_that_reads_it() -> None:
+def test_the_front_end_of_a_request_hears_of_it_in_the_step_that_reads_it() -> None:
     h = Harness(Setting(max_num_batched_tokens=4, max_num_seqs=1))
     first = h.add(list(range(20)), 2)
     second = h.add([1], 2)
@@ -125,7 +123,7 @@ def test_a_front_end_that_asked_nothing_hears_of_the_requests_of_another() -> No
     idle.close()
 
 
-def test_rates_are_those_of_work_and_the_queue_s_drain_is_remembered() -> None:
+def test_rates_cover_working_time_and_the_drain_rate_is_remembered() -> None:
     h = Harness(Setting(max_num_seqs=1))
     stats = h.engine.stats
     for _ in range(4):

@@ -17,7 +17,7 @@ PAIRS = Table(({1: 1}, {2: 0}), frozenset({0}))
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("num_calls", range(9))
 @pytest.mark.parametrize("is_next_turn", [False, True])
-def test_the_ids_are_those_of_a_matcher_that_lives(depth: int, num_calls: int, is_next_turn: bool) -> None:
+def test_ids_equal_those_of_a_live_matcher(depth: int, num_calls: int, is_next_turn: bool) -> None:
     h = Harness(Setting(depth=depth))
     h.grammars.losses["lost"] = [num_calls, num_calls]
     if is_next_turn:
@@ -41,7 +41,7 @@ def test_an_output_that_is_complete_with_its_last_token_says_so(depth: int, num_
     assert h.outcomes[lost].finished.reason is FinishReason.CONSTRAINT_COMPLETE and h.idle()
 
 
-def test_work_that_waits_is_dropped_with_the_engine() -> None:
+def test_waiting_work_is_dropped_with_the_engine() -> None:
     h = Harness()
     h.add([1], 3, table=THREE)
     h.grammars.losses["r0"] = [1]

@@ -134,7 +134,7 @@ def test_an_output_after_which_only_the_end_may_come_is_complete(depth: int) -> 
 
 @DEPTHS
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_where_nothing_may_be_drawn_the_request_fails_behind_what_it_has(depth: int, drafts: int) -> None:
+def test_if_no_id_is_allowed_the_request_fails_after_its_output_so_far(depth: int, drafts: int) -> None:
     h = Harness(Setting(depth=depth, drafts=(drafts,)))
     prompt = list(range(10))
     neighbour = h.add(prompt, 9, seed=2)
@@ -149,7 +149,7 @@ def test_where_nothing_may_be_drawn_the_request_fails_behind_what_it_has(depth: 
 
 
 @DEPTHS
-def test_a_prompt_behind_which_nothing_may_be_drawn_is_sound_for_those_who_share_it(depth: int) -> None:
+def test_a_prompt_with_no_allowed_next_id_stays_valid_for_other_requests(depth: int) -> None:
     h = Harness(Setting(depth=depth))
     prompt = list(range(10))
     stuck = h.add(prompt, 12, table=Table(({},), frozenset()))
@@ -268,7 +268,7 @@ def test_a_grammar_that_turns_out_broken_fails_what_was_parked(error: BaseExcept
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_is_meant_for_the_process_is_not_taken_for_a_broken_constraint(error: type[BaseException]) -> None:
+def test_process_wide_exceptions_are_not_mistaken_for_a_broken_constraint(error: type[BaseException]) -> None:
     h = Harness()
     h.grammars.broken["r0"] = error()
     h.add([1], 3)
@@ -278,7 +278,7 @@ def test_what_is_meant_for_the_process_is_not_taken_for_a_broken_constraint(erro
 
 @DEPTHS
 @pytest.mark.parametrize("fails", ["body", "tail"])
-def test_a_step_that_fails_with_drafts_and_masks_fails_its_rows_and_those_behind(depth: int, fails: str) -> None:
+def test_a_failed_step_with_drafts_and_masks_fails_its_rows_and_later_ones(depth: int, fails: str) -> None:
     h = Harness(Setting(depth=depth, drafts=(3,)))
     victims = [h.add([1, 2, 3], 20, seed=1, table=PAIRS, stop=(END,)), h.add([4, 5], 20, seed=2)]
     h.step()

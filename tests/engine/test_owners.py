@@ -21,7 +21,7 @@ def reason(h: Harness, handle: int) -> str:
 # -- places in the queue -----------------------------------------------------------------------------------------------
 
 
-def test_in_a_full_queue_the_owner_with_most_of_it_makes_room_for_another() -> None:
+def test_in_a_full_queue_the_owner_with_the_most_gives_way() -> None:
     h = Harness(Setting(max_num_seqs=1, max_queue_size=6, fair=True))
     flood = [h.add([1, 2], 20, owner="flood")]
     h.step()
@@ -39,7 +39,7 @@ def test_in_a_full_queue_the_owner_with_most_of_it_makes_room_for_another() -> N
     assert reason(h, late) == "QUEUE_FULL" and h.idle()
 
 
-def test_room_is_made_in_tokens_too_and_never_by_one_that_was_served() -> None:
+def test_room_is_made_in_tokens_too_but_never_by_a_served_request() -> None:
     h = Harness(Setting(max_num_seqs=2, num_blocks=8, max_queued_tokens=40, fair=True))
     for _ in range(4):
         h.add(list(range(12)), 12, owner="flood", bypass_prefix_cache=True)
@@ -67,7 +67,7 @@ def test_long_prompts_do_not_take_the_places_of_many_short_ones() -> None:
     assert [reason(h, handle) for handle in short] == [""] * 8
 
 
-def test_no_place_is_taken_for_one_that_does_not_fit_all_the_same() -> None:
+def test_no_request_is_displaced_for_one_that_still_would_not_fit() -> None:
     h = Harness(Setting(max_num_seqs=1, max_queued_tokens=40, fair=True))
     h.add([1], 30, owner="first")
     h.step()
@@ -78,7 +78,7 @@ def test_no_place_is_taken_for_one_that_does_not_fit_all_the_same() -> None:
     assert [reason(h, handle) for handle in (*waiting, late)] == ["", "", "QUEUE_FULL"]
 
 
-def test_work_that_was_done_alone_is_not_paid_for_when_others_come() -> None:
+def test_work_done_without_competition_is_not_charged_later() -> None:
     h = Harness(Setting(max_num_seqs=1, num_blocks=64, fair=True))
     for _ in range(6):
         h.add([1], 60, owner="busy")
@@ -90,7 +90,7 @@ def test_work_that_was_done_alone_is_not_paid_for_when_others_come() -> None:
     assert sum(h.outcomes[handle].finished is not None for handle in flood) <= 2
 
 
-def test_without_fair_share_a_full_queue_refuses_whoever_comes() -> None:
+def test_without_fair_share_a_full_queue_refuses_every_newcomer() -> None:
     h = Harness(Setting(max_num_seqs=1, max_queue_size=2))
     for _ in range(3):
         h.add([1], 20, owner="flood")
@@ -100,7 +100,7 @@ def test_without_fair_share_a_full_queue_refuses_whoever_comes() -> None:
     assert reason(h, other) == "QUEUE_FULL" and h.post.loads[-1].longest_queue == 0
 
 
-def test_of_several_outputs_that_wait_none_gives_way_alone() -> None:
+def test_waiting_outputs_of_one_request_give_way_together() -> None:
     h = Harness(Setting(max_num_seqs=2, max_queue_size=8, fair=True))
     several = h.add(list(range(9)), 30, num_outputs=6, owner="flood")
     for _ in range(4):
@@ -164,7 +164,7 @@ def test_requests_in_flight_are_counted_over_front_ends() -> None:
     assert service.ask(0) == "" and service.ask(1) == "QUOTA_EXCEEDED"
 
 
-def test_limits_of_owners_are_not_kept_for_ever() -> None:
+def test_limits_of_owners_are_forgotten_in_time() -> None:
     now_s = 1000.0
     quotas = SharedQuotas(clock=lambda: now_s)
     for number in range(1000):
@@ -191,7 +191,7 @@ def test_tokens_of_all_front_ends_come_out_of_one_bucket() -> None:
 @pytest.mark.parametrize(
     ("num_prompt", "deadline_s", "is_final"), [(61, None, True), (30, 5.0, True), (30, 500, False)]
 )
-def test_what_waiting_does_not_help_is_final_on_the_other_side_too(
+def test_a_refusal_that_waiting_cannot_help_is_final_across_the_bridge_too(
     num_prompt: int, deadline_s: float | None, is_final: bool
 ) -> None:
     service = TwoFrontEnds(OwnerLimits(tokens_per_minute=60))

@@ -29,7 +29,7 @@ def test_a_step_has_ten_times_what_one_of_its_size_took_and_never_less_than_five
     assert pace.allowance_s(1) == 5.0
 
 
-def test_a_prompt_of_2048_tokens_on_two_cores_is_no_hang():
+def test_a_prompt_of_2048_tokens_on_two_cores_is_not_a_hang():
     """A model of 1B: 60 ms a token, 11 s for such a prompt."""
     pace = StepTimeEstimator()
     pace.stepped(1, 0.06)
@@ -71,7 +71,7 @@ def test_slow_steps_count_at_once_and_are_forgotten_slowly():
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_every_turn_says_how_long_it_may_take_before_it_computes(depth):
+def test_every_turn_announces_its_time_limit_before_it_computes(depth):
     harness = Harness(Setting(depth=depth))
     runner, beats = harness.runner, harness.post.beats
     unread: dict[int, int] = {}

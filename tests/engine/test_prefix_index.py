@@ -51,7 +51,7 @@ class FlatIndex:
 
 
 @given(st.lists(hung | hung | hung | forgotten, max_size=40), st.lists(st.integers(0, 1), max_size=8))
-def test_what_is_known_and_what_is_forgotten_are_those_of_a_flat_index(changes: list[Any], numbers: list[int]) -> None:
+def test_known_and_forgotten_prefixes_equal_those_of_a_flat_index(changes: list[Any], numbers: list[int]) -> None:
     index, flat = RadixIndex(kv_plan(2)), FlatIndex()
     nodes: dict[int, PrefixNode] = {}
     for change in changes:
@@ -111,7 +111,7 @@ class Counted(dict[Any, Any]):
         return super().items()
 
 
-def test_forgetting_costs_what_is_forgotten_and_not_what_is_known() -> None:
+def test_the_cost_of_forgetting_depends_on_what_is_forgotten_only() -> None:
     index = RadixIndex(kv_plan(1))
     chain, others = range(1, 61), range(61, 5000)
     node = None

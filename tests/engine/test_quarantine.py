@@ -90,7 +90,7 @@ def test_a_full_table_fits_the_recorders_memory(monkeypatch: pytest.MonkeyPatch)
     assert 900_000 < len(known) <= _MAX_KNOWN_BYTES
 
 
-def test_operators_are_told_who_sent_what_the_engine_died_of() -> None:
+def test_operators_see_who_sent_the_request_that_ended_the_engine() -> None:
     def told(quarantine: Quarantine) -> list[tuple[str, bool, int, str, str]]:
         listed = quarantine.suspects()
         assert all(each.left_s > 599 for each in listed)
@@ -112,7 +112,7 @@ def test_operators_are_told_who_sent_what_the_engine_died_of() -> None:
     assert later.forget([]) == (beside.hex(),) and not later.suspects()
 
 
-def test_what_expired_is_neither_told_nor_counted(clock: list[float]) -> None:
+def test_expired_entries_are_neither_listed_nor_counted(clock: list[float]) -> None:
     _, known = after({OWN: 7})
     clock[0] += 601.0
     again, _ = after({OWN: 7}, known)
@@ -181,7 +181,7 @@ def test_a_suspect_that_is_continued_computes_one_token_alone(num_continued: int
     assert harness.idle()
 
 
-def test_a_death_tells_how_long_a_continued_output_was() -> None:
+def test_a_crash_report_has_the_length_of_a_continued_output() -> None:
     harness = Harness(in_flight={})
     harness.add([1, 2, 3], 40, seed=3, continued_ids=tuple(complete([1, 2, 3], 20, seed=3)))
     submit = harness.runner.submit
@@ -210,7 +210,7 @@ def test_suspects_wait_for_each_other_and_leave_when_their_callers_do() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_step_that_fails_costs_only_the_request_that_it_fails_of(depth: int) -> None:
+def test_a_failed_step_fails_only_the_request_that_caused_it(depth: int) -> None:
     """For want of memory, say: the others are to come again, it alone fails then as well."""
     harness = Harness(Setting(depth=depth), in_flight={})
     runner, submit = harness.runner, harness.runner.submit

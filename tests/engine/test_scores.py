@@ -53,7 +53,7 @@ def test_every_id_and_every_prompt_position_has_its_records(params: LogprobParam
     check(h, plain, PROMPT, LogprobParams())
 
 
-def test_a_batch_in_which_nobody_asks_says_nothing_of_scores() -> None:
+def test_a_batch_without_score_requests_has_no_score_columns() -> None:
     h = Harness()
     h.add(PROMPT, 6)
     h.run()
@@ -108,7 +108,7 @@ def test_a_prompt_is_scored_by_the_first_of_several_outputs(depth: int) -> None:
 
 
 @DEPTHS
-def test_what_was_scored_before_a_preemption_is_not_scored_again(depth: int) -> None:
+def test_positions_scored_before_a_preemption_are_not_scored_again(depth: int) -> None:
     h = Harness(Setting(depth=depth, num_blocks=8, block_size=2, max_num_batched_tokens=2))
     first = h.add([1, 2, 3], 14)
     late = h.add(PROMPT, 2, num_outputs=2, logprobs=BOTH)
@@ -129,7 +129,7 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again(depth: int) -> 
         check(h, late + index, PROMPT, BOTH, is_first=index == 0)
 
 
-def test_nothing_comes_of_a_prompt_whose_caller_has_left() -> None:
+def test_a_prompt_whose_caller_has_left_yields_no_scores() -> None:
     h = Harness(Setting(depth=2, max_num_batched_tokens=2))
     handle = h.add(PROMPT, 4, logprobs=BOTH)
     for _ in range(4):
@@ -153,7 +153,7 @@ def test_drafts_that_are_kept_bring_their_scores(misses: tuple[int, ...], depth:
 
 
 @DEPTHS
-def test_scores_behind_an_end_are_dropped_with_their_ids(depth: int) -> None:
+def test_scores_after_an_end_are_dropped_with_their_ids(depth: int) -> None:
     expected = complete(PROMPT, 20)
     stop = expected[5]
     h = Harness(Setting(depth=depth, drafts=(7,)))

@@ -151,7 +151,7 @@ def varied(draw: random.Random) -> int:
 
 @pytest.mark.parametrize("limited", [True, False])
 @pytest.mark.parametrize("length", [equal, varied])
-def test_of_an_overload_few_tokens_go_into_requests_that_expire(clock: Clock, length: Length, limited: bool) -> None:
+def test_under_overload_few_tokens_go_into_requests_that_expire(clock: Clock, length: Length, limited: bool) -> None:
     figures = open_loop(clock, 5.0, length, 300, limited=limited)
     assert figures.wasted < 0.01, figures
     # As much is served as the slots can serve; without shedding, half of that.
@@ -159,13 +159,13 @@ def test_of_an_overload_few_tokens_go_into_requests_that_expire(clock: Clock, le
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_at_ten_times_saturation_as_much_is_finished_as_the_seats_can_take(clock: Clock, limited: bool) -> None:
+def test_at_ten_times_saturation_throughput_stays_at_capacity(clock: Clock, limited: bool) -> None:
     figures = open_loop(clock, 10.0, equal, 600, limited=limited)
     assert figures.finished / figures.duration_s >= 0.95 * figures.capacity, figures
     assert figures.wasted < 0.01, figures
 
 
-def test_without_overload_nobody_is_ended_for_what_is_likely(clock: Clock) -> None:
+def test_without_overload_no_request_is_ended_on_an_estimate(clock: Clock) -> None:
     figures = open_loop(clock, 0.7, varied, 150)
     assert figures.finished == 150, figures
 
@@ -185,7 +185,7 @@ def test_a_request_whose_turn_comes_too_late_costs_nothing(clock: Clock) -> None
     assert service.h.outcomes[after].finished is not None and service.h.idle()
 
 
-def test_one_that_has_waited_less_than_it_has_left_has_its_chance(clock: Clock) -> None:
+def test_a_request_that_waited_less_than_it_has_left_is_tried(clock: Clock) -> None:
     """An output may be shorter than those before it."""
     service = Service(clock, Setting(max_num_seqs=1, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
     service.add(1, 60, None)
@@ -198,7 +198,7 @@ def test_one_that_has_waited_less_than_it_has_left_has_its_chance(clock: Clock) 
     assert len(service.h.outcomes[chance].ids) > 1
 
 
-def test_of_a_request_with_several_outputs_all_end(clock: Clock) -> None:
+def test_all_outputs_of_an_ended_request_end(clock: Clock) -> None:
     service = Service(clock, Setting(max_num_seqs=1, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
     service.add(1, 60, None)
     service.add(2, 60, None)

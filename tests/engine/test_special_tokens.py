@@ -11,7 +11,7 @@ from tests.frontend.small_tokenizers import TEXT, definition
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "qwen_like", "llama2_like"])
-def test_spellings_of_special_tokens_are_text_and_all_else_is_as_it_was(kind: str) -> None:
+def test_spelled_special_tokens_are_text_and_other_tokens_are_unchanged(kind: str) -> None:
     tokenizer = Tokenizer.from_str(definition(kind))
     size = tokenizer.get_vocab_size()
     text, special_ids = rename_special_tokens(definition(kind).encode())
@@ -37,7 +37,7 @@ def test_names_cannot_be_guessed() -> None:
     assert rename_special_tokens(tokenizer)[0] != rename_special_tokens(tokenizer)[0]
 
 
-def test_unknown_text_stays_what_it_was() -> None:
+def test_unknown_text_is_unchanged() -> None:
     text, special_ids = rename_special_tokens(definition("metaspace_unigram").encode())
     before, after = Tokenizer.from_str(definition("metaspace_unigram")), Tokenizer.from_str(text)
     assert after.encode("語 fox").ids == before.encode("語 fox").ids

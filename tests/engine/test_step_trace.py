@@ -34,7 +34,7 @@ def lines_of(path: Path) -> tuple[Line, list[Line]]:
     return head, steps
 
 
-def test_a_request_can_be_followed_from_its_seat_to_its_end(tmp_path: Path) -> None:
+def test_a_request_can_be_followed_from_admission_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     harness = traced(path, Setting(max_num_batched_tokens=6, num_blocks=16))
     harness.add(list(range(1, 11)), 3, request_id="long")
@@ -102,7 +102,7 @@ def test_rows_add_up_to_what_was_computed(
     assert sum(lost.values()) == harness.scheduler.num_preemptions
 
 
-def test_what_ends_while_nothing_else_runs_is_told_at_once(tmp_path: Path) -> None:
+def test_an_end_while_nothing_else_runs_is_written_at_once(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     harness = traced(path, Setting())
     harness.add([1, 2], 50)
@@ -115,7 +115,7 @@ def test_what_ends_while_nothing_else_runs_is_told_at_once(tmp_path: Path) -> No
     assert rest["blocks"]["owned"] == 0
 
 
-def test_what_its_caller_ends_is_told_with_the_next_step(tmp_path: Path) -> None:
+def test_an_abort_is_written_with_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     harness = traced(path, Setting())
     harness.add([1, 2], 50)
@@ -136,7 +136,7 @@ def numbered(number: int) -> Line:
     return {"number": number, "filling": "x" * 80}
 
 
-def test_two_files_are_the_most_there_is(tmp_path: Path) -> None:
+def test_at_most_two_files_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     file = TraceFile(str(path), max_bytes=1000)
     file.begin({"head": True})
@@ -150,7 +150,7 @@ def test_two_files_are_the_most_there_is(tmp_path: Path) -> None:
     assert lines_of(path)[1][-1]["number"] == 99
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it takes of a line is taken back, and what was left out is counted in the next one."""
     path = tmp_path / "steps.jsonl"
     write, is_full = os.write, threading.Event()
@@ -171,7 +171,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: p
     assert [(line["number"], line.get("dropped", 0)) for line in lines] == [(0, 0), (3, 2), (4, 0)]
 
 
-def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_disk_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "_MAX_WAITING", 4)
     goes_on = threading.Event()
     file = TraceFile(str(tmp_path / "steps.jsonl"))
@@ -193,7 +193,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert (tmp_path / "steps.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_check_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+def test_the_check_keeps_an_existing_file_and_leaves_no_new_one(tmp_path: Path) -> None:
     (tmp_path / "before").write_text("a line\n")
     for name in ("before", "new"):
         check_trace_file(str(tmp_path / name))
@@ -203,7 +203,7 @@ def test_a_check_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "problem"), [("no/such/dir", "No such file"), (".", "directory"), ("/dev/null", "regular")]
 )
-def test_what_cannot_be_written_is_said_at_the_start(tmp_path: Path, path: str, problem: str) -> None:
+def test_an_unwritable_path_is_refused_at_the_start(tmp_path: Path, path: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_trace_file(str(tmp_path / path))
 

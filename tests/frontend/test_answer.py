@@ -60,11 +60,11 @@ def test_marks_are_found_in_the_template() -> None:
         (r'{{ "{\"name\": function name, \"parameters\": its values}" }}', BARE),
     ],
 )
-def test_calls_that_are_written_otherwise_are_not_read(template: str, calls: object) -> None:
+def test_calls_in_another_syntax_are_not_read(template: str, calls: object) -> None:
     assert AnswerFormat.of(template).calls is calls
 
 
-def test_marks_that_release_no_text_count_for_nothing() -> None:
+def test_marks_that_enclose_no_text_are_ignored() -> None:
     assert AnswerFormat.of(QWEN3, ("<think>", "</think>")) == AnswerFormat(calls=TAGGED)
     assert AnswerFormat.of(QWEN3, ("</tool_call>", "<|im_end|>")) == AnswerFormat(has_reasoning=True)
 
@@ -166,7 +166,7 @@ def test_tagged_calls(text: str, content: str, found: tuple[ToolCall, ...], cut:
 
 @pytest.mark.parametrize("cut", [0, 1, 5])
 @pytest.mark.parametrize("text", MALFORMED)
-def test_text_that_is_no_call_is_content_and_hides_no_call(text: str, cut: int) -> None:
+def test_text_that_is_not_a_call_is_content_and_hides_no_later_call(text: str, cut: int) -> None:
     assert parts(text, cut=cut) == Answer("", text)
     if not text.endswith('"'):  # an open string hides what follows
         assert parts(text + CALL, cut=cut) == Answer("", text, calls(("f", '{"a": 1}')))
@@ -224,7 +224,7 @@ def test_a_call_is_bounded(more: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize("piece", ["<tool_call>", '<tool_call>{"', "<tool_call>{", " ", "{", '<tool_call>"', "<"])
-def test_what_repeats_for_ever_is_looked_at_once(piece: str) -> None:
+def test_endless_repetition_is_scanned_only_once(piece: str) -> None:
     text = piece * (2**18 // len(piece))
     for format, cut in ((QWEN, 0), (QWEN, 4096), (LLAMA, 0)):
         answer = parts(text, format, cut=cut)

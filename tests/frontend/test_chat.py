@@ -245,7 +245,7 @@ JSON_FIELDS = {
 @pytest.mark.parametrize("field", JSON_FIELDS)
 @pytest.mark.parametrize("open_close", ["[]", ('{"a":', "}")])
 @pytest.mark.parametrize("depth", [64, 500, 900, 985, 995, 1500, 200_000])
-def test_json_is_never_deeper_than_what_may_recurse(field: str, open_close: tuple[str, str], depth: int) -> None:
+def test_json_is_never_deeper_than_the_recursion_limit(field: str, open_close: tuple[str, str], depth: int) -> None:
     """Escaping, the template and tojson recurse, so deep JSON has to be the caller's error, not ours."""
     opening, closing = open_close
     chat = JSON_FIELDS[field](opening * depth + "1" + closing * depth)
@@ -291,7 +291,7 @@ def test_template_errors_quote_a_callers_text_unescaped() -> None:
     assert len(str(caught.value)) < 700
 
 
-def test_no_stand_in_is_a_part_of_what_marks_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_placeholder_is_part_of_a_mark_of_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are random characters of one plane; unescaping a shared one would damage the sign of special tokens."""
     tokenizer, template, _ = pieces("qwen_like")
     drawn = iter([ord(char) - 0xF0000 for char in tokenizer._sign] + list(range(100)))

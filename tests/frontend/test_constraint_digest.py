@@ -35,7 +35,7 @@ def schema(**changes: object) -> str:
     ],
     ids=["annotations", "comment", "order and white space", "annotations within"],
 )
-def test_annotations_and_order_say_nothing(other: str) -> None:
+def test_annotations_and_order_do_not_change_the_digest(other: str) -> None:
     assert digest("json_schema", other) == digest("json_schema", schema())
 
 
@@ -52,7 +52,7 @@ def test_what_changes_the_output_changes_the_digest(other: str) -> None:
     assert digest("json_schema", other) != digest("json_schema", schema())
 
 
-def test_other_kinds() -> None:
+def test_digests_of_other_kinds_of_constraints() -> None:
     assert digest("regex", "a+") != digest("regex", "a*b") != digest("grammar", "start: /a*b/")
     assert digest("grammar", "// of letters\nstart: /a+/\n") == digest("grammar", "start: /a+/")
     assert digest("choices", "", ("a", "b")) == digest("choices", "", ("b", "a")) != digest("choices", "", ("a", "c"))

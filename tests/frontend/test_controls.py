@@ -11,7 +11,7 @@ from photon_grpc.errors import EngineRestarting
 from tests.frontend.fake_engine import FakeLink, frontend
 
 
-async def test_every_order_gets_its_own_reply() -> None:
+async def test_every_command_gets_its_own_reply() -> None:
     with frontend() as (front, link):
         first = asyncio.create_task(front.control("reset_prefix_cache"))
         second = asyncio.create_task(front.control("abort_requests", ("a",)))
@@ -29,7 +29,7 @@ async def test_every_order_gets_its_own_reply() -> None:
         assert not front._controls._waiting
 
 
-async def test_orders_end_with_their_engine() -> None:
+async def test_commands_end_with_their_engine() -> None:
     with frontend() as (front, link):
         order = asyncio.create_task(front.control("reset_prefix_cache"))
         await asyncio.sleep(0)

@@ -90,7 +90,7 @@ def come_now(asked: Ask) -> Ask:
 
 
 @pytest.mark.parametrize(("wrong", "field"), INVALID, ids=lambda value: value if isinstance(value, str) else "")
-async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: Ask, field: str) -> None:
+async def test_an_invalid_field_is_named_and_never_reaches_the_engine(wrong: Ask, field: str) -> None:
     with frontend(served(template="{{ messages[0].content }}")) as (front, link):
         with pytest.raises(InvalidRequest) as caught:
             await front.stream(come_now(wrong))
@@ -114,7 +114,7 @@ async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: Ask, f
         ask((511,)),
     ],
 )
-async def test_the_borders_are_inside(fine: Ask) -> None:
+async def test_values_at_the_bounds_are_accepted(fine: Ask) -> None:
     with frontend() as (front, link):
         await front.stream(come_now(fine))
         assert len(link.adds) == 1
@@ -138,7 +138,7 @@ async def test_the_borders_are_inside(fine: Ask) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_what_cannot_be_served_is_refused(wrong: Ask, error: type[PhotonError], field: str) -> None:
+async def test_requests_that_cannot_be_served_are_refused(wrong: Ask, error: type[PhotonError], field: str) -> None:
     with frontend() as (front, link):
         with pytest.raises(error) as caught:
             await front.stream(come_now(wrong))
@@ -148,6 +148,23 @@ async def test_what_cannot_be_served_is_refused(wrong: Ask, error: type[PhotonEr
             assert caught.value.needed is not None
             assert caught.value.limit == (FACTS.max_model_len if error is PromptTooLong else FACTS.num_blocks)
             assert caught.value.needed > caught.value.limit
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (ask(request_id="x" * 129, deadline_s=0.0), InvalidRequest),
+        (ask((512,), deadline_s=0.0), InvalidRequest),
+        (ask((1,) * 128, deadline_s=0.0), PromptTooLong),
+        (ask(stop=StopAsk(stop_token_ids=(512,)), deadline_s=0.0), InvalidRequest),
+        (ask(sampling=SamplingAsk(top_k=0), scheduling=SchedulingAsk(timeout_s=0.0)), InvalidRequest),
+    ],
+)
+async def test_invalid_value_is_reported_although_the_deadline_has_passed(wrong: Ask, error: type[PhotonError]) -> None:
+    """A client retries after a passed deadline, in vain if the request is invalid."""
+    with frontend() as (front, _), pytest.raises(InvalidRequest) as caught:
+        await front.stream(come_now(wrong))
+    assert type(caught.value) is error
 
 
 @pytest.mark.parametrize("names", [("small", "alias"), ("small", *("alias" * 9 for _ in range(99)))])
@@ -199,7 +216,7 @@ async def test_seeds_are_random_reported_and_repeatable() -> None:
     assert len({*drawn[0], *drawn[2]}) == 6
 
 
-async def test_the_request_says_what_was_asked() -> None:
+async def test_the_request_holds_the_options_of_the_ask() -> None:
     now = time.monotonic()
     with frontend() as (front, link):
         stream = await front.stream(
@@ -252,7 +269,7 @@ async def test_salts_of_two_owners_differ_and_deadline_is_the_earlier() -> None:
         assert link.adds[2].request.deadline_s == now + 30
 
 
-async def test_ignore_eos_takes_eos_out() -> None:
+async def test_ignore_eos_removes_eos_from_the_stop_ids() -> None:
     with frontend() as (front, link):
         await front.stream(ask())
         await front.stream(ask(stop=StopAsk(ignore_eos=True)))
@@ -266,7 +283,7 @@ async def test_random_request_ids_differ() -> None:
         assert len({add.request.request_id for add in link.adds}) == 3
 
 
-async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
+async def test_a_model_without_tokenizer_takes_and_gives_ids_only() -> None:
     with frontend(served(None)) as (front, link):
         for wrong, field, feature in (
             (ask("text"), "text", "TEXT"),

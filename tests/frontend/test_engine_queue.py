@@ -26,7 +26,7 @@ async def refusal(front: Frontend, *asked: object) -> QueueFull:
     return caught.value
 
 
-async def test_a_burst_is_refused_before_a_word_of_it_is_tokenized() -> None:
+async def test_a_burst_is_refused_before_tokenizing() -> None:
     may_go = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         link = FakeLink()
@@ -43,7 +43,7 @@ async def test_a_burst_is_refused_before_a_word_of_it_is_tokenized() -> None:
     assert len(link.adds) == FACTS.max_queue_size == 4
 
 
-async def test_a_load_is_believed_however_old_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_load_still_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     with frontend() as (front, link):
         link.on_frame(Load(queued=4, ended_per_s=2.0))
         now_s = time.monotonic()
@@ -66,7 +66,7 @@ async def test_what_was_sent_counts_until_the_engine_has_counted_it() -> None:
         await refusal(front)
 
 
-async def test_callers_who_come_and_go_send_nothing_more_to_an_engine_that_does_not_read() -> None:
+async def test_short_lived_callers_send_nothing_to_an_engine_that_does_not_read() -> None:
     with frontend() as (front, link):
         for _ in range(100):
             with contextlib.suppress(QueueFull):
@@ -95,7 +95,7 @@ async def test_a_caller_with_fewer_prompts_in_preparation_finds_room_in_a_full_q
             await front.stream(ask())
 
 
-async def test_who_gave_way_and_was_cancelled_is_cancelled() -> None:
+async def test_a_displaced_caller_that_is_cancelled_stays_cancelled() -> None:
     queue, began = EngineQueue(), asyncio.Event()
 
     async def prepare() -> None:
@@ -127,7 +127,7 @@ async def test_prompt_tokens_are_bounded_and_an_empty_queue_takes_any() -> None:
         await front.stream(ask((1,) * 60))
 
 
-async def test_a_text_counts_by_a_guess_while_it_is_tokenized_and_exactly_afterwards() -> None:
+async def test_a_text_counts_by_an_estimate_until_it_is_tokenized() -> None:
     may_go = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         front = Frontend(link=FakeLink(), model=served(), encoder=ThreadEncoder(served(), pool))
@@ -167,7 +167,7 @@ async def test_a_lost_engine_takes_its_queue_with_it() -> None:
         await front.stream(ask())
 
 
-def test_a_guess_is_exact_for_ids_and_never_above_the_context() -> None:
+def test_the_estimate_is_exact_for_ids_and_never_above_the_context() -> None:
     chat = ChatInput((ChatMessage("user", "x" * 40), ChatMessage("user", "y" * 40)))
     given: tuple[str | tuple[int, ...], ...] = ((1,) * 77, "x" * 40, "x" * 4000)
     assert [estimate_tokens(ask(each), FACTS) for each in given] == [77, 11, FACTS.max_model_len]

@@ -70,7 +70,7 @@ def bench(num_workers: int, *, max_jobs: int = 10**4, max_bytes: int = 2**40, la
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-async def test_a_single_job_waits_for_those_that_have_begun_however_many_another_has(num_workers: int) -> None:
+async def test_a_single_job_waits_only_for_running_jobs_of_another_caller(num_workers: int) -> None:
     jobs = bench(num_workers)
     others = [jobs.ask("a", 50) for _ in range(1000)]
     await settled()
@@ -96,7 +96,7 @@ async def test_work_is_shared_by_its_size_and_not_by_its_number() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_absence_earns_no_credit_and_a_service_at_rest_owes_none() -> None:
+async def test_an_absent_caller_earns_no_credit() -> None:
     jobs = bench(1)
     tasks = [jobs.ask("a") for _ in range(20)]
     await settled()
@@ -181,7 +181,7 @@ async def test_no_order_of_jobs_and_cancellations_leaks(seed: int) -> None:
     assert len(jobs.turns) == jobs.turns.num_callers == 0
 
 
-async def test_the_smallest_comes_first_and_of_the_large_ones_one_at_a_time() -> None:
+async def test_the_smallest_goes_first_and_large_ones_one_at_a_time() -> None:
     turns = FairTurns(2, "inputs wait", max_jobs=256, max_bytes=2**27, large_bytes=MiB)
     begun: list[int] = []
     gates: dict[int, asyncio.Event] = {}
@@ -255,7 +255,7 @@ async def cancelled(tasks: list[asyncio.Task[object]], gate: Gate) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_small_text_does_not_wait_for_another_callers_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_small_text_does_not_wait_for_a_thousand_of_another_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that the pool already has, twice as many as its threads, begin before it."""
     gate = Gate()
     monkeypatch.setattr("photon_grpc.frontend.encoder.prepare", lambda input, *rest: gate.work(input.text))
@@ -274,7 +274,7 @@ async def test_a_small_text_does_not_wait_for_another_callers_thousand(monkeypat
         await cancelled(tasks, gate)
 
 
-async def test_callers_that_leave_do_not_fill_the_threads_with_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_of_callers_that_left_does_not_occupy_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     monkeypatch.setattr("photon_grpc.frontend.encoder.prepare", lambda input, *rest: gate.work(input.text))
     with ThreadPoolExecutor(1) as pool:
@@ -293,7 +293,7 @@ async def test_callers_that_leave_do_not_fill_the_threads_with_work_for_nobody(m
         await cancelled([stays], gate)
 
 
-async def test_a_trial_waits_for_its_callers_own_and_ends_with_the_last_who_waits() -> None:
+async def test_a_trial_waits_only_for_its_callers_jobs_and_ends_with_the_last_waiter() -> None:
     jobs = bench(1)
 
     class Encoder:

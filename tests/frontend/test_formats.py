@@ -34,7 +34,7 @@ def is_read(reader: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def test_dates_are_those_that_exist() -> None:
+def test_only_existing_dates_are_accepted() -> None:
     outputs = string(format="date")
     for year in (0, 1, 4, 100, 400, 999, 1000, 1900, 2000, 2023, 2024, 2100, 2400, 9996, 9999):
         for month, day in product(range(14), (0, 1, 9, 10, 28, 29, 30, 31, 32)):
@@ -163,7 +163,7 @@ def test_sampled_outputs_are_read(name: str) -> None:
         assert not wrong, wrong[:10]
 
 
-def test_today_is_taken() -> None:
+def test_the_date_of_today_is_accepted() -> None:
     outputs = string(format="date")
     day = date(2023, 1, 1)
     while day < date(2025, 1, 1):
@@ -171,7 +171,7 @@ def test_today_is_taken() -> None:
         day += timedelta(days=1)
 
 
-def test_beside_a_pattern_a_length_and_another_type() -> None:
+def test_formats_combine_with_patterns_lengths_and_types() -> None:
     outputs = Outputs.of_schema({"type": ["string", "null"], "format": "date", "pattern": "^2"})
     assert '"2024-02-29"' in outputs and "null" in outputs
     assert '"2023-02-29"' not in outputs and '"1900-02-28"' not in outputs
@@ -181,7 +181,7 @@ def test_beside_a_pattern_a_length_and_another_type() -> None:
     assert "5" in untyped and '"2023-02-29"' not in untyped
 
 
-def test_unknown_formats_stay() -> None:
+def test_unknown_formats_are_left_alone() -> None:
     for text in (
         '{"format": "uuid"}',
         '{"properties": {"format": {"const": "date"}}}',

@@ -81,7 +81,7 @@ def healed(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), flat(TAKEN))
-def test_the_library_takes_what_is_not_valid_and_we_do_not(name: str, schema: str, text: str) -> None:
+def test_the_library_accepts_invalid_values_that_we_refuse(name: str, schema: str, text: str) -> None:
     assert takes(raw(schema), text), healed(name)
     try:
         assert text not in Outputs.of_schema(schema)
@@ -90,12 +90,12 @@ def test_the_library_takes_what_is_not_valid_and_we_do_not(name: str, schema: st
 
 
 @pytest.mark.parametrize(("name", "schema", "text"), flat(REFUSED))
-def test_the_library_refuses_what_we_take(name: str, schema: str, text: str) -> None:
+def test_the_library_refuses_values_that_we_accept(name: str, schema: str, text: str) -> None:
     assert raw(schema).is_error(), healed(name)
     assert text in Outputs.of_schema(schema)
 
 
-def test_every_compensation_is_asked_whether_it_is_needed() -> None:
+def test_every_workaround_for_the_library_is_still_needed() -> None:
     table = [*REWRITES, *REFUSALS]
     assert {each.name for each in table} == {*TAKEN, *REFUSED}
     assert all(each.defect and each.upstream and each.fixed_in for each in table)

@@ -75,7 +75,7 @@ def composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.recursive(LEAVES, composed, max_leaves=4))
-def test_no_output_of_a_schema_is_shorter(schema: Any) -> None:
+def test_no_output_of_a_schema_is_shorter_than_the_bound(schema: Any) -> None:
     ask = schema_ask(schema)
     try:
         outputs = Outputs(ask)
@@ -100,7 +100,7 @@ def test_no_output_of_a_schema_is_shorter(schema: Any) -> None:
         ({"type": ["array", "string"], "minItems": 900, "minLength": 500}, "a" * 500),
     ],
 )
-def test_bounds_are_near(schema: Any, output: Any) -> None:
+def test_bounds_are_close_to_the_shortest_output(schema: Any, output: Any) -> None:
     length = len(json.dumps(output, separators=(",", ":")))
     assert length - 2 <= least_bytes(schema_ask(schema)) <= length
 
@@ -125,14 +125,14 @@ PATTERNS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_expressions(pattern: str) -> None:
+def test_bounds_of_regular_expressions(pattern: str) -> None:
     least = least_chars(pattern)
     assert least == len(PATTERNS[pattern])
     assert PATTERNS[pattern] == "" or PATTERNS[pattern] in Outputs(ConstraintAsk("regex", pattern))
 
 
 @pytest.mark.parametrize("pattern", ["(?x) a b", "a{", "(a", r"\b{start}a", "a" * 5_000, "[a", "a)b", "(" * 2_000, ""])
-def test_expressions_that_are_not_plain(pattern: str) -> None:
+def test_regular_expressions_with_special_constructs(pattern: str) -> None:
     assert least_chars(pattern) == 0
 
 
@@ -150,14 +150,14 @@ def test_expressions_that_are_not_plain(pattern: str) -> None:
         max_leaves=6,
     )
 )
-def test_the_shortest_text_of_an_expression_has_so_many(pattern: str) -> None:
+def test_the_shortest_match_of_an_expression_has_the_computed_length(pattern: str) -> None:
     least, compiled = least_chars(pattern), re.compile(pattern)
     for num in range(min(least, 5) + 1):
         matches = any(compiled.fullmatch("".join(text)) for text in product("ab1", repeat=num))
         assert matches == (num == least)
 
 
-def test_other_constraints() -> None:
+def test_bounds_of_other_constraints() -> None:
     assert least_bytes(ConstraintAsk("choices", choices=("éé", "abcde"))) == 4
     assert least_bytes(ConstraintAsk("json_object")) == 2
     assert least_bytes(ConstraintAsk("grammar", 'start: "abc"')) == 0
@@ -167,7 +167,7 @@ def test_other_constraints() -> None:
     assert 100 <= least <= len('<tool_call>\n{"name": "find", "arguments": {"x": ""}}\n</tool_call>') + 90
 
 
-def test_a_trial_tells_the_fewest_tokens_of_the_model() -> None:
+def test_a_trial_returns_the_fewest_tokens_for_the_model() -> None:
     model = served()
     assert model.tokenizer is not None
     answer = perform(TryOut(schema_ask({"type": "string", "minLength": 1_000})), model)

@@ -60,7 +60,7 @@ def test_a_directory_gives_tokenizer_template_and_defaults(model_config: ModelCo
     assert spelled.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
 
 
-def test_the_engine_has_the_last_word(model_config: ModelConfig) -> None:
+def test_limits_of_the_engine_override_those_of_the_directory(model_config: ModelConfig) -> None:
     facts = ServedModel.from_config(model_config).facts(FACTS)
     assert facts.name == model_config.path.name
     assert (facts.max_context_tokens, facts.dtype, facts.limits.max_num_outputs) == (128, "float32", 8)
@@ -83,7 +83,7 @@ def test_generation_defaults_that_are_unset_stay_neutral(model_config: ModelConf
     assert defaults == structs.replace(NEUTRAL, top_p=0.9)
 
 
-def test_wrong_files_are_named(model_config: ModelConfig) -> None:
+def test_invalid_files_are_named(model_config: ModelConfig) -> None:
     with pytest.raises(ModelLoadError, match="line 1"):
         ServedModel.from_config(replace(model_config, chat_template="{% if %}"))
     (model_config.path / "tokenizer.json").write_text("{}")
@@ -92,7 +92,7 @@ def test_wrong_files_are_named(model_config: ModelConfig) -> None:
 
 
 @pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the embedded model is not there")
-def test_the_embedded_model_speaks() -> None:
+def test_the_embedded_model_encodes_and_decodes() -> None:
     from transformers import AutoTokenizer
 
     model = ServedModel.from_config(read_model_dir(DEMO))
@@ -108,7 +108,7 @@ def test_the_embedded_model_speaks() -> None:
         assert list(mine) == reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
 
-def test_the_front_end_loads_neither_tensors_nor_wire() -> None:
+def test_the_front_end_loads_neither_torch_nor_grpc() -> None:
     code = (
         "import sys; import photon_grpc.frontend.frontend; "
         "print([m for m in ('torch', 'triton', 'transformers', 'grpc', 'google.protobuf') if m in sys.modules])"

@@ -68,7 +68,7 @@ def text_of(kind: str, bounds: dict[str, str]) -> str:
     return "{" + ",".join([f'"type":"{kind}"', *(f'"{keyword}":{bound}' for keyword, bound in bounds.items())]) + "}"
 
 
-def test_what_is_let_through_is_within_and_short_decimals_within_are() -> None:
+def test_accepted_numbers_are_within_the_bounds_and_short_decimals_within_are_accepted() -> None:
     wrong, missing, num_taken = [], [], 0
     for bounds in schemas():
         outputs = Outputs.of_schema(text_of("number", bounds))
@@ -84,7 +84,7 @@ def test_what_is_let_through_is_within_and_short_decimals_within_are() -> None:
 
 
 @pytest.mark.parametrize("bound", ["-7", "0", "2.5", "9007199254740991", "9007199254740992", "-9007199254740994"])
-def test_integers_keep_them_where_floats_have_gaps(bound: str) -> None:
+def test_integers_keep_their_bounds_where_floats_have_gaps(bound: str) -> None:
     for keyword in (*INCLUSIVE, *EXCLUSIVE):
         outputs = Outputs.of_schema(text_of("integer", {keyword: bound}))
         way = 1 if keyword.lower().endswith("minimum") else -1
@@ -108,7 +108,7 @@ def test_integers_keep_them_where_floats_have_gaps(bound: str) -> None:
         ('{"type":"array","items":{"type":"number","exclusiveMinimum":4,"maximum":4.001}}', "[4.001]", "[4]"),
     ],
 )
-def test_wherever_they_stand(schema: str, taken: str, refused: str) -> None:
+def test_bounds_hold_anywhere_in_a_schema(schema: str, taken: str, refused: str) -> None:
     outputs = Outputs.of_schema(schema)
     assert taken in outputs and refused not in outputs
 
@@ -116,7 +116,7 @@ def test_wherever_they_stand(schema: str, taken: str, refused: str) -> None:
 SMALL = {"type": "number", "exclusiveMinimum": 4, "exclusiveMaximum": 4.001}
 
 
-def test_in_arguments_of_tools() -> None:
+def test_bounds_hold_in_arguments_of_tools() -> None:
     tools = [{"name": "f", "parameters": {"type": "object", "properties": {"x": SMALL}, "required": ["x"]}}]
     form = CallForm(CallSyntax("<tool_call>", "</tool_call>"))
     outputs = Outputs(ConstraintAsk("tool_calls", json.dumps(tools), form=form))
@@ -124,14 +124,14 @@ def test_in_arguments_of_tools() -> None:
     assert call.format("4.0005") in outputs and call.format("4") not in outputs
 
 
-def test_in_schemas_within_a_grammar() -> None:
+def test_bounds_hold_in_schemas_within_a_grammar() -> None:
     outputs = Outputs(
         ConstraintAsk("grammar", f'start: "%json {{" x // %json {{"x": 1}}\nx: %json {json.dumps(SMALL)}')
     )
     assert "%json {4.0005" in outputs and "%json {4" not in outputs
 
 
-def test_what_needs_no_change_stays() -> None:
+def test_schemas_without_bounds_are_unchanged() -> None:
     for text in (
         '{"minimum": 4, "maximum":4.5}',
         '{"exclusiveMinimum',
@@ -177,7 +177,7 @@ def test_multiples_within_bounds() -> None:
     ["1e-999999999999", "0e-999999999999", "1e999999999999", "-0.0", "5e-324", "1.7976931348623157e308", "9" * 4_000]
     + ["0." + "1" * 9_000, "NaN", "-Infinity", "true", "null", '"4"', "[4]"],
 )
-def test_any_number_is_taken_or_refused(number: str) -> None:
+def test_any_number_is_accepted_or_refused(number: str) -> None:
     for keyword in (*INCLUSIVE, *EXCLUSIVE, "const", "multipleOf"):
         schema = f'{{"allOf":[{{"type":"number","{keyword}":{number}}},{{"multipleOf":3}}]}}'
         with contextlib.suppress(InvalidConstraint):

@@ -58,11 +58,11 @@ def takes(schema: dict[str, Any], text: str) -> bool:
         ('{"kind":"bird"}', False),
     ],
 )
-def test_the_value_of_a_property_tells_them_apart(text: str, is_valid: bool) -> None:
+def test_branches_with_different_property_values_are_exclusive(text: str, is_valid: bool) -> None:
     assert takes({"oneOf": [CAT, DOG], "$defs": DEFS}, text) == is_valid
 
 
-def test_types_tell_them_apart() -> None:
+def test_branches_of_different_types_are_exclusive() -> None:
     schema = {"items": {"oneOf": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/Number"}, CAT]}, "$defs": DEFS}
     for text in ('["a",1.5,null]', '[{"kind":"cat","lives":1}]'):
         assert takes(schema, text)
@@ -77,7 +77,7 @@ def test_types_tell_them_apart() -> None:
         {},
     ],
 )
-def test_what_may_satisfy_two_is_refused(other: dict[str, Any]) -> None:
+def test_branches_that_one_value_may_satisfy_are_refused(other: dict[str, Any]) -> None:
     with pytest.raises(InvalidConstraint, match=r"exclude each other|not found|not present|Pointer"):
         takes({"oneOf": [CAT, other], "$defs": DEFS}, "")
 

@@ -40,7 +40,7 @@ def prompt(num_tokens: int) -> tuple[int, ...]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 70), st.sampled_from(["enter", "leave", "take"]))))
-def test_owners_that_are_forgotten_are_refused_as_if_they_were_remembered(turns: list[tuple[int, int, str]]) -> None:
+def test_forgetting_an_owner_does_not_change_its_refusals(turns: list[tuple[int, int, str]]) -> None:
     def history(forgets: bool) -> list[str]:
         now_s, told = 1000.0, []
         quotas = Quotas({str(number): OwnerLimits(2, 60 + number) for number in range(5)}.get, clock=lambda: now_s)
@@ -63,7 +63,7 @@ def test_owners_that_are_forgotten_are_refused_as_if_they_were_remembered(turns:
     assert history(forgets=True) == history(forgets=False)
 
 
-def test_names_of_owners_are_not_kept_for_ever(tenants: Tenants) -> None:
+def test_names_of_owners_are_forgotten_in_time(tenants: Tenants) -> None:
     quotas = Quotas(lambda owner: OwnerLimits(2, 600), clock=lambda: tenants.now_s)
     quotas.enter("runs")
     for number in range(1000):
@@ -77,7 +77,7 @@ def test_names_of_owners_are_not_kept_for_ever(tenants: Tenants) -> None:
     assert quotas.num_running("runs") == 1 and "0" not in quotas
 
 
-def test_a_key_that_leaves_and_comes_back_still_owes(tenants: Tenants) -> None:
+def test_a_key_that_is_removed_and_added_again_keeps_its_debt(tenants: Tenants) -> None:
     tenants.quotas.check_tokens("a", 600, None)
     tenants.quotas.take("a", 6000)
     limits = tenants.keys.pop("a")
@@ -107,7 +107,7 @@ async def test_requests_in_flight_are_counted_per_owner(pair: tuple[Frontend, Fa
         stream.close()
 
 
-async def test_what_was_never_sent_is_not_counted(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
+async def test_requests_never_sent_are_not_counted(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
     tenants.keys["a"] = OwnerLimits(1, 100)
     for _ in range(3):
@@ -142,7 +142,7 @@ async def test_prompt_and_delivered_tokens_come_out_of_the_bucket(
         await front.stream(ask(prompt(1), owner="slow"))
 
 
-async def test_one_that_is_cancelled_pays_for_what_it_got(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
+async def test_a_cancelled_request_pays_for_what_it_received(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
     stream = await front.stream(ask(prompt(10), owner="slow"))
     link.step(*[(1, 7)] * 20)
@@ -150,7 +150,7 @@ async def test_one_that_is_cancelled_pays_for_what_it_got(pair: tuple[Frontend, 
     assert tenants.quotas._level(tenants.quotas._use("slow"), 60) == 30
 
 
-async def test_a_prompt_beyond_a_minutes_worth_never_succeeds(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_a_prompt_above_the_quota_of_a_minute_never_succeeds(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     with pytest.raises(QuotaExceeded) as caught:
         await front.stream(ask(prompt(61), owner="slow"))
@@ -168,7 +168,7 @@ async def test_a_wait_beyond_the_deadline_is_final(tenants: Tenants, deadline_s:
     assert caught.value.retry_after_s == pytest.approx(10)
 
 
-async def test_limits_that_change_hold_at_once(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
+async def test_changed_limits_apply_at_once(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, _ = pair
     stream = await front.stream(ask(prompt(50), owner="slow"))
     tenants.keys["slow"] = OwnerLimits(1, 20)

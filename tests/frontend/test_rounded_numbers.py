@@ -45,7 +45,7 @@ def test_the_error_names_the_number() -> None:
         {"properties": {"const": {"type": "string", "description": "9007199254740993"}}},
     ],
 )
-def test_other_numbers_are_taken(schema: dict[str, Any]) -> None:
+def test_other_numbers_are_accepted(schema: dict[str, Any]) -> None:
     assert not problem_of(json.dumps(schema))
     try_out(ConstraintAsk("json_schema", json.dumps(schema)))
 

@@ -65,7 +65,7 @@ async def read(stream: TokenStream) -> Update:
     return await asyncio.wait_for(stream.__anext__(), 5)
 
 
-async def test_what_is_asked_reaches_the_engine(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_requested_scores_reach_the_engine(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     for output, expected in (
         (OutputAsk(), LogprobParams()),
@@ -151,7 +151,7 @@ async def test_a_start_has_the_scores_of_the_whole_prompt(pair: tuple[Frontend, 
     assert not (await read(stream)).prompt_scores
 
 
-async def test_a_prompt_of_one_id_has_one_score_that_says_nothing(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_a_prompt_of_one_id_has_one_empty_score(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask((9,), output=OutputAsk(prompt_logprobs=0)))
     link.step((1, 5))
@@ -177,7 +177,7 @@ async def test_scores_of_an_engine_that_was_lost_are_not_sent(pair: tuple[Fronte
         await read(stream)
 
 
-def test_what_is_dropped_is_dropped_with_its_scores() -> None:
+def test_dropped_ids_are_dropped_with_their_scores() -> None:
     output = OutputText(0, detokenizer=None, wants_ids=True, scores=OutputLogprobs(1))
     output.scores.add(RECORD.pack(4, -0.5, 1))
     output.push(4)

@@ -19,14 +19,14 @@ def full_of(callers: dict[str, int], max_bytes: int) -> SharedCache[str, int]:
     return cache
 
 
-def test_one_callers_churn_takes_nothing_from_one_with_less() -> None:
+def test_churn_of_one_caller_evicts_nothing_of_a_smaller_one() -> None:
     cache = full_of({"b": 3, "a": 5000}, 100 * (10_000 + HOLD_BYTES))
     assert [cache.find("b", f"b{number}") for number in range(3)] == [0, 1, 2]
     assert len(cache) == 100
     assert cache.find("a", "a4999") == 4999 and cache.find("a", "a10") is None
 
 
-def test_what_another_uses_stays_when_the_one_that_brought_it_lets_it_go() -> None:
+def test_a_shared_entry_stays_when_its_first_owner_drops_it() -> None:
     cache = full_of({"a": 1}, 100 * (10_000 + HOLD_BYTES))
     assert cache.find("b", "a0") == 0
     for number in range(1, 500):
@@ -34,12 +34,12 @@ def test_what_another_uses_stays_when_the_one_that_brought_it_lets_it_go() -> No
     assert cache.find("b", "a0") == 0
 
 
-def test_equal_shares_are_kept_where_all_bring_more_than_fits() -> None:
+def test_callers_with_too_much_keep_equal_shares() -> None:
     cache = full_of(dict.fromkeys("abcd", 100), 40 * (10_000 + HOLD_BYTES))
     assert [sum(cache.find(each, f"{each}{n}") is not None for n in range(100)) for each in "abcd"] == [10] * 4
 
 
-def test_what_is_larger_than_all_is_not_kept_and_costs_others_nothing() -> None:
+def test_an_entry_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     cache = full_of({"a": 5}, 60_000)
     cache.keep("b", "huge", 1, 10**9)
     assert cache.find("b", "huge") is None
@@ -47,7 +47,7 @@ def test_what_is_larger_than_all_is_not_kept_and_costs_others_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_its_books_balance(seed: int) -> None:
+def test_the_sizes_of_the_cache_add_up(seed: int) -> None:
     draw = random.Random(seed)
     cache: SharedCache[int, int] = SharedCache(50_000)
     for _ in range(2000):
@@ -62,7 +62,7 @@ def test_its_books_balance(seed: int) -> None:
         assert cache._num_bytes_of[caller] == sum(100 * key + HOLD_BYTES for key in used)
 
 
-def test_callers_without_number_are_bounded_by_what_they_take() -> None:
+def test_any_number_of_callers_stays_within_the_memory_limit() -> None:
     max_bytes = 2**19
     cache: SharedCache[str, int] = SharedCache(max_bytes)
     gc.collect()
@@ -78,7 +78,7 @@ def test_callers_without_number_are_bounded_by_what_they_take() -> None:
     assert taken < 1.25 * max_bytes
 
 
-def test_of_too_many_callers_the_one_that_used_nothing_for_longest_is_forgotten() -> None:
+def test_with_too_many_callers_the_longest_idle_is_forgotten() -> None:
     cache: SharedCache[int, int] = SharedCache(2**40)
     for caller in range(2 * MAX_CALLERS):
         cache.keep(str(caller), caller, caller, 1)

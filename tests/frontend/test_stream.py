@@ -66,7 +66,7 @@ def text_of(updates: list[Update], index: int = 0) -> str:
     return "".join(delta.text for update in updates for delta in update.deltas if delta.index == index)
 
 
-async def test_first_token_at_once_then_all_that_gathered_then_the_end_in_one(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_the_first_token_comes_at_once_then_gathered_tokens_then_the_end(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask("Hello", output=OutputAsk(token_ids=True)))
     a, b, c = ids("a"), ids("b"), ids("c")
@@ -484,7 +484,7 @@ async def generated(front: Frontend, link: FakeLink, **changes: object) -> async
     return task
 
 
-async def test_generate_gives_the_whole(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_generate_returns_the_whole_result(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     changes = {
         "sampling": SamplingAsk(num_outputs=2, seed=3),
@@ -563,9 +563,7 @@ async def test_tokenize_is_what_generate_sees_and_detokenize_its_text(pair: tupl
         await front.tokenize("", TextInput(""))
 
 
-async def test_tokenize_tells_of_its_own_limit(
-    pair: tuple[Frontend, FakeLink], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokenize_names_its_own_limit(pair: tuple[Frontend, FakeLink], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenize returns more ids than the context holds, and reports its own limit if they exceed that, too."""
     monkeypatch.setattr("photon_grpc.frontend.frontend._MAX_TOKENIZED", 1000)
     front, _ = pair
@@ -599,7 +597,7 @@ async def test_a_slow_reader_gets_one_merged_message(pair: tuple[Frontend, FakeL
     assert await ready(stream) is None
 
 
-async def test_an_output_that_goes_on_sends_and_bills_what_is_new(pair: tuple[Frontend, FakeLink]) -> None:
+async def test_a_continued_output_sends_and_bills_only_new_ids(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask((1, 2, 3), continue_from=ids("ab"), output=OutputAsk(token_ids=True)))
     assert link.adds[0].request.continued_ids == ids("ab")

@@ -50,7 +50,7 @@ def test_parsing_special_tokens_is_what_transformers_does(kind: str) -> None:
         assert reference.convert_tokens_to_ids(special) in ids
 
 
-def test_spelled_special_tokens_stay_text(kind: str) -> None:
+def test_special_tokens_spelled_out_in_text_stay_text(kind: str) -> None:
     ours = Tokenizer(definition(kind))
     reference = Reference.from_str(definition(kind))
     unknown = {reference.token_to_id(text) for text in ("<unk>", "[UNK]")}
@@ -119,7 +119,7 @@ def test_what_cannot_fit_is_refused_without_encoding() -> None:
     assert len(ours.encode("a\n" * 50, add_special_tokens=False, max_tokens=100)) == 100
 
 
-def test_bound_is_never_below_what_really_fits(kind: str) -> None:
+def test_the_bound_is_never_below_what_fits(kind: str) -> None:
     ours = Tokenizer(definition(kind))
     limit = ours.max_bytes(1)
     reference = Reference.from_str(definition(kind))
@@ -168,7 +168,7 @@ def test_named_tokens_become_special() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_words_that_the_library_remembers_have_an_end_and_change_no_ids() -> None:
+def test_the_librarys_cache_of_words_is_bounded_and_changes_no_ids() -> None:
     """The library keeps 10,000 words of at most 255 bytes for each tokenizer and never evicts one."""
     tokenizer = Tokenizer(definition("byte_level"))
     text = "def fib(n): return n"

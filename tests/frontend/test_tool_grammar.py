@@ -79,7 +79,7 @@ def read(text: str, format: AnswerFormat, prompt_end: str = "") -> Answer:
         ("", False, False),
     ],
 )
-def test_what_is_a_tagged_call(text: str, is_one: bool, is_many: bool) -> None:
+def test_tagged_calls_are_recognized(text: str, is_one: bool, is_many: bool) -> None:
     assert satisfies(text, try_out(ask(name="weather"))) == is_one
     assert satisfies(text, try_out(ask())) == is_many
 
@@ -146,7 +146,7 @@ def test_the_prompt_says_where_reasoning_may_stand() -> None:
     assert AnswerFormat.of(QWEN3, ["</tool_call>"]).call_form("") is None, "a special mark releases no text"
 
 
-def test_a_mark_that_is_a_token_is_sampled_as_one() -> None:
+def test_a_mark_that_is_a_token_is_sampled_as_that_token() -> None:
     tokenizer = Tokenizer.from_str(definition("byte_level"))
     tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
     size = tokenizer.get_vocab_size()
@@ -182,7 +182,7 @@ def test_a_mark_that_is_a_token_is_sampled_as_one() -> None:
         ([{"name": "a", "parameters": {"type": 5}}], None, "chat.tools_json", "tool 'a': type: must be"),
     ],
 )
-def test_what_names_no_tool_is_refused(tools: Any, name: str | None, field: str, words: str) -> None:
+def test_an_unknown_tool_is_refused(tools: Any, name: str | None, field: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         try_out(ask(name=name, tools=tools))
     assert refused.value.field == field
@@ -235,7 +235,7 @@ def test_a_trial_crosses_to_the_encoder_and_back() -> None:
     assert refusal.fault.error().field == "chat.tool_choice.name"
 
 
-def test_parameters_may_refer_to_what_excludes_each_other() -> None:
+def test_parameters_may_refer_to_exclusive_branches() -> None:
     defs = {name: {"properties": {"k": {"const": name}}, "type": "object", "required": ["k"]} for name in ("a", "b")}
     parameters = {"properties": {"x": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}, "$defs": defs}
     constraint = try_out(ask(tools=[{"name": "f", "parameters": parameters}]))

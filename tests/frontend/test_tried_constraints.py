@@ -31,7 +31,7 @@ class Encoder:
         return write_grammar(ask)
 
 
-async def test_what_passes_is_tried_once_and_what_fails_again() -> None:
+async def test_a_passed_trial_is_kept_and_a_failed_one_is_repeated() -> None:
     encoder = Encoder()
     constraints = TriedConstraints(encoder)
     first = await constraints.tried(ConstraintAsk("regex", "a+"))
@@ -55,7 +55,7 @@ async def test_those_who_ask_for_the_same_share_a_trial_that_outlives_each_of_th
     assert encoder.asked == ["a+"]
 
 
-async def test_one_callers_new_constraints_leave_anothers_tried() -> None:
+async def test_new_constraints_of_one_caller_do_not_evict_those_of_another() -> None:
     encoder = Encoder()
     constraints = TriedConstraints(encoder, max_bytes=2**16)
     await constraints.tried(ConstraintAsk("regex", "mine"), "", "b")
@@ -68,7 +68,7 @@ async def test_one_callers_new_constraints_leave_anothers_tried() -> None:
     assert encoder.asked == ["0"]
 
 
-async def test_what_an_api_key_had_tried_another_has_tried_again() -> None:
+async def test_trials_are_not_shared_between_api_keys() -> None:
     encoder = Encoder()
     constraints = TriedConstraints(encoder)
     for owner in ("a", "b", "a"):
@@ -77,7 +77,7 @@ async def test_what_an_api_key_had_tried_another_has_tried_again() -> None:
 
 
 @pytest.mark.parametrize("num_choices", [2, 200])
-async def test_memory_has_an_end_whatever_it_is_made_of(num_choices: int) -> None:
+async def test_the_memory_of_trials_is_bounded(num_choices: int) -> None:
     max_bytes = 2**18
     constraints = TriedConstraints(Encoder(), max_bytes)
     gc.collect()

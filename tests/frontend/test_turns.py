@@ -17,9 +17,7 @@ MODEL = served()
 
 
 @given(limit=st.integers(1, 5), num_waiters=st.integers(0, 40), cancelled=st.sets(st.integers(0, 39)))
-def test_a_turn_settles_so_many_in_the_order_in_which_they_came(
-    limit: int, num_waiters: int, cancelled: set[int]
-) -> None:
+def test_a_turn_settles_a_bounded_number_in_order_of_arrival(limit: int, num_waiters: int, cancelled: set[int]) -> None:
     settled: list[int] = []
     sizes: list[int] = []
 
@@ -51,7 +49,7 @@ async def test_a_place_is_free_again_in_the_next_turn() -> None:
     assert turns.take()
 
 
-async def test_those_in_line_come_before_those_who_ask_later() -> None:
+async def test_waiting_streams_go_before_later_ones() -> None:
     turns, loop = WriteTurns(1, lambda: 0.0), asyncio.get_running_loop()
     assert turns.take()
     waiter = loop.create_future()
@@ -61,7 +59,7 @@ async def test_those_in_line_come_before_those_who_ask_later() -> None:
 
 
 @pytest.mark.parametrize(("other_work_s", "num_more"), [(0.0, 0), (10 * SECONDS_A_MESSAGE, 10), (60.0, MOST_MORE)])
-async def test_after_a_long_turn_more_have_the_next(other_work_s: float, num_more: int) -> None:
+async def test_a_long_turn_lets_more_streams_into_the_next(other_work_s: float, num_more: int) -> None:
     now_s = 0.0
     turns, loop = WriteTurns(2, lambda: now_s), asyncio.get_running_loop()
     waiters = [loop.create_future() for _ in range(300)]

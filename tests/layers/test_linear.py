@@ -91,7 +91,7 @@ def test_folding_a_norm_changes_no_product(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(linear(norm(x), None), expected)
 
 
-def test_no_memory_is_taken_before_it_is_asked_for() -> None:
+def test_no_memory_is_allocated_before_it_is_requested() -> None:
     linear = Linear("", 2**20, {"huge": 2**30}, bias=False, dtype=torch.float32, method=Unquantized())
     assert all(target.tensor.is_meta for target in linear.targets())
 
@@ -122,7 +122,7 @@ def test_every_packed_form_that_this_cpu_has_computes_the_product(form: type, dt
 
 
 @pytest.mark.skipif(not multiplies_half(), reason="this build has no such product")
-def test_a_bfloat16_weight_in_half_precision_gives_logits_that_are_rounded_nowhere() -> None:
+def test_a_bfloat16_weight_in_half_precision_gives_unrounded_logits() -> None:
     weight = (torch.randn(64, 128) * 0.02).bfloat16()
     x = torch.randn(5, 128).bfloat16()
     torch.testing.assert_close(

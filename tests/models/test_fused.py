@@ -121,7 +121,7 @@ def with_another_layer(decoder: Decoder, number: int) -> Decoder:
 @pytest.mark.usefixtures("row_major")
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
-def test_each_layer_of_a_mixed_model_goes_its_own_way(number: int, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_each_layer_of_a_mixed_model_takes_its_own_path(number: int, names: tuple[str, ...], tmp_path: Path) -> None:
     path = save(make_model("llama-biases"), tmp_path)
     plain = with_another_layer(load_decoder(path), number)
     mixed = with_chains(with_another_layer(loaded(path, Tiled(*names)), number))
@@ -221,7 +221,7 @@ def test_a_layer_with_weights_in_a_format_without_such_products_is_refused(name:
 
 
 @pytest.mark.usefixtures("row_major")
-def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_product_of_a_head_uses_the_tile_of_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Tile] = []
     monkeypatch.setattr(head, "logits_launch", lambda hidden, weight, tile: taken.append(tile))
     monkeypatch.setattr(head, "sample_launch", lambda hidden, weight, metadata, tile: taken.append(tile))

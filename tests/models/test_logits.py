@@ -77,7 +77,7 @@ def test_no_rows_need_logits(pair: Any) -> None:
     assert logits.shape == (0, reference.SIZES["vocab_size"])
 
 
-def test_decoder_tells_what_it_is(pair: Any) -> None:
+def test_a_decoder_describes_itself(pair: Any) -> None:
     model, decoder, _ = pair("qwen3")
     assert decoder.kv_groups == (KVGroup(PageFormat(2, 24, "float32"), (0, 1, 2)),)
     assert decoder.attention_scale == pytest.approx(24**-0.5)

@@ -82,7 +82,7 @@ def test_each_rank_keeps_its_part(tmp_path: Path) -> None:
     assert [layer.mlp.down.in_features for layer in layers] == [whole.layers[0].mlp.down.in_features // 2] * 2
 
 
-def test_a_kernel_never_adds_a_part_of_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_never_adds_a_partial_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
     path = reference.save(reference.make_model("qwen2"), tmp_path)
     assert with_chains(reference.load_decoder(path)) is not None

@@ -173,7 +173,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(copied: Any) -> None:
     assert "model.norm.weight has shape [47], config.json asks for [48]" in load_error(path)
 
 
-def test_integers_are_no_weights(copied: Any) -> None:
+def test_integer_tensors_are_refused_as_weights(copied: Any) -> None:
     path = copied("qwen2")
     change_tensors(path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}))
     assert "model.norm.weight has dtype I8" in load_error(path)
@@ -185,7 +185,7 @@ def test_a_directory_without_weights_says_so(copied: Any) -> None:
     assert "no .safetensors file" in load_error(path)
 
 
-def test_what_old_exporters_stored_twice_is_accepted(saved: Any, copied: Any) -> None:
+def test_tensors_stored_twice_by_old_exporters_are_accepted(saved: Any, copied: Any) -> None:
     path = copied("llama3-tied")
 
     def add(tensors: dict[str, torch.Tensor]) -> None:
@@ -260,7 +260,7 @@ def write_header(path: Path, header: bytes) -> None:
 
 
 @pytest.mark.parametrize("entry", HOSTILE_ENTRIES, ids=str)
-def test_a_header_that_lies_is_refused(copied: Any, entry: Any) -> None:
+def test_a_header_with_false_entries_is_refused(copied: Any, entry: Any) -> None:
     path = copied("qwen2")
     header = json.dumps({"model.norm.weight": entry}).encode()
     write_header(path, header)
@@ -283,7 +283,7 @@ SOUND = {"dtype": "F32", "shape": [24], "data_offsets": [0, 96]}
         ([("a", {"dtype": "F32", "shape": [1] * 8 + [48], "data_offsets": [0, 192]})], "has 9 dimensions, at most 8"),
     ],
 )
-def test_what_is_wrong_with_the_tensors_of_a_header_is_said_in_one_short_line(
+def test_problems_with_the_tensors_of_a_header_are_one_short_line(
     tmp_path: Path, entries: list[tuple[str, Any]], said: str
 ) -> None:
     write_header(
@@ -304,7 +304,7 @@ def test_a_header_that_takes_gigabytes_to_parse_is_not_read(tmp_path: Path) -> N
         read_checkpoint(tmp_path)
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_irregular_files_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.safetensors")  # opening it would wait forever
     with pytest.raises(ModelLoadError, match=r"a\.safetensors: there is no such file"):
         read_checkpoint(tmp_path)
@@ -314,7 +314,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_a_header_that_is_no_json_object_is_refused(copied: Any) -> None:
+def test_a_header_that_is_not_a_json_object_is_refused(copied: Any) -> None:
     path = copied("qwen2")
     for header in (b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":1e999}'):
         (path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header)

@@ -105,7 +105,7 @@ async def test_a_socket_file_that_a_dead_server_left_is_replaced_and_a_live_one_
                 pass
 
 
-async def test_a_port_wants_a_key_with_the_scope(tmp_path: Path) -> None:
+async def test_a_port_requires_a_key_with_the_admin_scope(tmp_path: Path) -> None:
     ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
     async with (
         operated("127.0.0.1:0", rules=CallRules(FailureLog(), keys=ApiKeys(ring, ("health",)))) as replica,
@@ -150,13 +150,13 @@ async def test_operators_calls_are_counted_by_method_and_status(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:50052"])
-def test_a_port_without_keys_is_no_setting(address: str) -> None:
+def test_an_admin_port_without_keys_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="--api-keys-file"):
         resolve({"admin_listen": address}, {})
     assert resolve({"admin_listen": address, "api_keys_file": "keys.toml"}, {}).config.server.admin_listen == address
 
 
-async def test_what_this_replica_is(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_server_info_describes_this_replica(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
     for state in (State.RESTARTING, State.SERVING, State.DRAINING):
         replica.frontend.become(state)
     info = await admin.GetServerInfo(pb.GetServerInfoRequest())
@@ -185,7 +185,9 @@ BUSY = Load(
 )
 
 
-async def test_the_load_is_the_engines(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_the_reported_load_is_that_of_the_engine(
+    replica: Operated, admin: admin_pb2_grpc.AdminServiceStub
+) -> None:
     replica.frontend.load = BUSY
     load = (await admin.GetLoad(pb.GetLoadRequest())).load
     assert (load.running_requests, load.queued_requests, load.queued_prompt_tokens) == (3, 2, 70)
@@ -197,7 +199,7 @@ async def test_the_load_is_the_engines(replica: Operated, admin: admin_pb2_grpc.
     assert (await admin.GetLoad(pb.GetLoadRequest())).load.kv_utilization == 0
 
 
-async def test_watching_tells_changes_and_the_last_state(
+async def test_watching_reports_changes_and_the_last_state(
     replica: Operated, admin: admin_pb2_grpc.AdminServiceStub
 ) -> None:
     request = pb.WatchLoadRequest()
@@ -215,7 +217,7 @@ async def test_watching_tells_changes_and_the_last_state(
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_aborting_names_requests_or_all(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_abort_takes_names_of_requests_or_all(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
     async def aborted(**fields: Any) -> list[str]:
         return list((await admin.AbortRequests(pb.AbortRequestsRequest(**fields))).aborted_request_ids)
 
@@ -245,7 +247,9 @@ async def test_the_quarantine_is_listed_and_cleared(replica: Operated, admin: ad
     assert replica.frontend.orders[1:] == [("clear_quarantine", ("ab" * 16,)), ("clear_quarantine", ())]
 
 
-async def test_a_full_quarantine_fits_one_answer(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_a_full_quarantine_fits_into_one_response(
+    replica: Operated, admin: admin_pb2_grpc.AdminServiceStub
+) -> None:
     one = Suspect("ab" * 16, False, 1 << 31, 1_700_000_000.123456789, 599.123456789, "r" * 128, "k" * 64)
     replica.frontend.suspects = (one,) * 4096
     assert len((await admin.ListQuarantine(pb.ListQuarantineRequest())).entries) == 4096
@@ -266,7 +270,7 @@ WRONG: list[Callable[[admin_pb2_grpc.AdminServiceStub], Any]] = [
 
 
 @pytest.mark.parametrize("call", WRONG)
-async def test_what_cannot_be_meant_is_refused_and_does_nothing(
+async def test_invalid_arguments_are_refused_without_effect(
     replica: Operated, admin: admin_pb2_grpc.AdminServiceStub, call: Callable[..., Any]
 ) -> None:
     error = await failure(call(admin))
@@ -274,14 +278,18 @@ async def test_what_cannot_be_meant_is_refused_and_does_nothing(
     assert not replica.drains and not replica.frontend.orders
 
 
-async def test_resetting_says_what_it_freed(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_reset_returns_the_number_of_freed_blocks(
+    replica: Operated, admin: admin_pb2_grpc.AdminServiceStub
+) -> None:
     assert (await admin.ResetPrefixCache(pb.ResetPrefixCacheRequest())).freed_blocks == 42
     replica.frontend.refusals.append(EngineRestarting("the engine is restarting", retry_after_s=1.0))
     error = await failure(admin.ResetPrefixCache(pb.ResetPrefixCacheRequest()))
     assert info_of(error).reason == "ENGINE_RESTARTING"
 
 
-async def test_draining_answers_all_when_it_is_over(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+async def test_drain_answers_every_caller_when_it_is_over(
+    replica: Operated, admin: admin_pb2_grpc.AdminServiceStub
+) -> None:
     impatient = admin.Drain(pb.DrainRequest(), timeout=0.2)
     assert (await failure(impatient)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     calls = [asyncio.ensure_future(admin.Drain(pb.DrainRequest(timeout={"seconds": 3}))) for _ in range(2)]

@@ -129,7 +129,7 @@ async def test_an_answer_on_a_shared_stream(qwen: Talker) -> None:
 
 
 @pytest.mark.parametrize("interval", [{"max_tokens_per_message": 7}, {"max_tokens_per_message": 50}])
-async def test_messages_do_not_matter(qwen: Talker, interval: dict[str, Any]) -> None:
+async def test_the_split_into_messages_does_not_matter(qwen: Talker, interval: dict[str, Any]) -> None:
     deltas = await qwen.stream(ANSWER, tools_json=TOOLS, **interval)
     assert joined(deltas, "content") == "\n\nOne moment. \n<tool_call>no</tool_call>"
     assert [call for delta in deltas for call in delta.tool_calls] == [WEATHER]
@@ -147,7 +147,7 @@ async def test_a_call_that_was_cut_completes(qwen: Talker) -> None:
         assert rest.tool_calls == (() if is_called else before.tool_calls), f"cut after {cut} tokens"
 
 
-async def test_what_a_stop_string_cuts_is_no_part(qwen: Talker) -> None:
+async def test_text_cut_by_a_stop_string_belongs_to_no_part(qwen: Talker) -> None:
     result = await qwen.generate("<think>a STOP b", stop_strings=["STOP"])
     assert (result.text, result.reasoning, result.content) == ("<think>a ", "a ", "")
     closed = await qwen.generate(CALL, stop_strings=["</tool_call>"], tools_json=TOOLS)
@@ -178,7 +178,7 @@ async def test_a_prompt_that_opens_the_reasoning() -> None:
         assert (await talker.client.model()).features[:3] == ("TEXT", "CHAT", "REASONING")
 
 
-async def test_objects_alone_are_calls_where_the_template_says_so() -> None:
+async def test_bare_objects_are_calls_if_the_template_says_so() -> None:
     says = '{"name": "weather", "parameters": {"city": "Zürich", "days": {"n": 1}}}<|eot_id|>'
     async with talking(LLAMA3) as talker:
         result = await talker.generate(says, tools_json=TOOLS)
@@ -205,11 +205,11 @@ async def test_scores_leave_room_for_text_and_parts() -> None:
     assert lengths[0] * 3 == pytest.approx(lengths[1] * 2, abs=3), "a score, the text, and perhaps its parts"
 
 
-async def test_features_name_both(qwen: Talker) -> None:
+async def test_features_list_reasoning_and_tool_calls(qwen: Talker) -> None:
     assert (await qwen.client.model()).features[:4] == ("TEXT", "CHAT", "REASONING", "TOOL_CALLS")
 
 
-async def test_a_model_with_everything_lacks_what_the_reference_calls_absent(qwen: Talker) -> None:
+async def test_a_model_with_all_features_lacks_those_documented_as_absent(qwen: Talker) -> None:
     offered = {*(await qwen.client.model()).features, *constraint.FEATURES.values()}
     absent = {name.removeprefix("Feature.FEATURE_") for name in ABSENT if name.startswith("Feature.")}
     assert offered | absent == {name.removeprefix("FEATURE_") for name in Feature.keys()} - {"UNSPECIFIED"}  # noqa: SIM118

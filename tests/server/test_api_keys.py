@@ -133,7 +133,7 @@ async def test_a_key_without_the_scope_is_denied(channel: grpc.aio.Channel, meth
 
 
 @pytest.mark.parametrize("name", ["gen", "all"])
-async def test_a_key_with_the_scope_is_let_in(channel: grpc.aio.Channel, frontend: FakeFrontend, name: str) -> None:
+async def test_a_key_with_the_scope_is_admitted(channel: grpc.aio.Channel, frontend: FakeFrontend, name: str) -> None:
     sent = bearer(SECRETS[name])
     await raw(channel, GENERATE)(ASK.SerializeToString(), metadata=sent)
     [_ async for _ in raw(channel, STREAM_GENERATE, stream=True)(ASK.SerializeToString(), metadata=sent)]
@@ -164,7 +164,7 @@ async def test_with_a_key_an_unknown_method_is_unimplemented(channel: grpc.aio.C
 
 
 @pytest.mark.parametrize("path", ["photon_grpc.v1.InferenceService/Generate", "", "*", "Generate", GENERATE + "\0"])
-async def test_a_malformed_path_reaches_nothing(frontend: FakeFrontend, address: str, path: str) -> None:
+async def test_a_malformed_path_reaches_no_method(frontend: FakeFrontend, address: str, path: str) -> None:
     def is_answered(**headers: str) -> bool:
         with http2.connected(address, 10.0) as connection:
             connection.call(1, path, http2.grpc_message(ASK.SerializeToString()), **headers)
@@ -201,7 +201,7 @@ async def test_exempt_services_need_no_key_and_others_do(channel: grpc.aio.Chann
     ("wait_s", "is_final", "pushback", "retry_s"),
     [(2.5, False, "2500", 2.5), (2.5, True, "-1", 2.5), (None, True, "-1", None)],
 )
-async def test_a_quota_says_when_to_come_back(
+async def test_an_exceeded_quota_gives_a_retry_delay(
     channel: grpc.aio.Channel,
     frontend: FakeFrontend,
     wait_s: float | None,
@@ -227,7 +227,7 @@ def test_health_alone_is_exempt_by_default() -> None:
     assert ServerConfig().api_keys_exempt == ("health",)
 
 
-def test_every_digest_is_compared_whichever_matches(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_digest_is_compared_even_after_a_match(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first, a last and no match take equal work, with each comparison in constant time."""
     counts = []
     for secret in ("secret-of-all", "secret-of-adm", "guess"):
@@ -252,7 +252,7 @@ async def test_a_changed_file_is_in_force_without_a_restart(
 
 
 @pytest.mark.parametrize("content", ["", "[[key]", block("x", "y", ["everything"]), None])
-async def test_a_broken_file_leaves_the_keys_and_is_told(
+async def test_a_broken_file_keeps_the_old_keys_and_is_logged(
     channel: grpc.aio.Channel, ring: KeyRing, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None
 ) -> None:
     path = tmp_path / "keys.toml"

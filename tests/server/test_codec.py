@@ -124,7 +124,7 @@ def test_more_biases_than_allowed_are_refused_before_they_are_read() -> None:
     assert (caught.value.field, caught.value.needed, caught.value.limit) == ("sampling.logit_bias", 1025, 1024)
 
 
-def test_zero_logprobs_are_asked_for_and_no_ids_are_not_unset() -> None:
+def test_zero_logprobs_count_as_set_and_an_empty_id_list_too() -> None:
     options = pb.OutputOptions(logprobs=0, prompt_logprobs=0, score_token_ids=pb.TokenIds())
     output = ask_of(pb.GenerateRequest(output=options)).output
     assert (output.logprobs, output.prompt_logprobs, output.score_token_ids) == (0, 0, ())
@@ -175,7 +175,7 @@ TOO_MANY = {
 
 
 @pytest.mark.parametrize("field", TOO_MANY)
-def test_lists_too_long_for_any_request_are_refused_unread(field: str) -> None:
+def test_lists_too_long_for_any_request_are_refused_without_reading_them(field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask_of(TOO_MANY[field])
     assert caught.value.field == field
@@ -183,7 +183,7 @@ def test_lists_too_long_for_any_request_are_refused_unread(field: str) -> None:
     assert isinstance(caught.value, PromptTooLong) == (field == "token_ids.ids")
 
 
-def test_the_longest_lists_are_read() -> None:
+def test_the_longest_allowed_lists_are_read() -> None:
     stop = pb.StopParams(stop_strings=["a"] * 64, stop_token_ids=[1] * 100)
     ask = ask_of(pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(4095)), stop=stop))
     assert ask.input == IdsInput(tuple(range(4095)))
@@ -204,13 +204,13 @@ def with_duration(path: str, seconds: int, nanos: int) -> pb.GenerateRequest:
 @pytest.mark.parametrize(
     ("seconds", "nanos"), [(-1, 0), (0, -1), (0, 10**9), (2**63 - 1, 0), (-(2**63), 0), (315_576_000_001, 0), (1, -1)]
 )
-def test_durations_that_are_none_are_named(path: str, seconds: int, nanos: int) -> None:
+def test_invalid_durations_are_named(path: str, seconds: int, nanos: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask_of(with_duration(path, seconds, nanos))
     assert caught.value.field == path
 
 
-def test_all_wrong_durations_are_told_at_once() -> None:
+def test_all_invalid_durations_are_reported_together() -> None:
     request = pb.GenerateRequest()
     for path in DURATIONS:
         request.MergeFrom(with_duration(path, -1, 0))
@@ -231,7 +231,7 @@ def test_durations_become_seconds() -> None:
     assert ask.stream.min_interval_s == pytest.approx(0.02)
 
 
-def test_finish_reasons_have_the_wires_numbers() -> None:
+def test_finish_reasons_have_the_numbers_of_the_proto() -> None:
     wire = {name.removeprefix("FINISH_REASON_"): number for name, number in pb.FinishReason.items()}
     assert wire == {reason.name: reason.value for reason in FinishReason}
 
@@ -251,7 +251,7 @@ def test_a_finish_keeps_its_reason(reason: FinishReason) -> None:
         (OutputFinish(FinishReason.EOS, eos_token_id=0), ("eos_token_id", 0)),
     ],
 )
-def test_a_finish_tells_what_was_met(finish: OutputFinish, matched: tuple[str, object]) -> None:
+def test_a_finish_reports_what_matched(finish: OutputFinish, matched: tuple[str, object]) -> None:
     message = codec.stream_message(Update((OutputDelta(0, finish=finish),)), 1, None).deltas[0].finish
     kind = message.WhichOneof("matched")
     assert (kind, getattr(message, kind)) == matched

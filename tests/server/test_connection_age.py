@@ -50,7 +50,7 @@ async def test_a_stream_outlives_the_age_and_new_calls_take_another_connection(m
             assert texts == ["hel", "lo", "!"] and await stream.code() is grpc.StatusCode.OK
 
 
-async def test_what_still_runs_at_the_end_of_the_grace_ends_unavailable_and_is_closed() -> None:
+async def test_calls_still_running_after_the_grace_end_unavailable() -> None:
     frontend = FakeFrontend()
     config = ServerConfig(max_connection_age=1.0, max_connection_age_grace=1.0)
     async with serving(frontend, config=config) as address, grpc.aio.insecure_channel(address, OPTIONS) as channel:
@@ -63,7 +63,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_ends_unavailable_and_is_c
         await until(frontend.streams[0].closed.is_set)
 
 
-def test_a_grace_without_an_age_is_no_setting() -> None:
+def test_a_grace_without_an_age_is_refused() -> None:
     with pytest.raises(ConfigError, match="--max-connection-age"):
         resolve({"max_connection_age_grace": 60}, {})
     assert (

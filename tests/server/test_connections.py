@@ -45,7 +45,7 @@ def is_open(client: socket.socket, server: socket.socket) -> bool:
         return False
 
 
-def test_the_one_that_is_named_is_ended(pair: Pair) -> None:
+def test_the_named_connection_is_ended(pair: Pair) -> None:
     client, server = pair
     assert hang_up(peer(client))
     assert not is_open(client, server)
@@ -56,7 +56,7 @@ def test_the_one_that_is_named_is_ended(pair: Pair) -> None:
         client.sendall(b"x")
 
 
-def test_no_other_is(pair: Pair) -> None:
+def test_no_other_connection_is_ended(pair: Pair) -> None:
     client, server = pair
     before = os.listdir("/dev/fd")
     host, _, port = peer(client).rpartition(":")

@@ -49,7 +49,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [json.loads(message.splitlines()[0]) for message in log.messages]
 
 
-async def test_few_failures_have_a_line_each_and_no_sum(failures, log):
+async def test_a_few_failures_have_one_line_each_and_no_summary(failures, log):
     for _ in range(10):
         fail(failures, errors.QueueFull("full"))
     await asyncio.sleep(2 * INTERVAL_S)
@@ -79,7 +79,7 @@ async def test_many_failures_are_summed_up_by_kind_and_each_is_counted_once(fail
     ]
 
 
-async def test_every_interval_begins_anew(failures, log):
+async def test_every_interval_starts_from_zero(failures, log):
     for _ in range(3):
         for _ in range(12):
             fail(failures, errors.QueueFull("full"))
@@ -88,7 +88,7 @@ async def test_every_interval_begins_anew(failures, log):
     assert counts == [*[1] * 10, 2] * 3
 
 
-async def test_what_nobody_foresaw_is_a_page_twice_however_deep_it_was(failures, log):
+async def test_the_traceback_of_an_unforeseen_exception_is_logged_twice_and_bounded(failures, log):
     def there(depth: int) -> None:
         back(depth - 1)
 
@@ -114,7 +114,7 @@ async def test_what_nobody_foresaw_is_a_page_twice_however_deep_it_was(failures,
     assert PROMPT not in log.text
 
 
-async def test_beside_a_log_of_requests_a_refused_request_has_no_line_here(log):
+async def test_with_a_request_log_a_refused_request_has_no_line_here(log):
     failures = FailureLog(INTERVAL_S, has_requests=False)
 
     def report(error: Exception, **what: bool) -> None:
@@ -128,7 +128,7 @@ async def test_beside_a_log_of_requests_a_refused_request_has_no_line_here(log):
 
 
 @pytest.mark.parametrize("metrics_listen", ["", "127.0.0.1:0"])
-async def test_beside_a_log_of_requests_a_failed_call_that_is_no_request_has_its_line(
+async def test_with_a_request_log_a_failed_call_that_is_no_request_still_has_a_line(
     log: pytest.LogCaptureFixture, tmp_path: Path, metrics_listen: str
 ) -> None:
     config = ServerConfig(metrics_listen=metrics_listen, log_requests=True)

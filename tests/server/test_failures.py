@@ -68,7 +68,7 @@ async def test_a_failure_after_output_began_keeps_what_was_sent(inference: Stub,
         ("/grpc.health.v1.Health/Watch", True),
     ],
 )
-async def test_bytes_that_are_no_message(
+async def test_malformed_bytes_are_refused_as_a_message(
     channel: grpc.aio.Channel, frontend: FakeFrontend, method: str, is_stream: bool, message: bytes
 ) -> None:
     if "Health" in method and message == MALFORMED[0]:
@@ -96,7 +96,7 @@ async def test_unknown_fields_of_newer_clients_are_no_error(channel: grpc.aio.Ch
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 @pytest.mark.parametrize("started", [False, True])
-async def test_an_unforeseen_exception_tells_nothing(
+async def test_an_unforeseen_exception_reveals_nothing(
     inference: Stub, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, method: str, started: bool
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="photon_grpc")
@@ -113,7 +113,7 @@ async def test_an_unforeseen_exception_tells_nothing(
     assert "secret" not in text
 
 
-async def test_a_failed_call_is_one_line_of_json(
+async def test_a_failed_call_is_logged_as_one_line_of_json(
     inference: Stub, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="photon_grpc")
@@ -132,7 +132,7 @@ async def test_a_failed_call_is_one_line_of_json(
     }
 
 
-async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> None:
+async def test_a_refusal_after_the_end_of_the_call_does_not_crash() -> None:
     """gRPC logs a stack for every exception except cancellation, so clients with short deadlines could fill the log."""
 
     class Over:
@@ -164,7 +164,7 @@ async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> Non
         await handler.stream_unary(None, Over())
 
 
-async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, channel: grpc.aio.Channel) -> None:
+async def test_the_server_keeps_serving(inference: Stub, frontend: FakeFrontend, channel: grpc.aio.Channel) -> None:
     for message in MALFORMED:
         await failure(raw(channel, GENERATE)(message))
     frontend.refusals = [RuntimeError("x"), errors.QueueFull("full")]
@@ -174,7 +174,7 @@ async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, chann
 
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
-async def test_a_request_that_is_refused_as_it_is_read_fails_under_its_own_id(inference: Stub, method: str) -> None:
+async def test_a_request_refused_while_it_is_read_fails_under_its_own_id(inference: Stub, method: str) -> None:
     request = pb.GenerateRequest(text="hi", request_id="mine")
     request.scheduling.timeout.seconds = -1
     error = await failure(getattr(inference, method)(request, metadata=(("x-request-id", "theirs"),)))

@@ -53,7 +53,7 @@ def flood(connection: Connection, path: str, name: str, value: str, num_referenc
 
 @pytest.mark.parametrize("path", [GENERATE, "/a.B/C"])
 @pytest.mark.parametrize("entry", [LARGE, SMALL], ids=["large", "small"])
-async def test_who_acknowledges_nothing_and_floods_is_hung_up_on(
+async def test_a_client_that_floods_without_acknowledging_is_disconnected(
     address: str, entry: tuple[str, str, int], path: str
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ async def test_a_flood_needs_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(8_000, "OK"), (15_000, "OK"), (17_000, "RESOURCE_EXHAUSTED")])
-async def test_the_limit_is_one_number(address: str, num_bytes: int, expected: str) -> None:
+async def test_the_metadata_limit_is_a_single_number(address: str, num_bytes: int, expected: str) -> None:
     """By default gRPC refuses headers above 8 KiB at random."""
     async with grpc.aio.insecure_channel(address) as channel:
         for _ in range(10):
@@ -97,7 +97,7 @@ BLOCK = http2.header_block(GENERATE)
     ],
     ids=["large entries", "small entries", "one of 70 KB", "three", "two"],
 )
-async def test_who_acknowledges_keeps_its_connection(address: str, headers: bytes) -> None:
+async def test_a_client_that_acknowledges_keeps_its_connection(address: str, headers: bytes) -> None:
     """gRPC refuses only the call, and Python sees little more of its headers than the limit."""
 
     def speak() -> bool:

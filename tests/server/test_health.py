@@ -57,7 +57,9 @@ async def test_an_unknown_service(stub: health_pb2_grpc.HealthStub) -> None:
     watch.cancel()
 
 
-async def test_watch_tells_every_lasting_change_once(stub: health_pb2_grpc.HealthStub, frontend: FakeFrontend) -> None:
+async def test_watch_reports_every_lasting_change_once(
+    stub: health_pb2_grpc.HealthStub, frontend: FakeFrontend
+) -> None:
     frontend.become(State.LOADING)
     watch = stub.Watch(check(health.READINESS))
     assert (await watch.read()).status == Status.NOT_SERVING
@@ -69,7 +71,7 @@ async def test_watch_tells_every_lasting_change_once(stub: health_pb2_grpc.Healt
     watch.cancel()
 
 
-async def test_many_watchers_are_told(stub: health_pb2_grpc.HealthStub, frontend: FakeFrontend) -> None:
+async def test_many_watchers_are_notified(stub: health_pb2_grpc.HealthStub, frontend: FakeFrontend) -> None:
     watches = [stub.Watch(check(health.READINESS)) for _ in range(20)]
     for watch in watches:
         assert (await watch.read()).status == Status.SERVING

@@ -26,7 +26,7 @@ async def answered(call: object) -> object:
     return await drained(call) if hasattr(call, "__aiter__") else await call
 
 
-async def test_generate_answers_everything(inference: Stub) -> None:
+async def test_generate_returns_every_requested_field(inference: Stub) -> None:
     response = await inference.Generate(pb.GenerateRequest(text="hi", request_id="r1", model="demo"))
     assert (response.request_id, response.model) == ("r1", "demo")
     assert (response.outputs[0].text, response.outputs[0].finish.eos_token_id) == ("hello!", 2)
@@ -94,7 +94,7 @@ async def test_losing_the_connection_closes_the_stream(address: str, frontend: F
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_the_calls_deadline_is_told_and_closes_the_stream(
+async def test_the_deadline_of_the_call_reaches_the_ask_and_closes_the_stream(
     channel: grpc.aio.Channel, inference: Stub, frontend: FakeFrontend, method: str
 ) -> None:
     frontend.script = [HELLO[0], for_ever]
@@ -115,7 +115,7 @@ async def test_a_call_without_deadline_has_none(inference: Stub, frontend: FakeF
     assert frontend.asks[0].replaces is False
 
 
-async def test_our_own_refusal_of_a_deadline_is_deadline_exceeded(inference: Stub, frontend: FakeFrontend) -> None:
+async def test_a_refused_deadline_is_deadline_exceeded(inference: Stub, frontend: FakeFrontend) -> None:
     frontend.refusals = [DeadlineUnreachable("needs 3 s, has 1 s")]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await inference.Generate(ASK, timeout=100)

@@ -45,7 +45,7 @@ BUSY = Load(
 )
 
 
-def test_the_messages_are_those_of_the_standard() -> None:
+def test_the_load_report_matches_the_published_proto() -> None:
     """The bytes are from the classes of xds-protos 1.85."""
     report = OrcaLoadReport.FromString(
         bytes.fromhex(
@@ -108,7 +108,7 @@ async def test_utilization_is_the_largest_of_blocks_seats_and_seconds_in_the_que
     assert (report.named_metrics["num_requests_waiting"], report.cpu_utilization) == (load.queued, 0)
 
 
-async def test_every_end_of_a_call_tells_it(address: str, frontend: FakeFrontend) -> None:
+async def test_every_call_ends_with_a_load_report(address: str, frontend: FakeFrontend) -> None:
     frontend.load = BUSY
     request = ASK.SerializeToString()
     for path, message in (
@@ -128,7 +128,7 @@ async def test_every_end_of_a_call_tells_it(address: str, frontend: FakeFrontend
     assert (await load_trailer(address, STREAM_GENERATE, request)) == busy_report()
 
 
-async def test_a_failed_call_tells_all_at_once(
+async def test_a_failed_call_sends_status_and_load_together(
     inference: inference_pb2_grpc.InferenceServiceStub, frontend: FakeFrontend
 ) -> None:
     frontend.refusals = [errors.QueueFull("full")]
@@ -136,7 +136,7 @@ async def test_a_failed_call_tells_all_at_once(
     assert {"grpc-status-details-bin", "grpc-retry-pushback-ms", "x-request-id", "x-photon-replica"} == trailers.keys()
 
 
-async def test_rates_are_of_what_ended_lately(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rates_cover_recently_ended_requests(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(load_report.time, "monotonic", lambda: now_s)
     reports = load_report.LoadReports(frontend)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ async def test_rates_are_of_what_ended_lately(frontend: FakeFrontend, monkeypatc
     assert reports.report().rps_fractional == 0
 
 
-async def test_without_an_engine_there_is_nothing_to_weigh() -> None:
+async def test_without_an_engine_there_is_no_load() -> None:
     class Loading(FakeFrontend):
         facts = property(refused, lambda loading, facts: None)  # type: ignore[assignment]
 
@@ -179,7 +179,7 @@ async def test_out_of_band_the_load_comes_at_once_and_every_interval(
     call.cancel()
 
 
-async def test_no_stream_is_told_faster_than_the_least_interval(channel: grpc.aio.Channel) -> None:
+async def test_no_stream_gets_reports_faster_than_the_shortest_interval(channel: grpc.aio.Channel) -> None:
     fast, unset = metrics_stream(channel, ms=1), metrics_stream(channel)
     for call in (fast, unset):
         await call.read()
@@ -222,7 +222,7 @@ async def test_a_drain_ends_the_streams(frontend: FakeFrontend) -> None:
         assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_who_has_no_key_is_not_told_the_load(tmp_path: Path, frontend: FakeFrontend) -> None:
+async def test_the_load_is_not_sent_without_a_key(tmp_path: Path, frontend: FakeFrontend) -> None:
     frontend.load = BUSY
     ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
     async with (
@@ -269,7 +269,7 @@ async def test_the_replica_is_named_with_the_first_message_or_the_end(frontend: 
 
 
 @pytest.mark.parametrize("wrong", ["a\nb", "é", "x" * 129])
-def test_a_name_that_is_no_metadata_is_refused(wrong: str) -> None:
+def test_a_replica_id_that_is_invalid_as_metadata_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="PHOTON_REPLICA_ID"):
         resolve({}, {"PHOTON_REPLICA_ID": wrong})
 

@@ -89,7 +89,7 @@ def of_field(text: str, *, syntax: str = "proto3") -> MessageType:
         ("v: .google.protobuf.Empty", "{}", "null"),
     ],
 )  # fmt: skip
-def test_values_are_those_that_protobuf_parses_and_are_of_the_type(field: str, good: str, bad: str) -> None:
+def test_values_of_the_type_are_those_that_protobuf_parses(field: str, good: str, bad: str) -> None:
     made = of_field(field)
     for value in good.split():
         text = f'{{"v":{value}}}'
@@ -125,7 +125,7 @@ def test_a_key_that_a_map_has_twice_keeps_its_last_value(field: str, text: str, 
     assert made.parse(twice) == ParseDict(json.loads(twice), made.message_class())
 
 
-def test_fields_stand_in_order_each_once_and_of_a_oneof_one() -> None:
+def test_fields_appear_once_and_in_order_and_one_of_each_oneof() -> None:
     described = file()
     message(
         described, "Outer", "a_b: int32", "x: oneof pick int32", "c: int32", "y: oneof pick bool", "z: optional int32"
@@ -147,7 +147,7 @@ def test_required_fields_are_there() -> None:
         assert not takes(made, text), text
 
 
-def test_messages_nest_as_deep_as_parsers_go() -> None:
+def test_messages_nest_as_deeply_as_parsers_allow() -> None:
     described = file()
     message(described, "Tree", "left: .acme.Tree", "at: map string .acme.Tree", "list: repeated .acme.Tree")
     made = read_message_type(serialized(described), "acme.Tree")
@@ -282,7 +282,7 @@ def test_too_large_types_are_refused_with_both_numbers(
     assert str(caught.value.needed) in caught.value.message and str(limit) in caught.value.message
 
 
-def test_sets_that_are_none_are_refused() -> None:
+def test_invalid_descriptor_sets_are_refused() -> None:
     good, twice = serialized(file()), serialized(file(), file())
     for files, words in (
         (b"\xff\xff", "not a serialized"),
@@ -309,7 +309,7 @@ async def test_types_are_read_once_and_kept_within_bounds() -> None:
     assert len(set(map(id, made))) == 2
 
 
-async def test_small_types_count_what_they_take() -> None:
+async def test_small_types_are_charged_for_their_memory() -> None:
     """Even a type with a set of about forty bytes takes at least 44 KiB."""
     types = MessageTypes(max_cache_bytes=2**20)
     made = []
@@ -333,7 +333,7 @@ class _Malloc(ctypes.Structure):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 @pytest.mark.parametrize(("num_messages", "num_fields"), [(1, 1), (1, 100), (20, 20), (100, 1)])
-def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields: int) -> None:
+def test_a_type_is_charged_for_memory_outside_python(num_messages: int, num_fields: int) -> None:
     """tracemalloc does not see protobuf's descriptors."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Malloc
@@ -357,7 +357,7 @@ def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields
     assert 0.3 * sum(num_bytes for _, num_bytes in kept) < taken() - before < 1.1 * sum(each[1] for each in kept)
 
 
-async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_collector() -> None:
+async def test_released_types_free_their_memory_without_the_garbage_collector() -> None:
     """Their classes are cyclic: thousands of them would hold half a gigabyte that nothing uses."""
     types, classes = MessageTypes(max_cache_bytes=2**20), []
     gc.disable()
@@ -374,7 +374,7 @@ async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_col
         gc.enable()
 
 
-async def test_one_callers_types_leave_anothers_where_they_are() -> None:
+async def test_types_of_one_caller_do_not_evict_those_of_another() -> None:
     types = MessageTypes(max_cache_bytes=2**20)
 
     async def found_by(name: str, caller: str) -> MessageType:
@@ -389,7 +389,7 @@ async def test_one_callers_types_leave_anothers_where_they_are() -> None:
     assert await found_by("Mine", "b") is first
 
 
-async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
+async def test_mutually_recursive_messages_are_charged_for_their_grammars() -> None:
     """Such a type takes more than 40 times its set."""
     types = MessageTypes(max_cache_bytes=2**18)
     tracemalloc.start()
@@ -422,7 +422,7 @@ async def test_empty_and_too_long_fields_are_named() -> None:
     assert (too_long.value.needed, too_long.value.limit) == (2**20 + 1, 2**20)
 
 
-def test_what_is_no_json_of_the_type_is_a_parse_error() -> None:
+def test_json_of_another_type_is_a_parse_error() -> None:
     made = read_message_type(serialized(file()), struct_pb2.Struct.DESCRIPTOR.full_name)
     with pytest.raises(ParseError):
         made.parse("[]")
@@ -430,7 +430,7 @@ def test_what_is_no_json_of_the_type_is_a_parse_error() -> None:
         made.parse('{"a":1')
 
 
-async def test_a_complete_output_that_is_no_message_is_our_defect_and_is_not_told(
+async def test_a_complete_output_that_is_no_message_is_an_internal_failure_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = read_message_type(serialized(file()), "google.protobuf.Struct")

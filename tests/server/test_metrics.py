@@ -106,7 +106,7 @@ def test_a_request_that_is_not_answered_counts_once(reason: str, output_tokens: 
     assert not any(each[0] == "photon_request_success_total" for each in found)
 
 
-def test_the_page_tells_the_engine_and_the_build() -> None:
+def test_the_metrics_page_describes_the_engine_and_the_build() -> None:
     load = Load(running=3, queued=2, total_blocks=8, owned_blocks=2, free_blocks=6, prompt_tokens=9, overrun_tokens=4)
     load = msgspec.structs.replace(load, cached_prompt_tokens=7, session_cached_prompt_tokens=5)
     page, content_type = Snapshot(load, Sums(), False, FACTS, 'a "model"', 2, 1, 0).page("")
@@ -125,7 +125,7 @@ def test_the_page_tells_the_engine_and_the_build() -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/plain;version=x", "application/openmetrics-text;version=,;;=", "\x00", "*/*"])
-def test_a_scraper_that_asks_for_nonsense_gets_the_page(accept: str) -> None:
+def test_a_scraper_with_an_invalid_accept_header_gets_the_page(accept: str) -> None:
     page, _ = Snapshot(Load(), Sums(), True).page(accept)
     assert b"photon_num_requests_running 0.0" in page
 
@@ -171,7 +171,7 @@ async def test_calls_are_counted_by_method_and_status() -> None:
     assert found["grpc_server_handling_seconds_count", *unary] == 5
 
 
-async def test_whatever_path_callers_write_is_one_label() -> None:
+async def test_unknown_paths_share_one_label() -> None:
     counts = Counts()
     async with (
         serving(FakeFrontend(), rules=CallRules(FailureLog(), counts=CallMetrics(counts))) as address,
@@ -199,7 +199,7 @@ async def test_whatever_path_callers_write_is_one_label() -> None:
     assert {name[1:] for name in found if name[0] == "grpc_server_started_total"} == {unknown}
 
 
-def test_all_of_a_record_stands_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_line_has_every_field_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     for record in (RECORD, REFUSED):
         RequestLog().ended(record)
@@ -237,7 +237,7 @@ def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
     assert methods.of(f"/{service}/StreamCoreMetrics").labels == ("server_stream", service, "StreamCoreMetrics")
 
 
-def test_labels_are_of_a_closed_set() -> None:
+def test_labels_belong_to_a_fixed_set() -> None:
     """The values are reasons, finish reasons, names in the keys file, and names in gRPC's descriptors."""
     names = {label for metric in metrics.COUNTED for label in metric.labels}
     assert names == {"finished_reason", "reason", "key", "grpc_type", "grpc_service", "grpc_method", "grpc_code"}

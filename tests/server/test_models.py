@@ -38,7 +38,7 @@ async def test_a_page_may_hold_all(models: Stub, size: int) -> None:
     assert (len(page.models), page.next_page_token) == (3, "")
 
 
-async def test_wrong_pages_are_named(models: Stub) -> None:
+async def test_invalid_page_tokens_and_sizes_are_named(models: Stub) -> None:
     call = models.ListModels(pb.ListModelsRequest(page_size=-1))
     assert await refused_field(call) == (Code.INVALID_ARGUMENT, "page_size")
     call = models.ListModels(pb.ListModelsRequest(page_token="nonsense"))
@@ -46,7 +46,7 @@ async def test_wrong_pages_are_named(models: Stub) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "demo", "default"])
-async def test_a_model_tells_all_of_itself(models: Stub, name: str) -> None:
+async def test_a_model_reports_all_its_facts(models: Stub, name: str) -> None:
     model = (await models.GetModel(pb.GetModelRequest(model=name))).model
     assert (model.name, list(model.aliases), model.base_model) == ("demo", ["default"], "")
     assert (model.max_context_tokens, model.vocab_size, list(model.eos_token_ids)) == (4096, 100, [2, 3])
@@ -71,7 +71,7 @@ async def test_a_model_tells_all_of_itself(models: Stub, name: str) -> None:
         (State.FAILED, pb.MODEL_STATE_FAILED),
     ],
 )
-async def test_a_models_state_is_the_front_ends(
+async def test_a_models_state_is_that_of_the_front_end(
     models: Stub, frontend: FakeFrontend, state: State, expected: int
 ) -> None:
     frontend.become(state)
@@ -104,7 +104,7 @@ async def test_tokenize(models: Stub, frontend: FakeFrontend) -> None:
     ]
 
 
-async def test_tokenizing_nothing_is_named(models: Stub) -> None:
+async def test_tokenizing_an_empty_text_is_refused(models: Stub) -> None:
     assert await refused_field(models.Tokenize(pb.TokenizeRequest())) == (Code.INVALID_ARGUMENT, "input")
 
 
@@ -116,12 +116,12 @@ async def test_detokenize(models: Stub) -> None:
 
 
 @pytest.mark.parametrize("ids", [None, [], [1] * 4097])
-async def test_no_ids_and_too_many_are_named(models: Stub, ids: list[int] | None) -> None:
+async def test_empty_and_too_long_id_lists_are_refused(models: Stub, ids: list[int] | None) -> None:
     request = pb.DetokenizeRequest(token_ids=None if ids is None else ipb.TokenIds(ids=ids))
     assert await refused_field(models.Detokenize(request)) == (Code.INVALID_ARGUMENT, "token_ids.ids")
 
 
-async def test_too_many_messages_are_named(models: Stub) -> None:
+async def test_too_many_messages_are_refused(models: Stub) -> None:
     request = pb.TokenizeRequest(chat=ipb.ChatInput(messages=[ipb.ChatMessage()] * 4097))
     assert await refused_field(models.Tokenize(request)) == (Code.INVALID_ARGUMENT, "chat.messages")
 

@@ -383,7 +383,7 @@ async def test_cancelling_by_id_ends_that_request_alone(service: Service, phase:
 
 
 @pytest.mark.parametrize("request_id", ["", "nobody", "finished", "refused", "cancelled"])
-async def test_cancelling_what_does_not_run_is_ignored(service: Service, request_id: str) -> None:
+async def test_cancelling_an_unknown_id_is_ignored(service: Service, request_id: str) -> None:
     caller = await running(service, "finished", "cancelled")
     await caller.generate("refused", text="")
     service.link.step((1, TOKEN), finished=(done(1),))
@@ -481,7 +481,7 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
     assert caller.num_finished() == 1
 
 
-async def test_of_an_id_that_is_too_long_a_valid_length_is_told_and_logged(
+async def test_a_too_long_id_is_shortened_in_errors_and_logs(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The answer, the failure log and the record hold the same cut id; a request in flight with that id continues."""
@@ -511,7 +511,7 @@ async def test_failures_from_the_engine_reach_their_own_item(service: Service) -
     caller.call.cancel()
 
 
-async def test_a_lost_engine_is_told_to_every_item(service: Service) -> None:
+async def test_a_lost_engine_fails_every_item(service: Service) -> None:
     caller = await running(service, "begun", "queued")
     service.link.step((1, TOKEN))
     await until(lambda: len(caller.items) == 1)
@@ -543,7 +543,7 @@ async def test_a_full_queue_is_an_item_with_a_hint(service: Service) -> None:
     caller.call.cancel()
 
 
-async def test_a_defect_of_ours_tells_nothing_of_its_insides(
+async def test_an_internal_defect_reveals_no_details(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(prompt: Any, *args: Any) -> Prepared:
@@ -619,7 +619,7 @@ async def test_a_storm_of_cancelled_streams_leaves_nothing(service: Service) -> 
     await service.is_at_rest()
 
 
-async def test_an_action_that_comes_with_the_end_begins_nothing() -> None:
+async def test_an_action_that_arrives_with_the_end_starts_nothing() -> None:
     """The call ends while its reading task waits for gRPC."""
 
     async def admit(request: pb.GenerateRequest) -> Any:
@@ -654,7 +654,7 @@ async def test_an_ended_stream_aborts_all_its_requests(service: Service, how: st
         assert await caller.call.code() is Code.DEADLINE_EXCEEDED
 
 
-async def test_deadlines_are_an_items_own_and_the_calls(service: Service) -> None:
+async def test_an_items_deadline_is_the_earlier_of_its_own_and_the_calls(service: Service) -> None:
     options = pb.SchedulingOptions()
     options.timeout.FromMilliseconds(1)
     caller = Caller(service.stub, timeout=60).read()
@@ -706,7 +706,7 @@ async def test_a_drain_lets_running_requests_finish_and_then_ends_the_stream(ser
     await asyncio.wait_for(stopping, 120)
 
 
-async def test_at_the_limit_of_a_drain_every_request_is_told(service: Service) -> None:
+async def test_at_the_limit_of_a_drain_every_request_gets_an_error(service: Service) -> None:
     caller = await running(service, "a", "b")
     await service.server.drain_and_stop(0.1)
     assert await caller.call.code() is Code.UNAVAILABLE
@@ -714,7 +714,7 @@ async def test_at_the_limit_of_a_drain_every_request_is_told(service: Service) -
     assert sorted(service.link.aborted) == [1, 2]
 
 
-async def test_requests_are_their_keys_and_within_its_quota(tmp_path: Path) -> None:
+async def test_requests_belong_to_their_key_and_count_against_its_quota(tmp_path: Path) -> None:
     """A request beyond the quota, or after its key was removed, fails as an item; an id is separate for each key."""
     keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
     ring, link = KeyRing(str(keys)), RoomyLink()

@@ -72,7 +72,7 @@ def filled(places: Places, owner: str, *since_s: float | None) -> list[Held]:
     return held
 
 
-def test_the_longest_idle_of_whoever_holds_most_makes_room() -> None:
+def test_the_longest_idle_place_of_the_owner_with_the_most_is_given_up() -> None:
     places = Places("things", 5, oldest_first=False)
     (other,) = filled(places, "b", 0.0)
     most = filled(places, "a", 4.0, None, 2.0, 3.0)
@@ -82,7 +82,7 @@ def test_the_longest_idle_of_whoever_holds_most_makes_room() -> None:
     assert places.size == 5
 
 
-def test_an_owner_that_holds_most_makes_room_for_itself() -> None:
+def test_an_owner_with_the_most_gives_up_its_own_place() -> None:
     places = Places("things", 4, oldest_first=False)
     (other,) = filled(places, "b", 0.0)
     own = filled(places, "a", 2.0, 1.0, 3.0)
@@ -90,7 +90,7 @@ def test_an_owner_that_holds_most_makes_room_for_itself() -> None:
     assert [each.error is not None for each in own] == [False, True, False] and other.error is None
 
 
-def test_nobody_makes_room_for_one_that_would_hold_more() -> None:
+def test_no_place_is_given_up_for_an_owner_that_would_hold_more() -> None:
     places = Places("things", 5)
     fewer = filled(places, "b", 0.0, 0.0)
     filled(places, "a", None, None, None)
@@ -102,7 +102,7 @@ def test_nobody_makes_room_for_one_that_would_hold_more() -> None:
     assert sum(each.error is not None for each in fewer) == 1
 
 
-def test_what_works_keeps_its_place() -> None:
+def test_working_entries_keep_their_places() -> None:
     places = Places("things", 2)
     filled(places, "a", None, None)
     with pytest.raises(QueueFull) as refused:
@@ -110,7 +110,7 @@ def test_what_works_keeps_its_place() -> None:
     assert "2 things are open; the limit is 2" in refused.value.message
 
 
-def test_between_equals_and_for_ones_own_a_place_is_kept_for_a_while() -> None:
+def test_a_place_is_kept_for_a_while_between_equals_and_within_one_owner() -> None:
     """Otherwise owners that return at once would evict each other endlessly."""
     places = Places("things", 2, least_idle_s=1000.0)
     now_s = time.monotonic()
@@ -128,7 +128,7 @@ def test_between_equals_and_for_ones_own_a_place_is_kept_for_a_while() -> None:
     assert [each.error is not None for each in both].count(True) == 1
 
 
-def test_sizes_count_together_and_nothing_is_ended_in_vain() -> None:
+def test_sizes_add_up_and_nothing_is_ended_without_effect() -> None:
     places = WaitingPlaces("bytes", 100, own_make_room=False)
     large, small = Held(), Held()
     places.take("a", large, 60)
@@ -147,7 +147,7 @@ def test_sizes_count_together_and_nothing_is_ended_in_vain() -> None:
         pass
 
 
-async def test_a_call_that_only_tells_ends_out_of_whatever_it_awaits() -> None:
+async def test_a_notified_call_ends_whatever_it_awaits() -> None:
     places = Places("calls", 1)
 
     async def call() -> None:
@@ -436,7 +436,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("counted", TABLES)
-async def test_one_owners_silence_leaves_another_served(counted: str, tmp_path: Path) -> None:
+async def test_silent_calls_of_one_owner_leave_others_served(counted: str, tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         await TABLES[counted][1](stage)
 
@@ -464,7 +464,7 @@ def test_every_table_of_the_source_is_among_them() -> None:
 # --- as callers see it -----------------------------------------------------------------------------------------------
 
 
-async def test_hosts_are_owners_where_no_key_is_asked_for(tmp_path: Path) -> None:
+async def test_without_keys_hosts_are_the_owners(tmp_path: Path) -> None:
     """All callers over a Unix socket count as one."""
     server = Server(FakeFrontend(), config=ServerConfig())  # type: ignore[arg-type]
     server._inference.places.limit = FEW
@@ -477,7 +477,7 @@ async def test_hosts_are_owners_where_no_key_is_asked_for(tmp_path: Path) -> Non
     await server.drain_and_stop(0)
 
 
-async def test_who_holds_most_has_its_own_call_end_and_a_call_that_was_used_lately_stays() -> None:
+async def test_the_owner_with_the_most_loses_a_call_but_not_one_used_lately() -> None:
     server = Server(FakeFrontend(), config=ServerConfig())  # type: ignore[arg-type]
     server._inference.places.limit = 2
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
@@ -492,7 +492,7 @@ async def test_who_holds_most_has_its_own_call_end_and_a_call_that_was_used_late
     await server.drain_and_stop(0)
 
 
-async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
+async def test_when_memory_runs_out_silent_streams_end_and_calls_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held_bytes = 0
@@ -508,7 +508,7 @@ async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
         await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 120)
 
 
-async def test_a_slow_message_is_not_cut_off_for_the_crowd_of_another_owner() -> None:
+async def test_a_slow_message_survives_a_crowd_of_another_owner() -> None:
     made = receiver.MessageReceiver(max_receiving=4)
     made.turns.held.update(slow=1, crowd=3)
     waiting = [asyncio.create_task(made.turns.take("crowd")) for _ in range(5)]
@@ -520,7 +520,7 @@ async def test_a_slow_message_is_not_cut_off_for_the_crowd_of_another_owner() ->
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def test_what_is_at_work_never_makes_room() -> None:
+def test_working_calls_never_give_up_their_place() -> None:
     places = Places("orders", 1)
     places.take("a", AT_WORK)
     with pytest.raises(QueueFull):
@@ -528,7 +528,7 @@ def test_what_is_at_work_never_makes_room() -> None:
 
 
 @pytest.mark.skipif(HeldMemory(None)._count() == 0, reason="this C library does not tell what it gave out")
-def test_what_the_c_library_gave_out_is_seen() -> None:
+def test_memory_allocated_by_the_c_library_is_counted() -> None:
     memory = HeldMemory()
     before = memory.num_bytes()
     block = bytearray(2**26)
@@ -537,7 +537,7 @@ def test_what_the_c_library_gave_out_is_seen() -> None:
     assert memory.num_bytes() - before < 2**25
 
 
-def test_a_busy_stream_that_is_ended_for_memory_is_not_told_that_it_was_idle() -> None:
+def test_a_busy_stream_ended_for_memory_is_not_reported_as_idle() -> None:
     places = Places("things", 2)
     (busy,) = filled(places, "a", None)
     assert not places.shed()

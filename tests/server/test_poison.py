@@ -110,7 +110,9 @@ async def mortal_service(depth: int) -> AsyncIterator[tuple[MortalService, str]]
 
 
 @pytest.mark.parametrize(("is_multiplexed", "depth"), [(False, 1), (True, 0)])
-async def test_a_poison_ends_two_engines_and_is_refused_and_no_innocent_is(is_multiplexed: bool, depth: int) -> None:
+async def test_a_poison_request_ends_two_engines_and_is_refused_and_no_other_request_is(
+    is_multiplexed: bool, depth: int
+) -> None:
     async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
         link, address = await stack.enter_async_context(mortal_service(depth))
         client = await stack.enter_async_context(Client(address))

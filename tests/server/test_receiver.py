@@ -48,7 +48,7 @@ async def test_a_call_that_ends_without_its_message_is_answered(address: str, pa
 
 
 @pytest.mark.parametrize("method", [GENERATE, STREAM_GENERATE])
-async def test_no_message_is_malformed(channel: grpc.aio.Channel, method: str) -> None:
+async def test_a_missing_message_is_malformed(channel: grpc.aio.Channel, method: str) -> None:
     make = channel.stream_stream if method == STREAM_GENERATE else channel.stream_unary
     call = make(method, request_serializer=None, response_deserializer=None)(nothing())
     error = await failure(call)
@@ -112,7 +112,7 @@ async def test_unparsed_bytes_are_bounded(
     assert made._unparsed.waiting.size == 0 and made._unparsed.num_free == 1
 
 
-async def test_slow_senders_do_not_shut_others_out(
+async def test_slow_senders_do_not_block_others(
     small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone they may take their time; while others wait, they are ended with a reason."""
@@ -152,7 +152,7 @@ async def test_the_newest_is_received_first(small_receiver: Callable[..., receiv
     assert made.turns.num_free == 1
 
 
-async def test_a_cancelled_call_gives_its_place_back(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
+async def test_a_cancelled_call_frees_its_place(small_receiver: Callable[..., receiver.MessageReceiver]) -> None:
     made = small_receiver(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
@@ -203,7 +203,7 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("by_host", [False, True])
-async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
+async def test_a_connection_with_endless_calls_blocks_only_its_own(
     small_receiver: Callable[..., receiver.MessageReceiver], by_host: bool
 ) -> None:
     made = small_receiver(max_receiving=1)
@@ -226,7 +226,7 @@ async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone
     assert made.turns.num_free == 1 and not made.turns.owners_waiting() and not made.turns.waiting.size
 
 
-async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
+async def test_with_too_many_waiting_calls_the_oldest_of_the_connection_is_refused(
     small_receiver: Callable[..., receiver.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "MAX_WAITING", 2)

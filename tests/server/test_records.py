@@ -142,7 +142,7 @@ async def test_a_request_that_is_answered(service: Service, method: str) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_request_whose_caller_leaves_is_billed_what_was_delivered(service: Service, method: str) -> None:
+async def test_a_request_whose_caller_leaves_is_billed_for_what_was_delivered(service: Service, method: str) -> None:
     outputs = {"sampling": pb.SamplingParams(num_outputs=2)}
     caller = await service.begun(method, **outputs)
     service.link.step((2, TOKEN), finished=(done(2, num_generated=1),), started=(Started(2, 3, 0.0),))
@@ -206,7 +206,9 @@ async def test_a_request_that_the_engine_refuses(service: Service, method: str) 
 @pytest.mark.parametrize(
     ("method", "reason"), [("Generate", "ENGINE_RESTARTING"), ("StreamGenerate", "ENGINE_FAILURE")]
 )
-async def test_a_lost_engine_is_recorded_as_the_caller_was_told(service: Service, method: str, reason: str) -> None:
+async def test_a_lost_engine_is_recorded_with_the_status_that_the_caller_got(
+    service: Service, method: str, reason: str
+) -> None:
     caller = await service.begun(method)
     if method == "StreamGenerate":
         (stream,) = service.frontend._streams
@@ -221,7 +223,7 @@ async def test_a_lost_engine_is_recorded_as_the_caller_was_told(service: Service
     assert service.bill.output_tokens == [record.usage.output_tokens]
 
 
-async def test_a_passed_deadline_bills_a_unary_call_what_was_computed(service: Service) -> None:
+async def test_a_unary_call_past_its_deadline_is_billed_for_what_was_computed(service: Service) -> None:
     caller = await service.begun("Generate")
     service.link.step(failed=(Failed.of(1, DeadlinePassed("the deadline passed")),))
     await caller
@@ -229,7 +231,7 @@ async def test_a_passed_deadline_bills_a_unary_call_what_was_computed(service: S
     assert (record.reason, record.usage.output_tokens) == ("DEADLINE_PASSED", 1)
 
 
-async def test_a_deadline_refused_as_unreachable_bills_a_unary_call_no_output(service: Service) -> None:
+async def test_a_unary_call_with_an_unreachable_deadline_is_billed_for_no_output(service: Service) -> None:
     caller = await service.begun("Generate")
     service.link.step(failed=(Failed.of(1, DeadlineUnreachable("needs 3 s, has 1 s")),))
     await caller
@@ -239,7 +241,7 @@ async def test_a_deadline_refused_as_unreachable_bills_a_unary_call_no_output(se
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_request_whose_deadline_passes_is_told_from_one_whose_caller_leaves(
+async def test_a_passed_deadline_is_distinguished_from_a_caller_that_leaves(
     service: Service, method: str, has_begun: bool
 ) -> None:
     call = getattr(service.stub, method)(pb.GenerateRequest(request_id="r", text=SECRET), timeout=1.0)
@@ -271,7 +273,7 @@ async def test_requests_of_one_stream_have_a_record_each(service: Service) -> No
     assert reasons == [("a", "DUPLICATE_REQUEST_ID"), ("", "INVALID_REQUEST"), ("a", "CANCELLED"), ("b", "")]
 
 
-async def test_a_reader_that_is_cut_off_is_not_taken_for_one_that_left(service: Service) -> None:
+async def test_a_reader_that_is_cut_off_is_distinguished_from_one_that_left(service: Service) -> None:
     async def write(context: Any, message: Any) -> None:
         raise DeadlinePassed("the reader took no message")
 

@@ -113,7 +113,7 @@ async def test_details_of_errors_are_described(channel: grpc.aio.Channel, versio
 
 
 @pytest.mark.parametrize("version", BOTH)
-async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version: str) -> None:
+async def test_an_unknown_symbol_is_an_error_response(channel: grpc.aio.Channel, version: str) -> None:
     response = await ask(channel, version, file_containing_symbol="nobody.Knows")
     assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
@@ -172,7 +172,7 @@ async def test_every_symbol_of_every_file_leads_to_the_file_that_defines_it(
         "photon_grpc.admin.v1.AdminService",
     ],
 )
-async def test_what_is_no_symbol_is_not_found(channel: grpc.aio.Channel, version: str, symbol: str) -> None:
+async def test_an_invalid_symbol_is_not_found(channel: grpc.aio.Channel, version: str, symbol: str) -> None:
     response = await ask(channel, version, file_containing_symbol=symbol)
     assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 

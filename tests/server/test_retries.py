@@ -99,7 +99,7 @@ def generate(address: str, request: pb.GenerateRequest, **headers: str) -> pb.Ge
 @pytest.mark.parametrize(
     "other", [ask(9, 9, 9, seed=7), ask(1, 2, 3, seed=8), ask(1, 2, 3), ask(1, 2, 3, seed=7, max_tokens=3)]
 )
-async def test_another_request_under_the_same_id_is_refused_and_ends_nobody(
+async def test_another_request_under_the_same_id_is_refused_without_ending_the_first(
     address: str, stub: inference_pb2_grpc.InferenceServiceStub, hurry: threading.Event, other: pb.GenerateRequest
 ) -> None:
     rest = await begun(stub, ask(1, 2, 3, seed=7))

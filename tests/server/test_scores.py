@@ -78,7 +78,7 @@ async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
     assert others == MESSAGES
 
 
-async def test_a_scored_id_takes_no_more_bytes_than_the_door_counts() -> None:
+async def test_a_scored_id_takes_no_more_bytes_than_admission_assumes() -> None:
     longest = b"x" * 3000
     scored = TokenLogprobs(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
     (output,) = (await written(scored)).outputs
@@ -89,7 +89,7 @@ MAX_MESSAGE_BYTES = 40_000
 
 
 @pytest.mark.parametrize("num_outputs", [1, 2])
-async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) -> None:
+async def test_the_largest_admitted_answer_fits_into_a_message(num_outputs: int) -> None:
     model = served(max_message_bytes=MAX_MESSAGE_BYTES)
     assert model.tokenizer is not None
     longest = max(range(model.vocab_size), key=lambda id: len(model.token_bytes(id)))
@@ -116,7 +116,7 @@ async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) 
         await server.drain_and_stop(0)
 
 
-def test_what_is_remembered_of_candidates_is_one_for_each_id_that_occurred() -> None:
+def test_candidates_are_cached_once_per_id() -> None:
     for _ in range(3):
         scores = TokenLogprobs(records(*((at % 50, -0.5, 1 + at % 3) for at in range(100))), 2, spelled)
         assert logprobs.written(scores, b"\x0a")

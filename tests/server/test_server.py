@@ -102,7 +102,7 @@ async def test_a_directory_that_this_user_may_not_write_is_refused(
     assert "not writable" in await refusal(f"unix:{tmp_path}/s")
 
 
-async def test_a_live_unix_socket_is_not_taken_away(tmp_path: Path) -> None:
+async def test_a_live_unix_socket_is_not_replaced(tmp_path: Path) -> None:
     path = f"unix:{tmp_path}/s"
     server = make()
     await server.start((path,), reuse_port=False)
@@ -123,7 +123,7 @@ async def test_a_socket_file_that_a_dead_server_left_is_replaced(tmp_path: Path)
     await server.drain_and_stop(0)
 
 
-async def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
     assert "not a socket" in await refusal(f"unix:{path}")
@@ -164,7 +164,7 @@ async def test_a_drain_lets_running_calls_finish_and_refuses_new_ones() -> None:
         await generates(address)
 
 
-async def test_what_outlives_the_drain_ends_with_its_reason() -> None:
+async def test_calls_that_outlive_the_drain_end_with_a_reason() -> None:
     """The front end fails the remaining requests, and the stop leaves time for their status to arrive."""
     frontend = FakeFrontend()
     late = asyncio.Event()
@@ -182,7 +182,7 @@ async def test_what_outlives_the_drain_ends_with_its_reason() -> None:
         await stopping
 
 
-async def test_stopping_twice_is_stopping_once() -> None:
+async def test_stopping_twice_has_no_further_effect() -> None:
     server = make()
     await server.drain_and_stop(0)
     await server.start(("127.0.0.1:0",), reuse_port=False)
@@ -224,7 +224,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
         assert "reader" in caught.value.details()
 
 
-async def test_a_slow_model_is_no_slow_reader() -> None:
+async def test_a_slow_model_is_not_mistaken_for_a_slow_reader() -> None:
     frontend = FakeFrontend()
     frontend.script = [HELLO[0], lambda: asyncio.sleep(0.5), LAST]
     async with serving(frontend, stall_limit_s=0.05) as address, grpc.aio.insecure_channel(address) as channel:

@@ -96,7 +96,7 @@ def sent(collector: Collector, record: RequestRecord) -> list[Span]:
     return collector.spans
 
 
-def test_a_request_is_a_span_under_its_callers_with_a_child_for_each_phase(collector: Collector) -> None:
+def test_a_request_is_a_child_span_of_its_caller_with_a_child_for_each_phase(collector: Collector) -> None:
     by_name = {span.name: span for span in sent(collector, RECORD)}
     root = by_name.pop("photon_grpc.v1.InferenceService/Generate")
     assert (root.trace_id, root.parent_span_id, root.kind) == (TRACE_ID, PARENT_ID, Span.SPAN_KIND_SERVER)
@@ -146,7 +146,7 @@ def test_the_environment_names_the_service(collector: Collector, monkeypatch: py
         ("QUEUE_FULL", "RESOURCE_EXHAUSTED", False),
     ],
 )
-def test_a_failure_has_its_reason_and_only_the_servers_are_errors(
+def test_a_failed_span_has_a_reason_and_only_server_failures_are_errors(
     collector: Collector, reason: str, code: str, is_error: bool
 ) -> None:
     (span,) = sent(collector, RequestRecord(Origin(0.0, "r", method="StreamGenerate"), reason, 1000.0, 1.0))
@@ -157,7 +157,7 @@ def test_a_failure_has_its_reason_and_only_the_servers_are_errors(
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "ff" + TRACEPARENT[2:], "00-" + "0" * 32 + TRACEPARENT[35:]])
-def test_a_header_that_is_none_begins_a_trace(collector: Collector, header: str) -> None:
+def test_an_invalid_traceparent_starts_a_new_trace(collector: Collector, header: str) -> None:
     spans = sent(collector, RequestRecord(Origin(0.0, "r", method="Generate", traceparent=header), "", 1000.0, 1.0))
     assert [bool(span.parent_span_id) for span in spans] == [False]
     assert spans[0].trace_id not in (bytes(16), TRACE_ID)
@@ -220,7 +220,7 @@ async def test_a_failed_request_is_an_error_in_its_callers_trace(service: Traced
 
 
 @pytest.mark.parametrize("prepare", [lambda listener: None, lambda listener: listener.listen()], ids=["none", "silent"])
-def test_a_collector_that_is_not_there_costs_spans_and_a_line(
+def test_a_missing_collector_loses_spans_and_is_logged_once(
     prepare: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`ended` never waits, waiting spans are bounded, `close` returns, and the log is not flooded."""
@@ -245,7 +245,7 @@ def test_a_collector_that_is_not_there_costs_spans_and_a_line(
 
 
 @pytest.mark.parametrize("endpoint", ["collector", "ftp://collector:4317", "http://collector", "unix:/run/otel.sock"])
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
         resolve({"otlp_endpoint": endpoint}, {})
 
@@ -257,6 +257,6 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-def test_off_there_is_nothing() -> None:
+def test_without_a_collector_there_is_no_tracing() -> None:
     with tracing(resolve({}, {}).config.server, "pod-7") as observers:
         assert observers == ()

@@ -83,7 +83,7 @@ def ask(request_id: str, prompt: int) -> pb.GenerateRequest:
 
 
 @pytest.mark.parametrize("path", [STREAM_GENERATE, MULTIPLEX_GENERATE])
-async def test_it_is_cut_off_and_slows_nobody(service: Service, path: str) -> None:
+async def test_a_slow_reader_is_cut_off_and_delays_nobody(service: Service, path: str) -> None:
     request = ask("stalled", 1)
     data = (
         pb.MultiplexGenerateRequest(generate=request) if path == MULTIPLEX_GENERATE else request

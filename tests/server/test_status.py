@@ -66,7 +66,7 @@ def leaves(cls: type[errors.PhotonError]) -> set[type[errors.PhotonError]]:
 
 
 @pytest.mark.parametrize(("cls", "code", "reason"), TABLE, ids=[row[2] for row in TABLE])
-def test_code_reason_and_domain_are_the_contracts(
+def test_code_reason_and_domain_match_the_contract(
     cls: type[errors.PhotonError], code: grpc.StatusCode, reason: str
 ) -> None:
     status = call_status(cls("what happened"), "r1")
@@ -77,7 +77,7 @@ def test_code_reason_and_domain_are_the_contracts(
     assert trailer(status, "x-request-id") == "r1"
 
 
-def test_an_idle_stream_that_ended_is_not_for_grpc_to_open_again() -> None:
+def test_grpc_does_not_retry_an_evicted_idle_stream() -> None:
     status = call_status(errors.IdleStreamEvicted("idle", limit=64), "r1")
     assert trailer(status, "grpc-retry-pushback-ms") == "-1"
 
@@ -93,7 +93,7 @@ def test_a_bad_field_is_named_with_its_path() -> None:
     assert (violation.field, violation.description) == ("sampling.temperature", "must be finite")
 
 
-def test_both_numbers_are_told() -> None:
+def test_both_numbers_are_in_the_details() -> None:
     status = call_status(errors.PromptTooLong("too long", field="text", needed=5000, limit=4096), "r1")
     info = detail(status, error_details_pb2.ErrorInfo)
     assert dict(info.metadata) == {"field": "text", "needed": "5000", "limit": "4096"}
@@ -105,7 +105,7 @@ def test_a_missing_feature_is_named() -> None:
 
 
 @pytest.mark.parametrize("cls", [row[0] for row in TABLE if row[1] is Code.RESOURCE_EXHAUSTED])
-def test_overload_says_when_to_come_back_twice(cls: type[errors.PhotonError]) -> None:
+def test_overload_gives_the_retry_delay_in_both_places(cls: type[errors.PhotonError]) -> None:
     status = call_status(cls("full", retry_after_s=2.5), "r1")
     assert detail(status, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 2500
     assert trailer(status, "grpc-retry-pushback-ms") == "2500"
@@ -114,7 +114,7 @@ def test_overload_says_when_to_come_back_twice(cls: type[errors.PhotonError]) ->
 
 
 @pytest.mark.parametrize("cls", [row[0] for row in TABLE if row[1] is Code.UNAVAILABLE])
-def test_unavailable_says_when_to_come_back(cls: type[errors.PhotonError]) -> None:
+def test_unavailable_gives_a_retry_delay(cls: type[errors.PhotonError]) -> None:
     assert detail(call_status(cls("later"), "r1"), error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     # The client's own back-off applies unless the server knows better.
     if cls is errors.IdleStreamEvicted:
@@ -123,7 +123,7 @@ def test_unavailable_says_when_to_come_back(cls: type[errors.PhotonError]) -> No
     assert trailer(call_status(cls("later", retry_after_s=0.1), "r1"), "grpc-retry-pushback-ms") == "100"
 
 
-def test_what_is_final_says_nothing_of_retries() -> None:
+def test_final_failures_give_no_retry_delay() -> None:
     status = call_status(errors.KVCapacity("never fits", needed=10, limit=4), "r1")
     assert detail(status, error_details_pb2.RetryInfo) is None
     assert trailer(status, "grpc-retry-pushback-ms") is None
@@ -138,7 +138,7 @@ def test_what_is_final_says_nothing_of_retries() -> None:
         KeyError("secret"),
     ],
 )
-def test_what_is_not_meant_for_callers_is_not_told(error: Exception) -> None:
+def test_internal_details_are_not_sent_to_callers(error: Exception) -> None:
     status = call_status(error, "r-42")
     assert status.code is Code.INTERNAL
     assert "r-42" in status.text
@@ -147,7 +147,7 @@ def test_what_is_not_meant_for_callers_is_not_told(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "é", "🦊", "\ud800", "\n"])
-def test_details_stay_small_with_a_thousand_violations_and_a_novel(character: str) -> None:
+def test_details_stay_small_with_many_violations_and_long_texts(character: str) -> None:
     error = errors.InvalidConstraint(character * 100_000, field=character * 10_000, needed=2**63, limit=2**63)
     error.also = tuple((f"stop.stop_strings[{i}]", "must not be empty " * 100) for i in range(1000))
     status = call_status(error, "r" * 128)
@@ -158,7 +158,7 @@ def test_details_stay_small_with_a_thousand_violations_and_a_novel(character: st
     assert detail(status, error_details_pb2.BadRequest).field_violations
 
 
-def test_many_short_violations_are_all_told_while_they_fit() -> None:
+def test_short_violations_are_all_reported_while_they_fit() -> None:
     error = errors.InvalidRequest("first", field="a")
     error.also = tuple((f"f{i}", "bad") for i in range(20))
     assert len(detail(call_status(error, "r"), error_details_pb2.BadRequest).field_violations) == 21

@@ -85,7 +85,7 @@ def serial(address: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)))) if port else b""
 
 
-async def test_who_is_let_in(
+async def test_clients_are_admitted_by_their_certificates(
     frontend: FakeFrontend, address: str, client_ca: str, ours: Authority, theirs: Authority, other: Signed
 ) -> None:
     stranger = theirs.signed("stranger")
@@ -103,7 +103,7 @@ async def test_the_client_takes_credentials(address: str, ours: Authority, other
 
 
 @pytest.mark.parametrize("client_ca", ["TLS"], indirect=True)
-async def test_a_new_certificate_holds_from_the_next_handshake_on_and_cuts_no_stream(
+async def test_a_new_certificate_applies_from_the_next_handshake_and_ends_no_stream(
     frontend: FakeFrontend, address: str, ours: Authority, server: Signed, other: Signed
 ) -> None:
     gate = asyncio.Event()
@@ -125,7 +125,7 @@ async def test_a_new_certificate_holds_from_the_next_handshake_on_and_cuts_no_st
     assert await answers(address, ours.trusted())
 
 
-async def test_a_new_authority_of_clients_holds_from_the_next_handshake_on(
+async def test_a_new_client_authority_applies_from_the_next_handshake(
     frontend: FakeFrontend, ours: Authority, theirs: Authority, server: Signed, other: Signed, tmp_path: Path
 ) -> None:
     believed = Path(shutil.copy(ours.cert, tmp_path / "ca.pem"))
@@ -140,7 +140,7 @@ async def test_a_new_authority_of_clients_holds_from_the_next_handshake_on(
 
 
 @pytest.mark.parametrize("client_ca", ["TLS"], indirect=True)
-async def test_broken_files_leave_the_certificate_and_are_told_once(
+async def test_broken_files_keep_the_old_certificate_and_are_logged_once(
     address: str, ours: Authority, server: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.key.unlink()
@@ -184,6 +184,6 @@ def test_files_that_cannot_be_used_are_named(server: Signed, other: Signed, tmp_
 
 
 @pytest.mark.parametrize("flags", [{"tls_cert": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}])
-def test_a_certificate_and_its_key_come_together(flags: dict[str, str]) -> None:
+def test_a_certificate_needs_its_key(flags: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="without"):
         resolve(flags, {})

@@ -83,7 +83,7 @@ async def two_callers(tmp_path: Path) -> AsyncIterator[tuple[InferenceServiceStu
         await server.drain_and_stop(0)
 
 
-async def test_a_type_waits_for_none_of_the_many_on_another_callers_stream(
+async def test_a_type_does_not_wait_for_those_of_another_caller(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     readers = Readers(monkeypatch)

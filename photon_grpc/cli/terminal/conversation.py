@@ -68,8 +68,8 @@ class Chat:
     def _run_command(self, verb: str, rest: str) -> None:
         _, _, command = COMMANDS.get(verb, ("", "", None))
         if command is None:
-            near = difflib.get_close_matches(verb, COMMANDS, n=1)
-            remark(f"there is no {verb}" + (f"; did you mean {near[0]}?" if near else "; /help lists the commands"))
+            near = difflib.get_close_matches(verb[1:], [known[1:] for known in COMMANDS], n=1)
+            remark(f"there is no {verb}" + (f"; did you mean /{near[0]}?" if near else "; /help lists the commands"))
         else:
             command(self, rest.strip())
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, get_origin
 import click
 
 from photon_grpc.cli.terminal.connection import with_target
+from photon_grpc.cli.terminal.numbers import Number, WholeNumber
 from photon_grpc.core.field import ALL_VERBS, ANSWERS, CONVERSATIONS, ONE_REQUEST, Field
-from photon_grpc.core.fields import fields_of
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.errors import ConfigError, InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,9 +57,10 @@ class _Bias(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
         token_id, _, bias = str(value).partition("=")
         try:
-            return int(token_id), float(bias)
+            number, _ = int(token_id), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not ID=X, such as 42=-1.5", param, ctx)
+        return number, _number(FIELDS["logit_bias"], float).convert(bias, param, ctx)
 
 
 class _Ids(click.ParamType):  # type: ignore[type-arg]
@@ -73,15 +75,16 @@ class _Ids(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not ID,ID,…, such as 5,17,3", param, ctx)
 
 
-def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
-    """Return the type of a number within its bounds, as far as they are known without the model."""
+def _number(field: Field, kind: type) -> WholeNumber | Number:
+    """Return the type of a number within the field's bounds, as far as they are known without the model."""
     bounds = field.bounds
-    if bounds is None or bounds.off is not None or bounds.least < -_LARGE:
-        return click.INT if field.kind is int else click.FLOAT
+    if bounds is None or bounds.least < -_LARGE:
+        return WholeNumber() if kind is int else Number()
     most = bounds.most if isinstance(bounds.most, int) and bounds.most < _LARGE else None
-    kind = click.IntRange if field.kind is int else click.FloatRange
-    least = int(bounds.least) if bounds.least == int(bounds.least) else bounds.least
-    return kind(least, most, min_open=bounds.is_open)  # type: ignore[arg-type]
+    if kind is int:
+        return WholeNumber(int(bounds.least), most, off=bounds.off)
+    least = int(bounds.least) if float(bounds.least).is_integer() else bounds.least  # shown without ".0"
+    return Number(least, most, is_open=bounds.is_open)
 
 
 def _type_of(field: Field) -> Any:
@@ -90,8 +93,8 @@ def _type_of(field: Field) -> Any:
     if field.metavar in by_metavar:
         return by_metavar[field.metavar]
     if field.kind in (int, float):
-        return _number(field)
-    return click.IntRange(0) if field.kind == Sequence[int] else str
+        return _number(field, field.kind)
+    return WholeNumber(0) if field.kind == Sequence[int] else str
 
 
 def _metavar(field: Field) -> str:

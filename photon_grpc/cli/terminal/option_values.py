@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 
 from photon_grpc.client import Options
 from photon_grpc.client.message_type import find_message_type
-from photon_grpc.core.fields import fields_of
+from photon_grpc.core.field import Field
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.option_names import our_name
 
 #: Options that constrain an output; a request has at most one of them.
@@ -37,9 +38,20 @@ def read_option(name: str, text: str) -> Any:
     """Return the value of an option. Raise ValueError, InvalidRequest."""
     read, expected = _READERS[_TYPES[check_name(name)]]
     try:
-        return read(text)
+        value = read(text)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError):
         raise ValueError(f"{name} must be {expected}, got {text!r}") from None
+    if name in FIELDS:
+        _check(FIELDS[name], value)
+    return value
+
+
+def _check(field: Field, value: Any) -> None:
+    """Check what is known without the model. Raise InvalidRequest."""
+    if field.is_checked:
+        field.check(value)
+    elif field.bounds is not None:
+        field.check_each([*value.items()])
 
 
 def set_option(options: dict[str, Any], name: str, value: Any) -> None:

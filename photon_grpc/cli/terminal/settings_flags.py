@@ -20,6 +20,8 @@ EPILOG = (
 
 
 _POSITIONAL = "positional_model"
+#: Heading of options that are no settings.
+_OWN_TITLE = "Options"
 
 #: Flags of vLLM that have another name here, or none.
 _ELSEWHERE = {
@@ -60,13 +62,21 @@ class SettingOption(click.Option):
         return (f"--[no-]{self.setting.flag[2:]}", record[1]) if is_switch and record else record
 
 
+class _ModelArgument(click.Argument):
+    """The model, as the command's only argument."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return its row, which click shows in some versions only."""
+        return str(self.metavar), "The same as --model."
+
+
 class SettingsCommand(click.Command):
     """A command with the model as its argument and every setting as a flag, grouped as in `config/flags.py`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [
-            click.Argument([_POSITIONAL], required=False, metavar="[DIR_OR_ID]", shell_complete=_directories)
+            _ModelArgument([_POSITIONAL], required=False, metavar="[DIR_OR_ID]", shell_complete=_directories)
         ]
         self.params += [SettingOption(setting) for setting in settings()]
 
@@ -88,15 +98,21 @@ class SettingsCommand(click.Command):
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
+        groups: dict[str, list[tuple[str, str]]] = {_OWN_TITLE: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                title = param.setting.title if isinstance(param, SettingOption) else "Other"
-                groups.setdefault(title, []).append(record)
+                groups.setdefault(_title(param), []).append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records, col_max=34)
+
+
+def _title(param: click.Parameter) -> str:
+    """Return the heading of a parameter: that of its setting, or of the command's own options."""
+    if isinstance(param, SettingOption):
+        return param.setting.title
+    return by_name()["model"].title if isinstance(param, _ModelArgument) else _OWN_TITLE
 
 
 def _directories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
