@@ -92,7 +92,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Count what this process took, with the processes that it started and waited for; fail where that is too much."""
     config = session.config
-    config.stash[_CPU_S] += sum(os.times()[:4])
+    # Workers of pytest-xdist, which have told what they took, are children, too.
+    config.stash[_CPU_S] += sum(os.times()[: 2 if config.stash[_CPU_S] else 4])
     if (output := getattr(config, "workeroutput", None)) is not None:
         output["cpu_s"] = config.stash[_CPU_S]
     elif (budget_s := config.getoption("--cpu-budget")) and config.stash[_CPU_S] > budget_s:
