@@ -314,12 +314,12 @@ def test_nothing_of_the_model_outlives_its_program(
     del unread
 
 
-def test_a_fork_ends_and_is_told_whose_the_program_is() -> None:
+def test_a_fork_ends_and_is_told_whose_the_program_is(model: Path) -> None:
     code = textwrap.dedent("""
         import os, signal, sys
         from photon_grpc import LLM
         from photon_grpc.errors import Closed
-        llm = LLM(device="cpu")
+        llm = LLM(sys.argv[1], load_format="dummy", device="cpu", num_blocks=64)
         llm.generate("x", max_tokens=1)
         for what in ("exit", "close", "generate"):
             if (pid := os.fork()) == 0:
@@ -336,16 +336,16 @@ def test_a_fork_ends_and_is_told_whose_the_program_is() -> None:
             assert os.waitpid(pid, 0)[1] == 0, what
         assert llm.generate("x", max_tokens=1)
     """)
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code, str(model)], check=True)
 
 
-def test_twenty_programs_one_after_another_leave_no_thread_and_no_file(open_llm: Callable[[], LLM]) -> None:
+def test_programs_one_after_another_leave_no_thread_and_no_file(open_llm: Callable[[], LLM]) -> None:
     def num_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     open_llm().close()
     threads, files = threading.active_count(), num_files()
-    for _ in range(20):
+    for _ in range(6):
         with open_llm() as llm:
             next(llm.stream("a", **LONG))
     assert (threading.active_count(), num_files()) == (threads, files)
@@ -375,40 +375,67 @@ def test_a_program_that_cannot_be_opened_leaves_nothing(
     assert open_llm().generate("a", max_tokens=1)
 
 
-#: Two threads go on calling: one that the interpreter waits for, one that it does not.
+#: Forks a child for each ending, in which two threads go on calling: one that the interpreter waits for, one that it
+#: does not. The children share what costs seconds, the imports, which start no thread.
 _SCRIPT = """
-import contextlib, sys, threading
+import contextlib, os, signal, sys, threading
 from photon_grpc import LLM
 from photon_grpc.errors import Closed
+import photon_grpc.compose.program, torch
 
 def read():
     with contextlib.suppress(Closed):
         while True:
             list(llm.stream("b", max_tokens=40, ignore_eos=True))
 
-llm = LLM(sys.argv[1], load_format="dummy", device="cpu", num_blocks=512)
+assert threading.active_count() == 1
+_, model, directory, *ends = sys.argv
+children = {}
+for number, end in enumerate(ends):
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        os.dup2(os.open(f"{directory}/{number}", os.O_WRONLY | os.O_CREAT), 2)
+        break
+    children[child] = number
+else:
+    for child, number in children.items():
+        print(number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.exit(0)
+
+llm = LLM(model, load_format="dummy", device="cpu", num_blocks=512)
 stream = llm.stream("a", max_tokens=4000, ignore_eos=True)
 next(stream)
 for is_daemon in (True, False):
     threading.Thread(target=read, daemon=is_daemon).start()
-{end}
+exec(end)
 """
 
+#: The last statement of a program, its exit status, and what it says.
+ENDS = {
+    "end": ("", 0, ""),
+    "exit": ("sys.exit(3)", 3, ""),
+    "error": ("1 / 0", 1, "ZeroDivisionError"),
+    "SIGINT": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
+    "SIGTERM": ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM, ""),
+}
 
-@pytest.mark.parametrize(
-    ("end", "code", "said"),
-    [
-        ("", 0, ""),
-        ("sys.exit(3)", 3, ""),
-        ("1 / 0", 1, "ZeroDivisionError"),
-        ("import signal; signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
-        ("import signal; signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM, ""),
-    ],
-    ids=["end", "exit", "error", "SIGINT", "SIGTERM"],
-)
-def test_an_interpreter_ends_with_a_program_open(model: Path, end: str, code: int, said: str) -> None:
-    command = [sys.executable, "-c", _SCRIPT.format(end=end), str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr and (said or not done.stderr), done.stderr
-    assert "Fatal" not in done.stderr
+
+@pytest.fixture(scope="module")
+def ended(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Return the exit status and stderr of a program for each of ENDS."""
+    directory = tmp_path_factory.mktemp("ended")
+    statements = [statement for statement, _, _ in ENDS.values()]
+    command = [sys.executable, "-c", _SCRIPT, str(model), str(directory), *statements]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S)
+    codes = {int(number): int(code) for number, code in map(str.split, done.stdout.splitlines())}
+    assert sorted(codes) == [*range(len(ENDS))], done.stderr
+    return {end: (codes[number], (directory / str(number)).read_text()) for number, end in enumerate(ENDS)}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_interpreter_ends_with_a_program_open(ended: dict[str, tuple[int, str]], end: str) -> None:
+    _, code, said = ENDS[end]
+    status, stderr = ended[end]
+    assert status == code, stderr
+    assert said in stderr and (said or not stderr), stderr
+    assert "Fatal" not in stderr

@@ -23,20 +23,22 @@ from tests.compose.drawn_constraints import draw
 from tests.service.tiny import write_tiny_model
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.CONSTRAINT_COMPLETE}
-TOKENIZER = Tokenizer.from_file(demo.TARGET / "tokenizer.json")
+TOKENIZER = Tokenizer.from_file(demo.DRAFT / "tokenizer.json")
 PROMPT = "def value():\n    return "
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_seqs=64, num_blocks=512, block_size=8) as llm:
+    with LLM(demo.DRAFT, device="cpu", max_num_seqs=64, num_blocks=512, block_size=8) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[LLM]:
     """Prompts in pieces, few blocks, a step in flight: outputs are preempted over and over."""
-    with LLM(device="cpu", max_num_seqs=8, num_blocks=15, block_size=4, max_num_batched_tokens=5, async_depth=1) as llm:
+    with LLM(
+        demo.DRAFT, device="cpu", max_num_seqs=8, num_blocks=15, block_size=4, max_num_batched_tokens=5, async_depth=1
+    ) as llm:
         yield llm
 
 
@@ -284,7 +286,7 @@ def test_masks_lie_as_they_were_given_until_their_step_is_read(depth: int, monke
 
     monkeypatch.setattr(HeldBack, "sample", sampled)
     monkeypatch.setattr(HeldBack, "result", resulted)
-    with LLM(device="cpu", max_num_seqs=12, num_blocks=200, block_size=4, async_depth=depth) as llm:
+    with LLM(demo.DRAFT, device="cpu", max_num_seqs=12, num_blocks=200, block_size=4, async_depth=depth) as llm:
         answers(llm, [asked(number, ConstraintAsk("regex", f"[ab]{{{5 + 7 * number},40}}x")) for number in range(6)])
     assert len(read) > 20
     assert all(read)

@@ -19,7 +19,7 @@ from google.protobuf.json_format import Parse, ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int32Value
 
-from photon_grpc import LLM
+from photon_grpc import LLM, demo
 from photon_grpc.client import Generation, MessageMismatch, SyncClient
 from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
@@ -38,7 +38,7 @@ NUM_DRAWN = int(os.environ.get("NUM_TYPED_OUTPUTS", "200"))
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_seqs=64, num_blocks=1024, block_size=8) as llm:
+    with LLM(demo.DRAFT, device="cpu", max_num_seqs=64, num_blocks=1024, block_size=8) as llm:
         yield llm
 
 

@@ -16,10 +16,11 @@ pytest.importorskip("triton")
 # A minute of computing in one process, which is five on a machine that is busy.
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already inside the interpreter")
-def test_kernels_equal_their_references_in_the_interpreter() -> None:
+def test_kernels_equal_their_references_in_the_interpreter(pytestconfig: pytest.Config) -> None:
     here = Path(__file__).parent
     profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", profile, str(here / "interpreted")]
+    options = ["-q", "-p", "no:cacheprovider", profile, "-m", pytestconfig.getoption("markexpr")]
+    command = [sys.executable, "-m", "pytest", *options, str(here / "interpreted")]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

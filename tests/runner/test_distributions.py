@@ -5,6 +5,7 @@ The expected shares are computed one by one, in Python's floats, from the defini
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection
@@ -113,6 +114,13 @@ def frequencies(sampling: SamplingParams, mask: Collection[int], *, few: bool) -
     return torch.bincount(sampler(logits, of_slots, lengths, sampler.level(batch)).ids, minlength=VOCAB_SIZE).tolist()
 
 
+@functools.cache
+def sampled(case: str, *, few: bool) -> list[int]:
+    """Return the frequencies of a case, drawn once for all tests."""
+    options, mask = CASES[case]
+    return frequencies(SamplingParams(**options), mask, few=few)
+
+
 def options_of(sampling: SamplingParams) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__struct_fields__}
 
@@ -135,7 +143,7 @@ def p_value(observed: list[int], expected: list[float]) -> float:
 def test_ids_have_the_distribution_that_the_options_define(case: str, few: bool) -> None:
     options, mask = CASES[case]
     sampling = SamplingParams(**options)
-    observed = frequencies(sampling, mask, few=few)
+    observed = sampled(case, few=few)
     assert sum(observed) == len(SEEDS) * NUM_POSITIONS[few]
     assert p_value(observed, shares(sampling, mask)) > P_VALUE
     # The test tells it from the model's own distribution.
@@ -145,7 +153,7 @@ def test_ids_have_the_distribution_that_the_options_define(case: str, few: bool)
 @pytest.mark.parametrize("case", ["presence", "frequency", "repetition", "min_p", "top_p", "bias"])
 def test_a_strength_that_is_a_little_off_is_noticed(case: str) -> None:
     options, mask = CASES[case]
-    observed = frequencies(SamplingParams(**options), mask, few=not FILTERS.isdisjoint(options))
+    observed = sampled(case, few=not FILTERS.isdisjoint(options))
     (name, value), *_ = options.items()
     off = tuple((token, bias * 0.8) for token, bias in value) if name == "logit_bias" else value * 0.8
     assert p_value(observed, shares(SamplingParams(**{name: off}), mask)) < P_VALUE

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,3 +32,34 @@ else:
     # With every call of a device function the interpreter looks through all of triton.language for what to patch, which
     # is half of its time; which names these are does not change.
     interpreter.inspect = SimpleNamespace(**{**vars(inspect), "getmembers": builtins_of})
+
+    #: The modules that are patched while a kernel runs.
+    _patched: set[str] = set()
+    patch_lang = interpreter._patch_lang
+
+    class _Patches:
+        """What ends with a kernel; nothing for a device function that finds its modules patched."""
+
+        def __init__(self, restore: Callable[[], None] = lambda: None) -> None:
+            self.restore = restore
+
+    @functools.cache
+    def modules_of(function: Any) -> frozenset[str]:
+        found = [value for value in function.__globals__.values() if inspect.ismodule(value)]
+        return frozenset(module.__name__ for module in found if module in (interpreter.tl, interpreter.tl.core))
+
+    def patch_once(function: Any) -> _Patches:
+        modules = modules_of(function)
+        if modules and modules <= _patched:
+            return _Patches()
+        scope = patch_lang(function)
+        _patched.update(modules)
+
+        def restore() -> None:
+            scope.restore()
+            _patched.clear()
+
+        return _Patches(restore)
+
+    # The kernel has patched what its device functions, of which it calls hundreds, would patch again.
+    interpreter._patch_lang = patch_once

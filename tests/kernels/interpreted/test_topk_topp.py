@@ -17,9 +17,14 @@ from tests.examples import examples
 from tests.kernels.sampling import filters_of, metadata_of, thresholds
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("banned", [False, True])
-@pytest.mark.parametrize("num_columns", [50, 5000])
+@pytest.mark.parametrize(
+    ("num_columns", "banned", "ties"),
+    [
+        *((50, banned, ties) for banned in (False, True) for ties in (False, True)),
+        (5000, True, True),
+        *(pytest.param(5000, *each, marks=pytest.mark.full) for each in ((False, False), (False, True), (True, False))),
+    ],
+)
 def test_the_same_tokens_are_kept(num_columns: int, banned: bool, ties: bool) -> None:
     torch.manual_seed(num_columns)
     scaled = torch.randn(7, num_columns) * 3
