@@ -22,17 +22,9 @@ READINESS = "photon_grpc.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-#: `photon-grpc` with the engine of tests/service/modelless.
-_MODELLESS = (
-    "import sys\n"
-    "from photon_grpc.cli.main import main\n"
-    "from photon_grpc.service.supervisor import Supervisor\n"
-    "Supervisor.__init__.__kwdefaults__['engine'] = 'tests.service.modelless.engine'\n"
-    "sys.exit(main(sys.argv[1:]))\n"
-)
 #: The commands that start `photon-grpc`.
 WITH_MODEL = (sys.executable, "-m", "photon_grpc")
-WITHOUT_MODEL = (sys.executable, "-c", _MODELLESS)
+WITHOUT_MODEL = (sys.executable, "-m", "tests.service.modelless")
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 240.0) -> None:
