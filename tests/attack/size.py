@@ -54,6 +54,8 @@ class Size:
     soak_s: float
     #: How long a neighbour's one-token Generate may wait.
     neighbour_s: float = 5.0
+    #: Between the messages that a slow reader takes.
+    slowness_s: float = 0.05
 
 
 SHORT = Size(
@@ -63,7 +65,7 @@ SHORT = Size(
     pairs=120,
     text_bytes=1 << 16,
     depths=(10, 700, 20_000),
-    chat_bytes=1 << 17,
+    chat_bytes=1 << 16,
     vanishing=60,
     cancels=60,
     deadlines=60,
@@ -78,11 +80,12 @@ SHORT = Size(
     header_calls=200,
     silent=260,
     held=3,
-    walks=16,
+    walks=8,
     lexers=8,
     soak_s=2.0,
     # It runs beside other tests, on machines that are busy: only one that waits for the end of an attack is too late.
     neighbour_s=60.0,
+    slowness_s=0.01,
 )
 
 LONG = Size(

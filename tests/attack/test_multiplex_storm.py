@@ -22,20 +22,19 @@ from tests.attack.victim import Victim
 NUM_STREAMS = 4
 #: Requests of one stream whose end it has not read.
 _IN_FLIGHT = 32
-#: Between the messages that the slow reader takes.
-_SLOWNESS_S = 0.05
 _LIMIT_S = 300.0
 
 
 class Stream:
     """One call with many requests, and how each of them ended."""
 
-    def __init__(self, call: Any, number: int) -> None:
-        """Number 0 is hardly read."""
+    def __init__(self, call: Any, number: int, slowness_s: float) -> None:
+        """Take each message `slowness_s` after the one before."""
         self.ends: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
         self._call = call
         self._number = number
+        self._slowness_s = slowness_s
         self._draw = random.Random(number)
         self._room = asyncio.Semaphore(_IN_FLIGHT)
         self._ids: dict[int, str] = {}
@@ -67,8 +66,8 @@ class Stream:
                     self._ended(item.handle, _reason(item.error))
                 elif item.response.HasField("timing"):
                     self._ended(item.handle, "OK")
-            if self._number == 0:
-                await asyncio.sleep(_SLOWNESS_S)
+            if self._slowness_s:
+                await asyncio.sleep(self._slowness_s)
 
     def _ended(self, handle: int, how: str) -> None:
         self.ends[self._ids[handle]] += 1
@@ -86,7 +85,11 @@ async def test_a_storm_of_requests_on_few_streams(attacked: Victim, size: Size, 
     with storm(attacked, size, figures, "multiplex storm", told):
         async with grpc.aio.insecure_channel(attacked.address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            streams = [Stream(stub.MultiplexGenerate(), number) for number in range(NUM_STREAMS)]
+            # One of them is hardly read.
+            slownesses = [size.slowness_s, *[0.0] * (NUM_STREAMS - 1)]
+            streams = [
+                Stream(stub.MultiplexGenerate(), number, slowness_s) for number, slowness_s in enumerate(slownesses)
+            ]
             await together(stream.play(size.multiplexed) for stream in streams)
         for stream in streams:
             told.update(stream.told)

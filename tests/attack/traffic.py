@@ -43,9 +43,11 @@ class Caller:
         self._address = address
         self._number = number
         self._draw = draw
+        self._end_s = 0.0
         self.told: Counter[str] = Counter()
 
     async def call_until(self, end_s: float) -> None:
+        self._end_s = end_s
         kinds: list[Callable[[grpc.aio.Channel], Awaitable[None]]] = [
             *(self._whole, self._read, self._leave, self._hurry, self._dawdle, self._share, self._constrain),
             *(self._tokenize, self._vanish, self._read_nothing),
@@ -90,7 +92,8 @@ class Caller:
 
     async def _dawdle(self, channel: grpc.aio.Channel) -> None:
         async for _ in self._stream(channel):
-            await asyncio.sleep(self._draw.random() / 5)
+            if time.monotonic() < self._end_s:
+                await asyncio.sleep(self._draw.random() / 5)
 
     async def _share(self, channel: grpc.aio.Channel) -> None:
         """A stream of several requests, some of them ended by name."""

@@ -64,6 +64,7 @@ def test_variants_are_chosen_by_parts_of_their_names_with_what_they_are_compared
     assert step_options.chosen([]) == step_options.VARIANTS
 
 
+@pytest.mark.full
 def test_energy_is_what_the_meter_moved_while_tokens_came_out() -> None:
     readings = iter([10.0, 16.0])
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:

@@ -48,9 +48,12 @@ def test_services_and_their_methods_are_found(target: str) -> None:
     listed = grpcurl(target, "list").stdout.split()
     assert INFERENCE in listed and "photon_grpc.v1.ModelService" in listed
     for service in listed:
-        for method in grpcurl(target, "list", service).stdout.split():
-            described = grpcurl(target, "describe", method)
-            assert described.returncode == 0 and " returns (" in described.stdout
+        methods = grpcurl(target, "list", service).stdout.split()
+        described = grpcurl(target, "describe", service).stdout
+        assert re.findall(r"rpc (\w+) \(.* returns \(", described) == [name.rpartition(".")[2] for name in methods]
+    for method in methods:
+        described = grpcurl(target, "describe", method).stdout
+        assert " returns (" in described
 
 
 @needs_grpcurl

@@ -47,12 +47,12 @@ def test_an_assert_costs_two_engines_and_then_its_request_is_refused(service: Ru
     with client(service.wait_ready(limit_s=_READY_S)[0]) as call:
         expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
         for death in (1, 2):
-            engine = service.children()["asserting_engine"]
+            engine = service.children()["engine"]
             # As their clients try them again.
             check_engine_dies_of(call, _POISON, beside=_INNOCENT)
             service.wait_ready(death + 1, limit_s=_READY_S)
-            assert service.children()["asserting_engine"] != engine
+            assert service.children()["engine"] != engine
         for _ in range(3):
             assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")
         assert {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT} == expected
-        assert service.children()["asserting_engine"] != engine
+        assert service.children()["engine"] != engine

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ import grpc
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
-from tests.service.running import RunningService, started
+from tests.service.running import WITH_MODEL, RunningService, started
 from tests.service.tiny import write_tiny_model
 
 NUM_REPLICAS = 3
@@ -65,18 +64,19 @@ def free_addresses(count: int) -> list[str]:
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
-def replica(model: Path, address: str) -> contextlib.AbstractContextManager[RunningService]:
+def replica(model: Path, address: str, program: tuple[str, ...]) -> contextlib.AbstractContextManager[RunningService]:
     flags = ("--model", str(model), "--load-format", "dummy", "--num-blocks", "2048", "--device", "cpu")
-    command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", address, "--admin-listen", "none", *flags]
-    return started(command)
+    return started([*program, "serve", "--listen", address, "--admin-listen", "none", *flags])
 
 
-async def replaced_under_load(model: Path, num_callers: int, max_tokens: int) -> Result:
-    """Start the replicas, call them, replace each."""
+async def replaced_under_load(
+    model: Path, num_callers: int, max_tokens: int, program: tuple[str, ...] = WITH_MODEL
+) -> Result:
+    """Start the replicas by `program`, call them, replace each."""
     result = Result()
     addresses = free_addresses(NUM_REPLICAS)
     with contextlib.ExitStack() as stack:
-        services = [stack.enter_context(replica(model, address)) for address in addresses]
+        services = [stack.enter_context(replica(model, address, program)) for address in addresses]
         for service in services:
             await asyncio.to_thread(service.wait_ready, limit_s=_START_LIMIT_S)
         async with _calling(addresses, num_callers, max_tokens, result):
@@ -85,7 +85,7 @@ async def replaced_under_load(model: Path, num_callers: int, max_tokens: int) ->
                 code = await asyncio.to_thread(service.end)
                 if code:
                     result.failures[f"a replica that ends with {code}"] += 1
-                successor = stack.enter_context(replica(model, address))
+                successor = stack.enter_context(replica(model, address, program))
                 await asyncio.to_thread(successor.wait_ready, limit_s=_START_LIMIT_S)
                 result.replaced_s.append(time.monotonic() - began_s)
     return result

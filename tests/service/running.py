@@ -22,14 +22,9 @@ READINESS = "photon_grpc.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-_LAUNCH = (
-    "import sys\n"
-    "from photon_grpc.service.supervisor import serve\n"
-    "from photon_grpc.config.resolve import resolve\n"
-    "model, listen, frontends = sys.argv[1], sys.argv[2].split(','), int(sys.argv[3])\n"
-    "given = dict(model=model, load_format='dummy', device='cpu', listen=listen, frontends=frontends, num_blocks=512)\n"
-    "sys.exit(serve(resolve(given, {}).config))\n"
-)
+#: The commands that start `photon-grpc`.
+WITH_MODEL = (sys.executable, "-m", "photon_grpc")
+WITHOUT_MODEL = (sys.executable, "-m", "tests.service.modelless")
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 240.0) -> None:
@@ -78,11 +73,11 @@ class RunningService:
         return match[1].split(", ")
 
     def children(self) -> dict[str, int]:
-        """`engine`, `frontend` (with several, the last) -> process id."""
+        """`engine` (also a `mortal_engine`), `frontend` (with several, the last) -> process id."""
         found = {}
         for pid in self.pids():
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found[words[2].decode().rpartition(".")[2]] = pid
+            found[re.split("[._]", words[2].decode())[-1]] = pid
         return found
 
     def pids(self) -> list[int]:
@@ -97,17 +92,17 @@ class RunningService:
 
 
 @contextlib.contextmanager
-def running(model: Path, listen: str = "127.0.0.1:0", frontends: int = 1) -> Iterator[RunningService]:
-    """With random weights, on a CPU."""
-    with started([sys.executable, "-c", _LAUNCH, str(model), listen, str(frontends)]) as service:
+def serving(*flags: str, program: tuple[str, ...] = WITH_MODEL) -> Iterator[RunningService]:
+    """As `photon-grpc serve` on any free port, on a CPU."""
+    listen = ["--listen", "127.0.0.1:0", "--device", "cpu"]
+    with started([*program, "serve", *listen, *flags]) as service:
         yield service
 
 
 @contextlib.contextmanager
-def serving(*flags: str) -> Iterator[RunningService]:
-    """As `photon-grpc serve` on any free port, on a CPU."""
-    listen = ["--listen", "127.0.0.1:0", "--device", "cpu"]
-    with started([sys.executable, "-m", "photon_grpc", "serve", *listen, *flags]) as service:
+def modelless(*flags: str) -> Iterator[RunningService]:
+    """Serve by an engine that computes no model, for tests that need only its ids; --model gives their tokenizer."""
+    with serving(*flags, program=WITHOUT_MODEL) as service:
         yield service
 
 

@@ -20,7 +20,7 @@ from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
 from photon_grpc.service.processes.child import CANNOT_START, Child, ChildCommand
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
-from tests.service.running import RunningService, serving, wait_until
+from tests.service.running import RunningService, modelless, wait_until
 from tests.service.test_processes import reason_of
 from tests.service.tiny import write_tiny_model
 
@@ -30,7 +30,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
     """With one seat. The last test ends it."""
     tiny = write_tiny_model(tmp_path_factory.mktemp("admin") / "tiny")
     flags = ("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "512", "--max-num-seqs", "1")
-    with serving(*flags) as service:
+    with modelless(*flags) as service:
         service.wait_ready()
         yield service
 

@@ -23,7 +23,7 @@ from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.keys import bearer, block, write_keys
 from tests.service.kubelet import Kubelet, Probe, grpc_serves
-from tests.service.running import NOT_SERVING, READINESS, SERVING, RunningService, serving, wait_until
+from tests.service.running import NOT_SERVING, READINESS, SERVING, RunningService, modelless, wait_until
 from tests.service.test_processes import reason_of
 from tests.service.tiny import write_tiny_model
 
@@ -34,7 +34,7 @@ NUM_CONNECTIONS = 8
 @contextlib.contextmanager
 def tiny_service(path: Path, *flags: str) -> Iterator[RunningService]:
     tiny = write_tiny_model(path / "tiny")
-    with serving("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "4096", *flags) as service:
+    with modelless("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "4096", *flags) as service:
         service.wait_ready(limit_s=240.0)
         yield service
 

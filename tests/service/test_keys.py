@@ -12,7 +12,7 @@ import pytest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.keys import bearer, block, write_keys
-from tests.service.running import SERVING, Client, RunningService, client, serving, wait_until
+from tests.service.running import SERVING, Client, RunningService, client, modelless, wait_until
 from tests.service.test_processes import reason_of
 from tests.service.tiny import write_tiny_model
 
@@ -30,7 +30,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(file: Path) -> Iterator[RunningService]:
     tiny = write_tiny_model(file.parent / "tiny")
     flags = ("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "512", "--api-keys-file", str(file))
-    with serving(*flags) as service:
+    with modelless(*flags) as service:
         service.wait_ready()
         yield service
         assert service.end() == 0
@@ -125,7 +125,7 @@ def test_the_file_is_read_again(
 
 def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", block("a", "x", ["root"]))
-    with serving("--api-keys-file", str(path)) as service:
+    with modelless("--api-keys-file", str(path)) as service:
         assert service.process.wait() == 2
         wait_until(lambda: any("cannot start" in line for line in service.lines), "the reason")
     (line,) = [line for line in service.lines if "cannot start" in line]

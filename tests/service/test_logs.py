@@ -20,8 +20,7 @@ from tests.service.running import (
     RunningService,
     client,
     is_alive,
-    running,
-    serving,
+    modelless,
     wait_until,
 )
 from tests.service.tiny import write_tiny_model
@@ -34,7 +33,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def service(model):
-    with running(model) as service:
+    with modelless("--model", str(model), "--load-format", "dummy", "--num-blocks", "512") as service:
         service.wait_ready()
         yield service
 
@@ -78,7 +77,7 @@ def test_a_stderr_that_nobody_reads_stops_nothing(service):
 
 def test_in_json_every_line_is_an_object_with_its_time_and_a_failed_call_is_one(model):
     flags = ["--model", str(model), "--load-format", "dummy", "--num-blocks", "512", "--log-format", "json"]
-    with serving(*flags, "--log-requests") as service, client(service.wait_ready()[0]) as call:
+    with modelless(*flags, "--log-requests") as service, client(service.wait_ready()[0]) as call:
         call.generate()
         with pytest.raises(grpc.RpcError):
             call.generate("", max_tokens=0)
@@ -100,7 +99,7 @@ def test_in_json_every_line_is_an_object_with_its_time_and_a_failed_call_is_one(
 def test_a_drain_at_its_limit_says_nothing_that_is_no_news(model):
     """The engine, which is in the middle of a step when the last front end goes, has nobody to write to."""
     flags = ["--model", str(model), "--load-format", "dummy", "--num-blocks", "512", "--drain-timeout", "0.5"]
-    with serving(*flags) as service, client(service.wait_ready()[0]) as call:
+    with modelless(*flags) as service, client(service.wait_ready()[0]) as call:
         streams = [call.stream(max_tokens=4000) for _ in range(4)]
         for stream in streams:
             assert len(list(itertools.islice(stream, 10))) == 10

@@ -1,6 +1,7 @@
 """The counts of a whole service with two front ends.
 
-Callers, log lines, Prometheus and the engine have the same numbers, and no counter falls when a process dies.
+Callers, log lines, Prometheus and the engine have the same numbers, and no counter falls when a process dies. The
+runner counts nothing, so `make test` does without one; `make test-all` serves a model, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
-from tests.service.running import RunningService, client, serving, wait_until
+from tests.service.running import WITH_MODEL, WITHOUT_MODEL, RunningService, client, modelless, serving, wait_until
 from tests.service.tiny import write_tiny_model
 
 Stub = inference_pb2_grpc.InferenceServiceStub
@@ -73,12 +74,15 @@ class Observed:
         return [json.loads(line) for line in self.service.lines if line.startswith("{")]
 
 
-@pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(WITHOUT_MODEL, id="modelless"), pytest.param(WITH_MODEL, id="model", marks=pytest.mark.full)],
+)
+def observed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     model = write_tiny_model(tmp_path_factory.mktemp("metrics") / "tiny")
     flags = ["--model", str(model), "--load-format", "dummy", "--frontends", "2", "--num-blocks", "36"]
     flags += ["--max-num-seqs", "12", "--metrics-listen", "127.0.0.1:0", "--log-requests"]
-    with serving(*flags) as service:
+    with serving(*flags, program=request.param) as service:
         service.wait_ready()
         yield Observed(service)
 
@@ -392,7 +396,7 @@ def test_scrapers_that_are_stuck_disturb_nothing(observed: Observed) -> None:
 def test_a_drain_is_counted_while_it_lasts(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny")
     flags = ["--model", str(model), "--load-format", "dummy", "--metrics-listen", "127.0.0.1:0", "--log-requests"]
-    with serving(*flags) as service:
+    with modelless(*flags) as service:
         (address,) = service.wait_ready()
         observed = Observed(service)
         with client(address) as call:
@@ -423,7 +427,7 @@ def test_requests_of_a_front_end_killed_while_it_drains_are_counted_as_lost(fron
         "--frontends",
         frontends,
     ]
-    with serving(*flags) as service, contextlib.ExitStack() as stack:
+    with modelless(*flags) as service, contextlib.ExitStack() as stack:
         (address,) = service.wait_ready()
         observed = Observed(service)
         # Hardly ever all at one of them.

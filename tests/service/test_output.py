@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -72,21 +73,35 @@ async def under_load(address: str, requests: list[inference_pb2.GenerateRequest]
     return outputs
 
 
-@pytest.mark.parametrize(("family", "block_size"), [("llama", 8), ("qwen2", 16), ("qwen3", 64)])
+#: tests/runner/test_greedy.py compares every family without a service.
+@pytest.mark.parametrize(
+    ("family", "block_size"),
+    [
+        pytest.param("llama", 8, marks=pytest.mark.full),
+        pytest.param("qwen2", 16, marks=pytest.mark.full),
+        ("qwen3", 64),
+    ],
+)
 def test_each_family_equals_transformers_alone_together_and_under_load(family: str, block_size: int) -> None:
     directory, reference = model(family)
     asked = prompts(block_size)
     expected = [greedy(reference, prompt, NUM_TOKENS) for prompt in asked]
     requests = [ask(prompt) for prompt in asked]
     flags = ["--block-size", str(block_size), "--num-blocks", str(1600 // block_size), "--max-num-batched-tokens", "96"]
-    with serving("--model", str(directory), *flags) as service:
-        address = service.wait_ready()[0]
+    with checked_service("--model", str(directory), *flags) as address:
         assert asyncio.run(together(address, requests)) == expected
         assert [asyncio.run(together(address, [request]))[0] for request in requests] == expected
         assert asyncio.run(under_load(address, requests, 320)) == expected
         sampled = [ask(prompt, temperature=0.8, top_p=0.9, seed=number) for number, prompt in enumerate(asked)]
         alone = [asyncio.run(together(address, [request]))[0] for request in sampled]
         assert asyncio.run(under_load(address, sampled, 320)) == alone
+
+
+@contextlib.contextmanager
+def checked_service(*flags: str) -> Iterator[str]:
+    """Yield the address of a service, which complains of nothing to its end."""
+    with serving(*flags) as service:
+        yield service.wait_ready()[0]
         assert service.end() == 0
     # The engine checks its books whenever it comes to rest, and says so when they do not balance.
     assert not [line for line in service.lines if "lost" in line or "Traceback" in line]
@@ -112,12 +127,15 @@ def test_the_embedded_model_equals_transformers_in_ids_and_text(embedded) -> Non
         async with grpc.aio.insecure_channel(address) as channel:
             return await asyncio.gather(*(stream(Stub(channel), request) for request in requests))
 
-    with serving() as service:
-        address = service.wait_ready()[0]
+    with checked_service() as address:
         for (ids, text), wanted, prompt in zip(asyncio.run(both(address)), expected, asked, strict=True):
             assert ids == wanted
             whole = tokenizer.decode([*prompt, *wanted])
             assert whole.endswith(text) and text == whole[len(tokenizer.decode(prompt)) :]
+
+
+@pytest.mark.full
+def test_the_embedded_model_equals_transformers_under_load(embedded) -> None:  # type: ignore[no-untyped-def]
+    _, asked, expected = embedded
+    with checked_service() as address:
         assert asyncio.run(under_load(address, [ask(prompt) for prompt in asked], 4000)) == expected
-        assert service.end() == 0
-    assert not [line for line in service.lines if "lost" in line or "Traceback" in line]

@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from photon_grpc import demo
-from tests.service.running import NOT_SERVING, READINESS, SERVING, client, is_alive, running, serving, wait_until
+from tests.service.running import NOT_SERVING, READINESS, SERVING, client, is_alive, modelless, serving, wait_until
 from tests.service.tiny import write_tiny_model
 
 
@@ -26,8 +26,8 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(model):
-    """One for all tests of this module, each of which leaves it ready."""
-    with running(model) as service:
+    """One for the tests of this module, each of which leaves it ready, but the last, which ends it."""
+    with modelless(*flags(model)) as service:
         service.wait_ready()
         yield service
 
@@ -36,6 +36,23 @@ def service(model):
 def call(service):
     with client(service.wait_ready()[0]) as call:
         yield call
+
+
+@pytest.fixture(scope="module")
+def service_of_model(model):
+    with serving(*flags(model)) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture
+def call_of_model(service_of_model):
+    with client(service_of_model.wait_ready()[0]) as call:
+        yield call
+
+
+def flags(model: Path) -> list[str]:
+    return ["--model", str(model), "--load-format", "dummy", "--num-blocks", "512"]
 
 
 def reason_of(error: grpc.RpcError) -> str:
@@ -54,7 +71,8 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_service_generates_and_each_process_has_only_what_is_its_own(service, call):
+def test_a_service_generates_and_each_process_has_only_what_is_its_own(service_of_model, call_of_model):
+    service, call = service_of_model, call_of_model
     response = call.generate("def fib", max_tokens=5)
     assert response.usage.output_tokens == 5
     assert response.model == "tiny"
@@ -85,7 +103,8 @@ def test_modules_of_a_process_import_nothing_foreign(module, foreign):
     assert not foreign & set(output.split())
 
 
-def test_a_killed_engine_fails_what_runs_and_is_replaced(service, call):
+def test_a_killed_engine_fails_what_runs_and_is_replaced(service_of_model, call_of_model):
+    service, call = service_of_model, call_of_model
     times = len(service.ready_lines())
     stream = call.stream()
     next(stream)
@@ -159,7 +178,7 @@ def test_an_idle_engine_and_a_front_end_that_are_stopped_are_replaced(service, c
 
 
 def test_a_second_service_does_not_share_the_port(service, model):
-    with running(model, service.wait_ready()[0]) as second:
+    with modelless(*flags(model), "--listen", service.wait_ready()[0]) as second:
         assert second.process.wait() == 2
         second._reading.join()
     text = "\n".join(second.lines)
@@ -171,7 +190,7 @@ def test_a_second_service_does_not_share_the_port(service, model):
 
 def test_a_model_that_cannot_be_loaded_is_named_once(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
-    with running(tmp_path) as broken:
+    with serving("--model", str(tmp_path), "--load-format", "dummy") as broken:
         assert broken.process.wait() == 2
         broken._reading.join()
     text = "\n".join(broken.lines)
@@ -192,7 +211,7 @@ def test_a_truncated_checkpoint_ends_the_start_and_names_its_file(tmp_path):
 
 
 def test_sigterm_lets_a_running_stream_finish(service, call):
-    stream = call.stream(max_tokens=2000)
+    stream = call.stream(max_tokens=1500)
     next(stream)
     service.process.send_signal(signal.SIGTERM)
     wait_until(lambda: call.health(READINESS) == NOT_SERVING, "draining")
@@ -200,7 +219,7 @@ def test_sigterm_lets_a_running_stream_finish(service, call):
         call.generate()
     assert reason_of(failure.value) == "DRAINING"
     last = list(stream)[-1]
-    assert last.usage.output_tokens == 2000
+    assert last.usage.output_tokens == 1500
     pids = service.pids()
     assert service.process.wait() == 0
     assert not any(map(is_alive, pids))
@@ -208,7 +227,7 @@ def test_sigterm_lets_a_running_stream_finish(service, call):
 
 def test_two_front_ends_share_a_port_and_die_with_their_supervisor(model, tmp_path):
     path = tmp_path / "photon.sock"
-    with running(model, f"127.0.0.1:0,unix:{path}", frontends=2) as service:
+    with modelless(*flags(model), "--listen", f"unix:{path}", "--frontends", "2") as service:
         tcp, unix = service.wait_ready()
         assert unix == f"unix:{path}"
         for address in (tcp, unix):
@@ -222,7 +241,7 @@ def test_two_front_ends_share_a_port_and_die_with_their_supervisor(model, tmp_pa
 
 def test_ctrl_c_ends_in_order_and_removes_the_unix_socket(model, tmp_path):
     path = tmp_path / "photon.sock"
-    with running(model, f"unix:{path}") as service:
+    with modelless(*flags(model), "--listen", f"unix:{path}") as service:
         service.wait_ready()
         pids = service.pids()
         assert service.end(signal.SIGINT) == 0

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -24,28 +25,26 @@ _LAUNCH = (
     "given = dict(model=sys.argv[1], load_format='dummy', device='cpu', listen=['127.0.0.1:0'], num_blocks=512)\n"
     "config = resolve(given, {}).config\n"
     "log_to_stderr('info')\n"
-    "service = Supervisor(config, engine='tests.service.stand_ins.mortal_engine')\n"
+    "service = Supervisor(config, engine=sys.argv[2])\n"
     "sys.exit(asyncio.run(service.run()))\n"
 )
+_OF_A_MODEL = "tests.service.stand_ins.mortal_engine"
+_MODELLESS = "tests.service.modelless.mortal_engine"
 _POISON = "zzz"
 _HUGE = "yyy"
 _INNOCENT = ("def", "class", "import")
 
 
-@pytest.fixture(scope="module")
-def environ() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as environ:
-        yield environ
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, environ: pytest.MonkeyPatch) -> Iterator[RunningService]:
-    """One for both tests; the first leaves the engine that it found."""
-    model = write_tiny_model(tmp_path_factory.mktemp("quarantine") / "tiny")
+@pytest.fixture
+def service(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningService]:
+    """With the engine that the test names."""
+    model = write_tiny_model(tmp_path / "tiny")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     for name, prompt in (("MORTAL_TO", _POISON), ("OUT_OF_MEMORY_BY", _HUGE)):
-        environ.setenv(name, " ".join(map(str, tokenizer.encode(prompt).ids)))
-    with started([sys.executable, "-c", _LAUNCH, str(model)]) as service:
+        monkeypatch.setenv(name, " ".join(map(str, tokenizer.encode(prompt).ids)))
+    with started([sys.executable, "-c", _LAUNCH, str(model), request.param]) as service:
         service.wait_ready()
         yield service
 
@@ -77,8 +76,9 @@ def told(service: RunningService, text: str) -> int:
     return sum(text in line for line in service.lines)
 
 
+@pytest.mark.parametrize("service", [_OF_A_MODEL], indirect=True)
 def test_a_request_that_the_device_has_no_memory_for_fails_alone(service: RunningService) -> None:
-    engine = service.children()["mortal_engine"]
+    engine = service.children()["engine"]
     with client(service.wait_ready()[0]) as call:
         expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
         check_engine_dies_of(call, _HUGE, beside=_INNOCENT)
@@ -89,9 +89,10 @@ def test_a_request_that_the_device_has_no_memory_for_fails_alone(service: Runnin
             assert next(stream)
             stream.cancel()
         assert {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT} == expected
-    assert service.children()["mortal_engine"] == engine
+    assert service.children()["engine"] == engine
 
 
+@pytest.mark.parametrize("service", [_MODELLESS, pytest.param(_OF_A_MODEL, marks=pytest.mark.full)], indirect=True)
 def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service: RunningService) -> None:
     with client(service.wait_ready()[0]) as call:
         expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
@@ -103,7 +104,7 @@ def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service
             assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")
         assert {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT} == expected
         assert told(service, "the engine was killed by SIGABRT") == 2
-        os.kill(service.children()["mortal_engine"], signal.SIGKILL)
+        os.kill(service.children()["engine"], signal.SIGKILL)
         service.wait_ready(4)
         # Quarantine outlives engines, and a signal from outside accuses nobody.
         assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")

@@ -11,7 +11,7 @@ import pytest
 
 from photon_grpc.client import SyncClient
 from photon_grpc.errors import InvalidConstraint, InvalidRequest, PhotonError
-from tests.service.running import RunningService, running
+from tests.service.running import RunningService, serving
 from tests.service.tiny import write_tiny_model
 
 OPTIONS = {"temperature": 1.5, "max_tokens": 48}
@@ -20,7 +20,7 @@ OPTIONS = {"temperature": 1.5, "max_tokens": 48}
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     model: Path = write_tiny_model(tmp_path_factory.mktemp("constrained") / "tiny")
-    with running(model) as service:
+    with serving("--model", str(model), "--load-format", "dummy", "--num-blocks", "512") as service:
         service.wait_ready()
         yield service
 

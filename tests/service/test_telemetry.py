@@ -16,7 +16,7 @@ from photon_grpc.v1 import inference_pb2_grpc
 from tests.cli.test_trace import check_counts, events_of, tracks_of
 from tests.server.test_records import TRACEPARENT
 from tests.server.test_spans import TRACE_ID, Collector, attributes_of
-from tests.service.running import RunningService, serving, wait_until
+from tests.service.running import RunningService, modelless, wait_until
 from tests.service.tiny import write_tiny_model
 
 METRICS = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector, trac
     tiny = write_tiny_model(tmp_path_factory.mktemp("telemetry") / "tiny")
     model = ("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "512", "--max-num-seqs", "4")
     telling = ("--replica-id", "pod-7", "--otlp-endpoint", collector.endpoint, "--step-trace", str(trace))
-    with serving(*model, *telling) as service:
+    with modelless(*model, *telling) as service:
         service.wait_ready()
         yield service
 

@@ -31,6 +31,7 @@ async def serve() -> None:
             client._epoch.write(garbage.pop())
 
     client.listen(is_joined, lambda: control.send(Serving(False)))
+    heartbeat.beat(ALLOWED_S)
     while True:
         for message in said:
             if isinstance(message, Link):
