@@ -19,6 +19,7 @@
     │   │   ├── QueueTimeout           QUEUE_TIMEOUT
     │   │   └── QuotaExceeded          QUOTA_EXCEEDED
     │   ├── KVCapacity                 KV_CAPACITY             needed and limit, in blocks
+    │   ├── DescriptorSetUnknown       DESCRIPTOR_SET_UNKNOWN  this replica has no set with the digest: send the set
     │   ├── DeadlinePassed             DEADLINE_PASSED
     │   │   └── DeadlineUnreachable    DEADLINE_UNREACHABLE    refused before the deadline, which it could not meet
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
@@ -158,6 +159,12 @@ class QuotaExceeded(Overloaded):
 
 class KVCapacity(RequestError):
     reason = "KV_CAPACITY"
+
+
+class DescriptorSetUnknown(RequestError):
+    """The replica does not hold the descriptor set that a digest stands for; send the set itself."""
+
+    reason = "DESCRIPTOR_SET_UNKNOWN"
 
 
 class DeadlinePassed(RequestError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from photon_grpc.client.generation import Delta, Finish, Generation, Output
-from photon_grpc.client.message_type import MessageMismatch
+from photon_grpc.client.message_type import MessageMismatch, WrongMessageType, unpack
 from photon_grpc.client.model import Model
 from photon_grpc.client.tools import read_tool_message, tools_json
 from photon_grpc.core.fields import Options
@@ -24,7 +24,7 @@ from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenS
 if TYPE_CHECKING:
     from photon_grpc.client.client import Client
     from photon_grpc.client.multiplex import Multiplex
-    from photon_grpc.client.status import Unreachable
+    from photon_grpc.client.status import Unreachable, reason_of
     from photon_grpc.client.stream import Stream
     from photon_grpc.client.sync import SyncClient, SyncMultiplex, SyncStream
 
@@ -37,6 +37,7 @@ _FILES = {
     "SyncMultiplex": "sync",
     "SyncStream": "sync",
     "Unreachable": "status",
+    "reason_of": "status",
 }
 
 __all__ = [
@@ -61,6 +62,9 @@ __all__ = [
     "Model",
     "Unreachable",
     "MessageMismatch",
+    "WrongMessageType",
+    "reason_of",
+    "unpack",
     "tools_json",
     "read_tool_message",
 ]

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
+from photon_grpc.client.descriptor_sets import DescriptorSets
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist, unordered
 from photon_grpc.client.message_type import M
@@ -65,6 +66,7 @@ class Client:
         self._retries = retries
         self._policy = RetryPolicy(max_retries=retries if resume else 0, resumes=resume, timeout_s=timeout)
         self._metadata = tuple(metadata)
+        self._sets = DescriptorSets(self._refuses_unknown_fields)
         #: Whether it uses only ready servers -> the channel.
         self._channels: dict[bool, grpc.aio.Channel] = {}
 
@@ -90,8 +92,9 @@ class Client:
         request = build_request(prompt, options)
         # Kept for resumed calls, when another span may be current.
         open_call = partial(self._open_stream, metadata=self._call_metadata())
+        detached = self._sets.detach(request, options.get("message_type"))
         policy = replace(self._policy, is_after_grpc=True)
-        call = ResumingCall(request, open_call, self.target, options.get("timeout"), policy)
+        call = ResumingCall(request, detached.opener(open_call), self.target, options.get("timeout"), policy)
         return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
@@ -132,7 +135,7 @@ class Client:
         def open_call() -> MultiplexGenerateCall:
             return self._inference.MultiplexGenerate(metadata=metadata)
 
-        return Multiplex(open_call, self.target, self._policy)
+        return Multiplex(open_call, self.target, self._policy, self._sets)
 
     async def models(self) -> list[Model]:
         """Return every served model, the default one first."""
@@ -188,6 +191,7 @@ class Client:
 
     async def close(self) -> None:
         """Cancel what still runs and close the connection; the next call opens another."""
+        self._sets.forget()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -224,13 +228,22 @@ class Client:
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
         timeout_s = self._policy.timeout_of(options.get("timeout"))
-        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._call_metadata())
-        return read_generation(await self._raised(call), answer_types(options))
+        detached = self._sets.detach(request, options.get("message_type"))
+        response = await detached.answer(self._send_generate, request, timeout_s)
+        return read_generation(response, answer_types(options))
+
+    async def _send_generate(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float
+    ) -> inference_pb2.GenerateResponse:
+        return await self._raised(self._inference.Generate(request, timeout=timeout_s, metadata=self._call_metadata()))
 
     def _open_stream(
         self, request: inference_pb2.GenerateRequest, timeout_s: float, *, metadata: Metadata
     ) -> MessageCall:
         return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=metadata)
+
+    async def _refuses_unknown_fields(self, model: str) -> bool:
+        return "UNKNOWN_FIELDS_REFUSED" in (await self.model(model)).features
 
     def _call_metadata(self) -> Metadata:
         return with_trace_context(self._metadata)

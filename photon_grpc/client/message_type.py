@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf import (
@@ -15,7 +18,7 @@ from google.protobuf import (
     timestamp_pb2,
     wrappers_pb2,
 )
-from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict, ParseError
@@ -35,6 +38,10 @@ _WELL_KNOWN_MODULES: tuple[Any, ...] = (
 )
 
 
+#: Classes whose sets are kept.
+_MAX_DESCRIBED = 16
+
+
 class MessageMismatch(RequestError):
     """The output is not a complete message, or object, of the type."""
 
@@ -45,6 +52,23 @@ class MessageMismatch(RequestError):
         super().__init__(message)
         self.text = text
         self.finish_reason = finish_reason
+
+
+class WrongMessageType(MessageMismatch):
+    """A TypedMessage holds a message of another type than the one that was expected."""
+
+    reason = "WRONG_MESSAGE_TYPE"
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedType:
+    """A generated class as a request describes it."""
+
+    name: str
+    #: The class's file and all imports, as a serialized FileDescriptorSet.
+    files: bytes
+    #: The SHA-256 digest of `files`.
+    digest: bytes
 
 
 def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
@@ -70,23 +94,46 @@ def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) 
     """Write the class's name, its file and all imports. Raise InvalidRequest if it is not a generated class."""
     if not isinstance(message_type, type) or not issubclass(message_type, Message):
         raise InvalidRequest(f"message_type: {message_type!r} is not a message class", field="message_type")
-    target.file_descriptor_set = _files_of(message_type.DESCRIPTOR.file).SerializeToString()
-    target.message_type = message_type.DESCRIPTOR.full_name
+    described = describe(message_type)
+    target.file_descriptor_set = described.files
+    target.message_type = described.name
+
+
+def describe(message_type: type[Message]) -> DescribedType:
+    """Return a generated class as a request describes it."""
+    return _described_type(message_type.DESCRIPTOR)
+
+
+@lru_cache(_MAX_DESCRIBED)
+def _described_type(described: Descriptor) -> DescribedType:
+    files = _files_of(described.file).SerializeToString()
+    return DescribedType(described.full_name, files, hashlib.sha256(files).digest())
+
+
+def unpack(message: pb.TypedMessage, message_type: type[M]) -> M:
+    """Return the message in a TypedMessage, such as `Output.message` of the stubs.
+
+    As in google.protobuf.Any, the part of `type_url` after the last slash counts. Raise WrongMessageType for another
+    type, MessageMismatch for bytes that are not a message of it.
+    """
+    name, wanted = message.type_url.rpartition("/")[2], message_type.DESCRIPTOR.full_name
+    if name != wanted:
+        raise WrongMessageType(f"the message is a {name or 'message without a type'}, not a {wanted}")
+    try:
+        return message_type.FromString(message.value)
+    except DecodeError:
+        raise MessageMismatch(f"{len(message.value)} bytes are not a {wanted}") from None
 
 
 def read_message(output: pb.Output, message_type: type[Message] | None) -> Message | None:
     """Return the message of an output; None if it has none. Raise InternalFailure if it has another type."""
     if message_type is None or not output.HasField("message"):
         return None
-    message = message_type()
     try:
-        is_of_type = output.message.type_url.rpartition("/")[2] == message_type.DESCRIPTOR.full_name
-        message.ParseFromString(output.message.value)
-    except DecodeError:
-        is_of_type = False
-    if not is_of_type:
-        raise InternalFailure(f"the server's message is not a {message_type.DESCRIPTOR.full_name}")
-    return message
+        return unpack(output.message, message_type)
+    except MessageMismatch as error:
+        problem = f"the server's message is not a {message_type.DESCRIPTOR.full_name}"
+        raise InternalFailure(problem) from error
 
 
 def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:

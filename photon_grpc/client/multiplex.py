@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc.aio
 
 from photon_grpc.client.answer_types import answer_types
+from photon_grpc.client.descriptor_sets import ALL_IN_REQUESTS, AllInRequests
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.options import build_request
 from photon_grpc.client.resume import ResumingCall
@@ -94,8 +95,15 @@ class Multiplex:
     may end an idle stream to use its place; the next request opens another, and a request on its way is resent there.
     """
 
-    def __init__(self, open_call: Callable[[], MultiplexGenerateCall], target: str, policy: RetryPolicy) -> None:
+    def __init__(
+        self,
+        open_call: Callable[[], MultiplexGenerateCall],
+        target: str,
+        policy: RetryPolicy,
+        sets: AllInRequests = ALL_IN_REQUESTS,
+    ) -> None:
         """Take the call to open and the retry policy for single requests; gRPC itself retries only whole streams."""
+        self._sets = sets
         self._open_call = open_call
         self._target = target
         self._policy = policy
@@ -144,7 +152,8 @@ class Multiplex:
             await wire.close()
 
     def _call(self, request: pb.GenerateRequest, options: Options) -> MessageCall:
-        return ResumingCall(request, self.ask, self._target, options.get("timeout"), self._policy)
+        open_call = self._sets.detach(request, options.get("message_type")).opener(self.ask)
+        return ResumingCall(request, open_call, self._target, options.get("timeout"), self._policy)
 
 
 #: Servers send at most this much of an id, by which an answer finds its request.

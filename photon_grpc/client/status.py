@@ -12,9 +12,10 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
+from photon_grpc.v1 import errors_pb2
 
 DOMAIN = "photon-grpc"
-
+_REASONS = dict(errors_pb2.ErrorReason.items())
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: gRPC's text if health checks find no ready server.
@@ -68,6 +69,11 @@ def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
     trailers = dict(iter(failure.trailing_metadata() or ()))
     details = _details(trailers.get(_DETAILS_KEY))
     return _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
+
+
+def reason_of(error: errors.PhotonError) -> errors_pb2.ErrorReason.ValueType:
+    """Return the reason of an error as a constant of the enum; UNSPECIFIED if the enum of this release lacks it."""
+    return _REASONS.get(f"ERROR_REASON_{error.reason}", errors_pb2.ERROR_REASON_UNSPECIFIED)
 
 
 def item_error(failure: status_pb2.Status, target: str) -> errors.PhotonError:

@@ -58,9 +58,11 @@ class SharedCache(Generic[K, V]):
         return entry.value
 
     def keep(self, caller: str, key: K, value: V, num_bytes: int) -> None:
-        """Add a value of `num_bytes` unless the key has one already."""
+        """Add a value of `num_bytes` unless the key has one already. One that is above the bound is not kept."""
         entry = self._entries.get(key)
         if entry is None:
+            if num_bytes + HOLD_BYTES > self._max_bytes:
+                return
             entry = self._entries[key] = _Entry(value, num_bytes)
             self._num_bytes += num_bytes
         self._use(caller, key, entry)

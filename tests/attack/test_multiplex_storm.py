@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -75,7 +75,7 @@ class Stream:
         self._room.release()
 
 
-def _reason(error: pb.RequestError) -> str:
+def _reason(error: status_pb2.Status) -> str:
     info = error_details_pb2.ErrorInfo()
     return next((info.reason for detail in error.details if detail.Unpack(info)), str(error.code))
 

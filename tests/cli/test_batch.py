@@ -20,7 +20,7 @@ from photon_grpc.client import many
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.described import NAME, descriptor_set
-from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
+from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread, typed
 
 HI = [message("hi", start=True, finish=pb.FINISH_REASON_EOS)]
 FULL = Refusal(
@@ -89,7 +89,7 @@ def test_overwritten_answers_are_requested_again(tmp_path: Path, out: Path, caps
 def test_messages_of_typed_output_are_base64(tmp_path: Path, out: Path) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
     whole = message('{"number":"17"}', finish=pb.FINISH_REASON_EOS)
-    whole.deltas[0].message.Pack(find_message_type(descriptor_set(), NAME)(number="17"))
+    whole.deltas[0].message.CopyFrom(typed(find_message_type(descriptor_set(), NAME)(number="17")))
     with serving_in_a_thread([whole]) as fake:
         assert run(fake, write(tmp_path / "in.jsonl", "x"), out, "--protobuf", f"{tmp_path}/set", NAME) == 0
     assert answers(out)[0]["outputs"] == [{"text": '{"number":"17"}', "finish": "EOS", "message": "CgIxNw=="}]

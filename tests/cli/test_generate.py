@@ -23,7 +23,7 @@ from photon_grpc.client import Options, Timing, Usage
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.described import NAME, descriptor_set
-from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
+from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread, typed
 
 EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
 SCRIPT = [message("def ", start=True), message("fib", finish=MAX_TOKENS)]
@@ -168,7 +168,8 @@ def test_bytes_of_tokens_are_base64_in_json(capsys: pytest.CaptureFixture[str]) 
 def test_a_message_is_base64_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
     script = [message('{"number":"17"}', start=True, finish=EOS)]
-    script[0].deltas[0].message.Pack(Parse(script[0].deltas[0].text, find_message_type(descriptor_set(), NAME)()))
+    made = Parse(script[0].deltas[0].text, find_message_type(descriptor_set(), NAME)())
+    script[0].deltas[0].message.CopyFrom(typed(made))
     with serving_in_a_thread(script) as fake:
         flags = ["--json", "--protobuf", f"{tmp_path}/set", NAME, "--target", fake.target]
         assert main.main(["generate", "x", *flags]) == 0

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -55,6 +56,13 @@ def message(text: str = "", *, start: bool = False, finish: int = 0, index: int 
         response.usage.prompt_tokens, response.usage.output_tokens = 5, 3
         response.timing.first_token_duration.FromMilliseconds(12)
     return response
+
+
+def typed(whole: Message) -> pb.TypedMessage:
+    """Return a message as a server sends it."""
+    packed = AnyMessage()
+    packed.Pack(whole)
+    return pb.TypedMessage.FromString(packed.SerializeToString())
 
 
 class FakeServer(

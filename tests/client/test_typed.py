@@ -13,17 +13,26 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.client import Client, MessageMismatch, SyncClient, ToolCall, read_tool_message, tools_json
+from photon_grpc.client import (
+    Client,
+    MessageMismatch,
+    SyncClient,
+    ToolCall,
+    WrongMessageType,
+    read_tool_message,
+    tools_json,
+    unpack,
+)
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.client.options import build_request
 from photon_grpc.client.partial_json import PartialJson
-from photon_grpc.errors import InvalidRequest
+from photon_grpc.errors import InternalFailure, InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 from tests.examples import examples
 
 from .described import NAME, descriptor_set
-from .fake_server import FakeServer, message, serving, serving_in_a_thread
+from .fake_server import FakeServer, message, serving, serving_in_a_thread, typed
 
 JSON = '{"name":"a\\"b","aliases":["b","c"],"maxContextTokens":512,"limits":{"maxStopStrings":4}}'
 MODEL = model_pb2.Model(name='a"b', aliases=["b", "c"], max_context_tokens=512)
@@ -119,7 +128,7 @@ def script(reason: int = pb.FINISH_REASON_EOS, *, whole: bool = True) -> list[pb
     pieces = [message(JSON[at : at + 3], start=at == 0) for at in range(0, len(JSON), 3)]
     last = message("", finish=reason)
     if whole:
-        last.deltas[0].message.Pack(MODEL)
+        last.deltas[0].message.CopyFrom(typed(MODEL))
     return [*pieces, last]
 
 
@@ -141,7 +150,7 @@ async def test_a_message_keeps_growing_when_a_map_repeats_a_key() -> None:
     whole = pb.SamplingParams(logit_bias={5: 2, 7: 4}, seed=9)
     pieces = [message(text[at : at + 3], start=at == 0) for at in range(0, len(text), 3)]
     last = message("", finish=pb.FINISH_REASON_EOS)
-    last.deltas[0].message.Pack(whole)
+    last.deltas[0].message.CopyFrom(typed(whole))
     async with serving(FakeServer([*pieces, last])) as fake, Client(fake.target) as client:
         seen = [each async for each in client.stream_messages("x", pb.SamplingParams)]
     assert seen[-1] == whole and seen[-2].logit_bias[7] and all(each.ByteSize() for each in seen)
@@ -152,7 +161,7 @@ async def test_a_long_text_is_reported_each_time_it_grew_by_a_share() -> None:
     whole = json.dumps({"name": "x" * 20_000})
     pieces = [message(whole[at : at + 8], start=at == 0) for at in range(0, len(whole), 8)]
     last = message("", finish=pb.FINISH_REASON_EOS)
-    last.deltas[0].message.Pack(model_pb2.Model(name="x" * 20_000))
+    last.deltas[0].message.CopyFrom(typed(model_pb2.Model(name="x" * 20_000)))
     async with serving(FakeServer([*pieces, last])) as fake, Client(fake.target) as client:
         names = [each.name async for each in client.stream_messages("x", model_pb2.Model)]
     assert names[-1] == "x" * 20_000
@@ -167,6 +176,27 @@ async def test_a_truncated_message_is_an_error() -> None:
             [each async for each in client.stream_messages("x", model_pb2.Model)]
         with pytest.raises(MessageMismatch):
             await client.generate_message("x", model_pb2.Model)
+
+
+def test_a_typed_message_is_unpacked_as_an_any() -> None:
+    packed = typed(MODEL)
+    assert unpack(packed, model_pb2.Model) == MODEL
+    packed.type_url = "example.com/types/photon_grpc.v1.Model"
+    assert unpack(packed, model_pb2.Model) == MODEL
+    for type_url in ("photon_grpc.v1.Model/", "type.googleapis.com/v1.Model", ""):
+        with pytest.raises(WrongMessageType, match=r"not a photon_grpc\.v1\.Model"):
+            unpack(pb.TypedMessage(type_url=type_url, value=packed.value), model_pb2.Model)
+    with pytest.raises(MessageMismatch, match=r"3 bytes are not a photon_grpc\.v1\.Model"):
+        unpack(pb.TypedMessage(type_url=packed.type_url, value=b"\xff\xff\xff"), model_pb2.Model)
+
+
+async def test_a_message_of_another_type_is_a_defect_of_the_server() -> None:
+    last = message("", start=True, finish=pb.FINISH_REASON_EOS)
+    last.deltas[0].message.CopyFrom(typed(pb.Usage(prompt_tokens=1)))
+    async with serving(FakeServer([last])) as fake, Client(fake.target) as client:
+        with pytest.raises(InternalFailure, match=r"is not a photon_grpc\.v1\.Model") as failed:
+            await client.generate("x", message_type=model_pb2.Model)
+        assert isinstance(failed.value.__cause__, WrongMessageType)
 
 
 def test_messages_for_threads() -> None:

@@ -78,7 +78,16 @@ class FakeStream:
             await item()
         raise StopAsyncIteration
 
-    def close(self) -> None:
+    #: For a multiplexed stream, with a script of updates.
+    num_running = 1
+
+    def take(self) -> Update | None:
+        return next(self._script, None)
+
+    def call_when_due(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def close(self, error: BaseException | None = None) -> None:
         self.closed.set()
 
     async def __aenter__(self) -> FakeStream:
@@ -136,13 +145,14 @@ class FakeFrontend:
         await self._admit(ask, write)
         stream = FakeStream(ask, self.script)
         self.streams.append(stream)
+        text, last = "", LAST
         try:
-            text = ""
-            async for update in stream:
-                text += update.deltas[0].text
+            async for last in stream:
+                text += last.deltas[0].text
         finally:
             stream.close()
-        return Result(stream.start, (OutputDelta(0, text, (1, 2), LAST.deltas[0].finish),), LAST.usage, LAST.timing)
+        finish = last.deltas[0].finish or LAST.deltas[0].finish
+        return Result(stream.start, (OutputDelta(0, text, (1, 2), finish),), LAST.usage, LAST.timing)
 
     def refused(self, origin: Origin, error: BaseException) -> None:
         self.refused_requests.append((origin, error))

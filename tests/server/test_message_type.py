@@ -349,7 +349,7 @@ def test_a_type_is_charged_for_memory_outside_python(num_messages: int, num_fiel
             message(described, f"Outer{number}M{at}", *(f"f{field}: string" for field in range(num_fields)))
         files = serialized(described)
         read = read_message_type(files, f"acme.Outer{number}M0")
-        return read, message_type._num_bytes(files, read)
+        return read, message_type._num_bytes(read)
 
     made(0)
     before = taken()

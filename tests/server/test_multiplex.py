@@ -146,13 +146,13 @@ class Caller:
         return sum(item.response.HasField("timing") for item in self.items)
 
 
-def info(error: pb.RequestError) -> error_details_pb2.ErrorInfo:
+def info(error: status_pb2.Status) -> error_details_pb2.ErrorInfo:
     found = error_details_pb2.ErrorInfo()
     assert error.details[0].Unpack(found)
     return found
 
 
-def reason(error: pb.RequestError) -> str:
+def reason(error: status_pb2.Status) -> str:
     return info(error).reason
 
 

@@ -41,6 +41,7 @@ CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
     errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.KVCapacity: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DescriptorSetUnknown: grpc.StatusCode.FAILED_PRECONDITION,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.AbortedByAdmin: grpc.StatusCode.ABORTED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -16,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.core.ask import ConstraintAsk, Origin
-from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.errors import DescriptorSetUnknown, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.shared_cache import SharedCache
 from photon_grpc.server.typed.json_grammar import TooManyFields, write_json_grammar
@@ -32,12 +33,14 @@ from photon_grpc.server.wire.fields import count_fields
 from photon_grpc.v1 import inference_pb2 as pb
 
 _NAME_FIELD = "structured_output.protobuf.message_type"
+_DIGEST_FIELD = "structured_output.protobuf.file_descriptor_set_sha256"
+_DIGEST_BYTES = 32
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire; reading them takes about 30 ms.
 _MAX_SET_FIELDS = 2**15
-#: Memory of the types that are kept. By malloc's count a type takes its grammar and 20 to 60 times its set, at least
-#: 44 KiB.
-_MAX_CACHE_BYTES = 2**25
+#: Memory of the types and sets that are kept; room for the type of the largest set. By malloc's count a type takes its
+#: grammar and 20 to 60 times its set without comments, at least 44 KiB.
+_MAX_CACHE_BYTES = 2**26
 _BYTES_PER_SET_BYTE, _TYPE_BYTES = 60, 44 * 2**10
 _MAX_ERROR_CHARS = 500
 #: Types read at a time, each in at most 30 ms. Several threads would in turn take the interpreter from the event loop.
@@ -55,6 +58,8 @@ class MessageType:
     message_class: type[Message]
     #: A Lark grammar.
     grammar: str
+    #: The set that it was read from, without comments.
+    files: bytes
 
     @property
     def constraint(self) -> ConstraintAsk:
@@ -65,17 +70,29 @@ class MessageType:
         return ParseDict(json.loads(text), self.message_class())
 
 
-class MessageTypes:
-    """A cache of requested types. Belongs to one event loop.
+class Described(NamedTuple):
+    """How a request describes its type."""
 
-    New types are read in a thread, fairly between callers. A type is shared within an API key, or by all without keys.
+    #: A serialized FileDescriptorSet; empty if the digest stands for it.
+    files: bytes
+    #: The SHA-256 digest of a set; empty if the request has none.
+    digest: bytes
+    name: str
+
+
+class MessageTypes:
+    """A cache of requested types, and of their sets by digest. Belongs to one event loop.
+
+    New types are read in a thread, fairly between callers. Types and sets are shared within an API key, or by all
+    without keys.
 
     Args:
-        max_cache_bytes: memory of the types.
+        max_cache_bytes: memory of the types and sets.
     """
 
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
-        self._kept: SharedCache[_Key, MessageType] = SharedCache(max_cache_bytes)
+        #: Types, and under _SET instead of a name the serialized sets.
+        self._kept: SharedCache[_Key, Any] = SharedCache(max_cache_bytes)
         self._max_cache_bytes = max_cache_bytes
         #: Bytes of types made since the last garbage collection.
         self._num_made_bytes = 0
@@ -86,24 +103,32 @@ class MessageTypes:
 
     def wanted(self, request: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
         """Return the type of a request, found once that has its place. Raise InvalidConstraint, InvalidRequest."""
-        files, name = request.file_descriptor_set, request.message_type
-        _check(files, name)
-        return WantedType(self, files, name, origin)
+        described = Described(request.file_descriptor_set, request.file_descriptor_set_sha256, request.message_type)
+        _check(described)
+        return WantedType(self, described, origin)
 
-    async def find(self, files: bytes, name: str, origin: Origin) -> MessageType:
-        """Return the type `name` of the set `files`. Raise InvalidConstraint, QueueFull."""
-        key = (origin.owner, hashlib.sha256(files).digest(), name)
-        kept = self._kept.find(origin.caller, key)
-        return kept or await self._read(key, files, origin.caller)
+    async def find(self, described: Described, origin: Origin) -> MessageType:
+        """Return the type. Raise InvalidConstraint, InvalidRequest, DescriptorSetUnknown, QueueFull."""
+        owner, digest, caller = origin.owner, _digest(described), origin.caller
+        key, set_key = (owner, digest, described.name), (owner, digest, _SET)
+        found: MessageType | None = self._kept.find(caller, key)
+        if found is None:
+            files = self._kept.find(caller, set_key) if described.digest and not described.files else described.files
+            if files is None:
+                raise _unknown()
+            found = await self._read(key, files, caller)
+        # After the type, so that it is kept longer: it is small, and its loss costs the caller another call.
+        self._kept.keep(caller, set_key, found.files, len(found.files))
+        return found
 
     async def _read(self, key: _Key, files: bytes, caller: str) -> MessageType:
         place = await self._turns.enter(caller, len(files))
-        kept = self._kept.find(caller, key)
+        kept: MessageType | None = self._kept.find(caller, key)
         if kept is not None:  # read while this call waited
             self._turns.leave(place)
             return kept
         made = await self._turns.perform(place, self._threads, read_message_type, files, key[2])
-        num_bytes = _num_bytes(files, made)
+        num_bytes = _num_bytes(made)
         self._kept.keep(caller, key, made, num_bytes)
         self._collect(num_bytes)
         return made
@@ -119,33 +144,54 @@ class MessageTypes:
 class WantedType:
     """The message type of one request."""
 
-    def __init__(self, types: MessageTypes, files: bytes, name: str, origin: Origin) -> None:
+    def __init__(self, types: MessageTypes, described: Described, origin: Origin) -> None:
         self._types = types
-        self._files = files
-        self._name = name
+        self._described = described
         self._origin = origin
         #: Set once its constraint has been written.
         self.found: MessageType | None = None
 
     async def constraint(self) -> ConstraintAsk:
-        """Find the type, and return its constraint. Raise InvalidConstraint, QueueFull."""
-        files, self._files = self._files, b""  # it may hold a megabyte
-        self.found = await self._types.find(files, self._name, self._origin)
+        """Find the type, and return its constraint.
+
+        Raise InvalidConstraint, InvalidRequest, DescriptorSetUnknown, QueueFull.
+        """
+        described, self._described = self._described, self._described._replace(files=b"")  # it may hold a megabyte
+        self.found = await self._types.find(described, self._origin)
         return self.found.constraint
 
 
 #: API key, digest of the set, name.
 _Key = tuple[str, bytes, str]
+#: No type has this name.
+_SET = ""
 
 
-def _num_bytes(files: bytes, made: MessageType) -> int:
+def _num_bytes(made: MessageType) -> int:
     """Return the memory of a type. Messages that refer to each other have a grammar of many times their set."""
-    return _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files) + len(made.grammar)
+    return _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(made.files) + len(made.grammar)
+
+
+def _digest(described: Described) -> bytes:
+    """Return the digest of the set. Raise InvalidRequest if the request has another one."""
+    if described.digest and not described.files:
+        return described.digest
+    digest = hashlib.sha256(described.files).digest()
+    if described.digest not in (b"", digest):
+        problem = f"is {described.digest.hex()}, but the digest of file_descriptor_set is {digest.hex()}"
+        raise InvalidRequest(f"{_DIGEST_FIELD}: {problem}", field=_DIGEST_FIELD)
+    return digest
+
+
+def _unknown() -> DescriptorSetUnknown:
+    problem = "this replica does not hold the set with this digest; send file_descriptor_set"
+    return DescriptorSetUnknown(f"{_DIGEST_FIELD}: {problem}", field=_DIGEST_FIELD)
 
 
 def read_message_type(files: bytes, name: str) -> MessageType:
     """Return the type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
-    pool = _pool(_parsed(files), name)
+    parsed = _parsed(files)
+    pool = _pool({file.name: file for file in parsed.file}, name)
     try:
         root = pool.FindMessageTypeByName(name)
     except KeyError:
@@ -157,23 +203,29 @@ def read_message_type(files: bytes, name: str) -> MessageType:
         problem = f"{root.full_name} requires too many fields within one another, to a depth of"
         needed = graph.least_depth(root)
         raise refused(f"{problem} {needed}; {MAX_DEPTH} are allowed", needed=needed, limit=MAX_DEPTH) from None
-    return MessageType(root.full_name, GetMessageClass(root), grammar)
+    return MessageType(root.full_name, GetMessageClass(root), grammar, parsed.SerializeToString())
 
 
-def _check(files: bytes, name: str) -> None:
-    for field, value in ((FIELD, files or name in WELL_KNOWN_TYPES), (_NAME_FIELD, name)):
+def _check(described: Described) -> None:
+    files, digest, name = described
+    for field, value in ((FIELD, files or digest or name in WELL_KNOWN_TYPES), (_NAME_FIELD, name)):
         if not value:
             raise InvalidRequest(f"{field}: must not be empty", field=field)
+    if len(digest) not in (0, _DIGEST_BYTES):
+        problem = f"has {len(digest)} bytes; a SHA-256 digest has {_DIGEST_BYTES}"
+        raise InvalidRequest(
+            f"{_DIGEST_FIELD}: {problem}", field=_DIGEST_FIELD, needed=len(digest), limit=_DIGEST_BYTES
+        )
     if len(files) > _MAX_SET_BYTES:
         problem = f"has {len(files)} bytes; {_MAX_SET_BYTES} are allowed"
         raise refused(problem, needed=len(files), limit=_MAX_SET_BYTES)
 
 
-def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
-    """Return the files by name."""
+def _parsed(files: bytes) -> descriptor_pb2.FileDescriptorSet:
+    """Return the set without comments, which may be most of it."""
     try:
         count_fields(files, descriptor_pb2.FileDescriptorSet.DESCRIPTOR, _MAX_SET_FIELDS)
-        parsed = descriptor_pb2.FileDescriptorSet.FromString(files).file
+        parsed = descriptor_pb2.FileDescriptorSet.FromString(files)
     except InvalidRequest as error:
         if error.needed is not None:
             problem = f"has {error.needed} fields or more; {error.limit} are allowed"
@@ -181,12 +233,13 @@ def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
         raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
     except DecodeError:
         raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
-    by_name = {file.name: file for file in parsed}
-    if len(by_name) < len(parsed):
-        names = [file.name for file in parsed]
+    names = [file.name for file in parsed.file]
+    if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise refused(f"the file {twice!r} is in it {names.count(twice)} times")
-    return by_name
+    for file in parsed.file:
+        file.ClearField("source_code_info")
+    return parsed
 
 
 def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: str) -> DescriptorPool:
