@@ -17,7 +17,7 @@ from photon_grpc.client.message_type import DescribedType, describe
 from photon_grpc.client.resume import OpenCall
 from photon_grpc.client.status import to_error
 from photon_grpc.client.stream import MessageCall
-from photon_grpc.errors import DescriptorSetUnknown, InvalidRequest, PhotonError
+from photon_grpc.errors import DescriptorSetUnknown, InvalidRequest, NotAllowed, PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
 
 R = TypeVar("R")
@@ -110,8 +110,10 @@ class DescriptorSets(AllInRequests):
     async def _ask(self, model: str) -> None:
         try:
             self._knows_digests[model] = await self._refuses_unknown_fields(model)
+        except NotAllowed:  # the key may generate and not ask; an older server reports the missing set
+            self._knows_digests[model] = True
         except PhotonError:
-            del self._knows_digests[model]  # the next accepted set asks again
+            self._knows_digests.pop(model, None)  # the next accepted set asks again
 
 
 class _DetachedSet(SetInRequest):

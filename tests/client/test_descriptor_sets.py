@@ -15,12 +15,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from photon_grpc.client import Client, SyncClient
-from photon_grpc.client.descriptor_sets import MIN_BYTES, REPEATS
+from photon_grpc.client.descriptor_sets import MIN_BYTES, REPEATS, DescriptorSets
 from photon_grpc.client.message_type import describe, find_message_type
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.generation import Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import DescriptorSetUnknown
+from photon_grpc.errors import DeadlinePassed, DescriptorSetUnknown, Draining, PhotonError, ScopeRequired
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Update
 from photon_grpc.server.server import Server
 from photon_grpc.server.typed.message_type import MessageTypes
@@ -247,6 +247,20 @@ async def test_servers_that_ignore_unknown_fields_always_get_the_set() -> None:
         await until(lambda: client._sets._knows_digests.get("") is False)
         await ask(client, 3)
         assert sent(fake) == ["set"] * 4
+
+
+@pytest.mark.parametrize(
+    ("failure", "knows_digests"), [(ScopeRequired("no"), [True]), (Draining(), []), (DeadlinePassed("late"), [])]
+)
+async def test_a_key_that_may_only_generate_names_sets(failure: PhotonError, knows_digests: list[bool]) -> None:
+    async def refuse(model: str) -> bool:
+        raise failure
+
+    sets = DescriptorSets(refuse)
+    sets.accepted(b"digest", "")
+    assert not sets.may_name(b"digest", "")
+    await until(lambda: list(sets._knows_digests.values()) == knows_digests)
+    assert sets.may_name(b"digest", "") is bool(knows_digests)
 
 
 def test_threads_name_sets_too() -> None:

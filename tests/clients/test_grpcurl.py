@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import grpc
 import pytest
 
 from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
+from tests.server.described import file, message, serialized
 
 from .conftest import Service
 
@@ -54,6 +56,19 @@ def test_services_and_their_methods_are_found(target: str) -> None:
     for method in methods:
         described = grpcurl(target, "describe", method).stdout
         assert " returns (" in described
+
+
+@needs_grpcurl
+def test_a_message_of_a_type_that_only_the_caller_knows_is_printed(target: str) -> None:
+    described = file(syntax="proto2")
+    message(described, "Flag", "ok: required bool")
+    wanted = {"file_descriptor_set": base64.b64encode(serialized(described)).decode(), "message_type": "acme.Flag"}
+    request = {"text": "x", "structured_output": {"protobuf": wanted}, "stop": {"max_tokens": 32}}
+    (whole,) = objects(grpcurl(target, f"{INFERENCE}/Generate", message=request).stdout)
+    (output,) = whole["outputs"]
+    value = {'{"ok":true}': b"\x08\x01", '{"ok":false}': b"\x08\x00"}[output["text"]]
+    packed = {"type_url": "type.googleapis.com/acme.Flag", "value": base64.b64encode(value).decode()}
+    assert output["message"] == packed
 
 
 @needs_grpcurl

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_grpc.core.ask import StopAsk
+from photon_grpc.core.ask import UNWRITTEN, ConstraintAsk, StopAsk
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import FinishReason, OwnerLimits
-from photon_grpc.errors import EngineRestarting, PromptTooLong, QuotaExceeded
+from photon_grpc.errors import DescriptorSetUnknown, EngineRestarting, PromptTooLong, QuotaExceeded
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import Shares
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend
@@ -107,12 +107,19 @@ async def test_requests_in_flight_are_counted_per_owner(pair: tuple[Frontend, Fa
         stream.close()
 
 
+async def unknown() -> ConstraintAsk:
+    raise DescriptorSetUnknown("no set has this digest")
+
+
 async def test_requests_never_sent_are_not_counted(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
     tenants.keys["a"] = OwnerLimits(1, 100)
     for _ in range(3):
         with pytest.raises(PromptTooLong):
             await front.stream(ask("x" * 2000, owner="a"))
+    for _ in range(3):
+        with pytest.raises(DescriptorSetUnknown):
+            await front.stream(ask(prompt(90), owner="a", constraint=UNWRITTEN), unknown)
     facts, link.facts = link.facts, None
     with pytest.raises(EngineRestarting):
         await front.stream(ask(prompt(90), owner="a"))

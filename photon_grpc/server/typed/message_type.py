@@ -71,7 +71,7 @@ class MessageType:
 
 
 class Described(NamedTuple):
-    """How a request describes its type."""
+    """A request's description of its type."""
 
     #: A serialized FileDescriptorSet; empty if the digest stands for it.
     files: bytes
@@ -111,15 +111,15 @@ class MessageTypes:
         """Return the type. Raise InvalidConstraint, InvalidRequest, DescriptorSetUnknown, QueueFull."""
         owner, digest, caller = origin.owner, _digest(described), origin.caller
         key, set_key = (owner, digest, described.name), (owner, digest, _SET)
-        found: MessageType | None = self._kept.find(caller, key)
-        if found is None:
-            files = self._kept.find(caller, set_key) if described.digest and not described.files else described.files
-            if files is None:
-                raise _unknown()
-            found = await self._read(key, files, caller)
-        # After the type, so that it is kept longer: it is small, and its loss costs the caller another call.
-        self._kept.keep(caller, set_key, found.files, len(found.files))
-        return found
+        kept: MessageType | None = self._kept.find(caller, key)
+        if kept is not None:
+            return kept
+        files = self._kept.find(caller, set_key) if described.digest and not described.files else described.files
+        if files is None:
+            raise _unknown()
+        made = await self._read(key, files, caller)
+        self._kept.keep(caller, set_key, made.files, len(made.files))
+        return made
 
     async def _read(self, key: _Key, files: bytes, caller: str) -> MessageType:
         place = await self._turns.enter(caller, len(files))
