@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,7 @@ async def test_requests_never_sent_are_not_counted(pair: tuple[Frontend, FakeLin
     for _ in range(3):
         with pytest.raises(PromptTooLong):
             await front.stream(ask("x" * 2000, owner="a"))
+    link.facts = msgspec.structs.replace(link.facts, has_grammars=True)
     for _ in range(3):
         with pytest.raises(DescriptorSetUnknown):
             await front.stream(ask(prompt(90), owner="a", constraint=UNWRITTEN), unknown)
