@@ -229,6 +229,9 @@ async def test_a_set_that_stays_unknown_is_not_sent_a_third_time(call: Any) -> N
         with pytest.raises(DescriptorSetUnknown):
             await call(client)
         assert sent(fake) == ["set", "digest", "set"]
+        with pytest.raises(DescriptorSetUnknown):
+            await call(client)
+        assert sent(fake) == ["set", "digest", "set", "set"]
 
 
 @pytest.mark.parametrize("call", [generate, stream])
