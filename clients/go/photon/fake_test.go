@@ -136,7 +136,7 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 				return err
 			}
 		}
-		message := &pb.StreamGenerateResponse{Sequence: uint64(n + 1)}
+		message := &pb.StreamGenerateResponse{Sequence: int64(n + 1)}
 		if n == 0 {
 			message.Start = &pb.GenerationStart{RequestId: request.RequestId, Model: "fake", Seed: seed}
 		}
@@ -236,8 +236,7 @@ func (f *fake) MultiplexGenerate(stream grpc.BidiStreamingServer[pb.MultiplexGen
 				return send(item)
 			})
 			if err != nil {
-				told := status.Convert(err).Proto()
-				failed := &pb.RequestError{Code: told.Code, Message: told.Message, Details: told.Details}
+				failed := status.Convert(err).Proto()
 				send(&pb.MultiplexItem{
 					Handle: handle, RequestId: request.RequestId, Item: &pb.MultiplexItem_Error{Error: failed},
 				})

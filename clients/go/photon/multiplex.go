@@ -328,8 +328,8 @@ func (s *sharedStream) tell(byHandle map[uint32]*inbox, item *pb.MultiplexItem) 
 	box.put(response, end)
 }
 
-func (s *sharedStream) itemError(failed *pb.RequestError) error {
-	told := grpcstatus.FromProto(&status.Status{Code: failed.Code, Message: failed.Message, Details: failed.Details})
+func (s *sharedStream) itemError(failed *status.Status) error {
+	told := grpcstatus.FromProto(failed)
 	failure := fromStatus(told, s.multiplex.client.target)
 	failure.cause = told.Err()
 	if failure.Reason == Draining {

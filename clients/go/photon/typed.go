@@ -2,6 +2,8 @@ package photon
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"iter"
 	"strings"
 
@@ -36,10 +38,16 @@ func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prom
 // A key that a map is given twice has its last value.
 func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		var whole Output
+		var whole pb.Output
 		var last string
 		var parsed int
-		for delta, err := range caller.Stream(ctx, prompt, typed[T](options)...).All() {
+		stream := caller.Stream(ctx, prompt, typed[T](options)...)
+		defer stream.Close()
+		for {
+			delta, err := stream.next()
+			if err == io.EOF {
+				return
+			}
 			if err != nil {
 				var none T
 				yield(none, err)
@@ -48,9 +56,9 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 			if delta.Index != 0 {
 				continue
 			}
-			whole.add(delta)
+			join(&whole, delta)
 			if whole.Finish != nil {
-				yield(MessageAs[T](whole))
+				yield(MessageAs[T](readOutput(&whole)))
 				return
 			}
 			if !isWorthParsing(delta.Text, len(whole.Text), parsed) {
@@ -86,10 +94,40 @@ func MessageAs[T proto.Message](output Output) (T, error) {
 		}
 		return message, mismatch("the output ended with %s before its %s was whole", reason, name)
 	}
-	if err := output.Message.UnmarshalTo(message); err != nil {
-		return message, mismatch("the server's message is no %s: %v", name, err)
+	return message, Unpack(output.Message, message)
+}
+
+// WrongType is the cause of the error of Unpack for a message of another type.
+type WrongType struct {
+	// Full names.
+	Got, Want string
+}
+
+func (w *WrongType) Error() string {
+	return fmt.Sprintf("the message is a %s; %s is wanted", w.Got, w.Want)
+}
+
+// Unpack reads the message of an output into one of its type:
+//
+//	invoice := &acmev1.Invoice{}
+//	err := photon.Unpack(output.Message, invoice)
+//
+// Errors are MessageMismatch; errors.As finds the *WrongType of a message of another type.
+func Unpack(message *pb.TypedMessage, into proto.Message) error {
+	want := string(into.ProtoReflect().Descriptor().FullName())
+	if message == nil {
+		return mismatch("the output has no message; %s is wanted", want)
 	}
-	return message, nil
+	if got := message.TypeUrl[strings.LastIndexByte(message.TypeUrl, '/')+1:]; got != want {
+		wrong := &WrongType{got, want}
+		failure := mismatch("%v", wrong)
+		failure.cause = wrong
+		return failure
+	}
+	if err := proto.Unmarshal(message.Value, into); err != nil {
+		return mismatch("the server's bytes are no %s: %v", want, err)
+	}
+	return nil
 }
 
 // WithMessageType asks for a message of prototype's type, which may be a nil pointer.
