@@ -2,6 +2,7 @@ package photon_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"strings"
@@ -29,6 +30,7 @@ import (
 // one's is. Where it fails is up to the test.
 type fake struct {
 	pb.UnimplementedInferenceServiceServer
+	pb.UnimplementedModelServiceServer
 	address string
 	health  *health.Server
 	server  *grpc.Server
@@ -39,6 +41,15 @@ type fake struct {
 	after error
 	// Headers go before the first message.
 	sendsHeaders bool
+	// Messages with only a sequence before the first one.
+	heartbeats int
+	// Of its model, and what GetModel fails with.
+	features []pb.Feature
+	refusal  error
+	asked    atomic.Int32
+	// It keeps no descriptor set.
+	forgets bool
+	sets    sync.Map
 	// Between two messages.
 	pause time.Duration
 	// So many shared streams end as idle while a request is on its way to them.
@@ -68,6 +79,7 @@ func listenFake(t *testing.T, network, address string, options ...grpc.ServerOpt
 	f.health.SetServingStatus("photon_grpc.v1.InferenceService", healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(f.server, f.health)
 	pb.RegisterInferenceServiceServer(f.server, f)
+	pb.RegisterModelServiceServer(f.server, f)
 	go f.server.Serve(listener)
 	t.Cleanup(f.server.Stop)
 	return f
@@ -113,9 +125,43 @@ func (f *fake) cancels() []error {
 	return append([]error(nil), f.cancelled...)
 }
 
+func (f *fake) GetModel(context.Context, *pb.GetModelRequest) (*pb.GetModelResponse, error) {
+	f.asked.Add(1)
+	return &pb.GetModelResponse{Model: &pb.Model{Features: f.features}}, f.refusal
+}
+
+func (f *fake) Tokenize(context.Context, *pb.TokenizeRequest) (*pb.TokenizeResponse, error) {
+	return &pb.TokenizeResponse{TokenIds: []uint32{1}}, nil
+}
+
+// findSet fails where a request has the digest of a set that did not come before.
+func (f *fake) findSet(typed *pb.StructuredOutput_Protobuf) error {
+	if set := typed.GetFileDescriptorSet(); set != nil && !f.forgets {
+		f.sets.Store(sha256.Sum256(set), true)
+		return nil
+	}
+	if typed == nil {
+		return nil
+	}
+	if digest := typed.FileDescriptorSetSha256; len(digest) == sha256.Size {
+		if _, known := f.sets.Load([sha256.Size]byte(digest)); known {
+			return nil
+		}
+	}
+	return failure(codes.FailedPrecondition, photon.DescriptorSetUnknown, nil)
+}
+
 // messages gives the messages of a request to send, until it fails.
 func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send func(*pb.StreamGenerateResponse) error) error {
 	f.note(ctx, request)
+	for n := range f.heartbeats {
+		if err := send(&pb.StreamGenerateResponse{Sequence: int64(n + 1)}); err != nil {
+			return err
+		}
+	}
+	if err := f.findSet(request.GetStructuredOutput().GetProtobuf()); err != nil {
+		return err
+	}
 	seed := uint64(drawnSeed)
 	if request.Sampling != nil && request.Sampling.Seed != nil {
 		seed = *request.Sampling.Seed
@@ -136,7 +182,7 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 				return err
 			}
 		}
-		message := &pb.StreamGenerateResponse{Sequence: int64(n + 1)}
+		message := &pb.StreamGenerateResponse{Sequence: int64(f.heartbeats + n + 1)}
 		if n == 0 {
 			message.Start = &pb.GenerationStart{RequestId: request.RequestId, Model: "fake", Seed: seed}
 		}
