@@ -16,6 +16,9 @@ const (
 	maxSetBytes = 4 << 10
 	// Digests that a client remembers.
 	maxDigests = 1024
+	// Calls with the set itself after one whose digest was not known, where another balancer than ours gives the replicas
+	// their turns: then each of as many gets it. Otherwise it could go to the same one every time.
+	maxRepeats = 16
 )
 
 // digest is the SHA-256 of a descriptor set.
@@ -23,25 +26,39 @@ type digest [sha256.Size]byte
 
 // sentSets are the descriptor sets that servers of a client took. One that has lost a set says so.
 type sentSets struct {
-	mu  sync.Mutex
-	set map[digest]bool
+	mu sync.Mutex
+	// For each, how many calls must have the set itself before its digest is enough.
+	owed map[digest]int
 	// Digests are of no use: servers cannot be asked whether they know them.
 	isOff bool
 }
 
+// has reports whether a call may have the digest.
 func (s *sentSets) has(set digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.set[set] && !s.isOff
+	owed, isSent := s.owed[set]
+	if owed > 0 {
+		s.owed[set]--
+	}
+	return isSent && owed == 0 && !s.isOff
+}
+
+func (s *sentSets) owe(set digest, num int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owed[set] = num
 }
 
 func (s *sentSets) add(set digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.set == nil || len(s.set) >= maxDigests {
-		s.set = map[digest]bool{}
+	if s.owed == nil || len(s.owed) >= maxDigests {
+		s.owed = map[digest]int{}
 	}
-	s.set[set] = true
+	if _, isSent := s.owed[set]; !isSent {
+		s.owed[set] = 0
+	}
 }
 
 func (s *sentSets) turnOff() {
@@ -90,7 +107,10 @@ func (d *dispatch) context(ctx context.Context) (context.Context, error) {
 // again reports whether to send a request that failed before its answer again at once, perhaps in another form.
 func (d *dispatch) again(ctx context.Context, failure error) (bool, error) {
 	if d.isShort() && errors.Is(failure, DescriptorSetUnknown) {
-		if d.guard != nil {
+		switch {
+		case !d.client.choosesReplicas.Load():
+			d.client.sets.owe(*d.set, maxRepeats)
+		case d.guard != nil:
 			// In turn, the set would go to one that has it, and the next digest to this one again.
 			d.near = d.guard.chosen.Load()
 		}

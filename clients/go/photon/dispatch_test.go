@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -145,6 +146,26 @@ func TestReplicasInTurnEachLearnASet(t *testing.T) {
 				t.Error("the set was sent", withSet, "times")
 			}
 		})
+	}
+}
+
+func TestReplicasInTurnOfAnotherBalancerEachLearnASet(t *testing.T) {
+	replicas := []*fake{newFake(t), newFake(t)}
+	for _, f := range replicas {
+		f.features = refusesUnknown
+	}
+	turns := photon.WithDialOptions(grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"round_robin": {}}]}`))
+	client, large := newClient(t, []photon.ClientOption{turns}, replicas...), withLargeType(t)
+	connectToAll(t, client, replicas...)
+	for range 40 {
+		if _, err := client.Generate(t.Context(), photon.Text("x"), large); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range replicas {
+		if told := forms(f); !strings.HasSuffix(told, "dddd") {
+			t.Error(told)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
@@ -99,6 +100,8 @@ func fakeText(seed uint64, num int) string {
 }
 
 const drawnSeed = 77
+
+var arrival = timestamppb.New(time.Unix(1_700_000_000, 0))
 
 func (f *fake) note(ctx context.Context, request *pb.GenerateRequest) {
 	f.mu.Lock()
@@ -184,7 +187,9 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 		}
 		message := &pb.StreamGenerateResponse{Sequence: int64(f.heartbeats + n + 1)}
 		if n == 0 {
-			message.Start = &pb.GenerationStart{RequestId: request.RequestId, Model: "fake", Seed: seed}
+			message.Start = &pb.GenerationStart{
+				RequestId: request.RequestId, Model: "fake", Seed: seed, CreateTime: arrival, Release: "1.2.3",
+			}
 		}
 		p := known + n
 		if p < num {
@@ -199,6 +204,7 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 		last := p >= num-1
 		if last {
 			message.Deltas[0].Finish = &pb.Finish{Reason: pb.FinishReason_FINISH_REASON_MAX_TOKENS}
+			message.Deltas[0].Usage = &pb.OutputUsage{OutputTokens: uint32(num - known)}
 			message.Usage = &pb.Usage{PromptTokens: uint32(5 + known), CachedPromptTokens: uint32(known), OutputTokens: uint32(num - known)}
 			message.Timing = &pb.Timing{
 				FirstTokenDuration: durationpb.New(time.Millisecond), TotalDuration: durationpb.New(2 * time.Millisecond),
@@ -229,11 +235,13 @@ func (f *fake) StreamGenerate(request *pb.GenerateRequest, stream grpc.ServerStr
 }
 
 func (f *fake) Generate(ctx context.Context, request *pb.GenerateRequest) (*pb.GenerateResponse, error) {
-	answer := &pb.GenerateResponse{RequestId: request.RequestId, Outputs: []*pb.Output{{}}}
+	answer := &pb.GenerateResponse{
+		RequestId: request.RequestId, Outputs: []*pb.Output{{}}, CreateTime: arrival, Release: "1.2.3",
+	}
 	err := f.messages(ctx, request, func(message *pb.StreamGenerateResponse) error {
 		for _, delta := range message.Deltas {
 			answer.Outputs[0].Text += delta.Text
-			answer.Outputs[0].Finish = delta.Finish
+			answer.Outputs[0].Finish, answer.Outputs[0].Usage = delta.Finish, delta.Usage
 		}
 		answer.Usage, answer.Timing = message.Usage, message.Timing
 		return nil

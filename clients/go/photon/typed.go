@@ -97,13 +97,13 @@ func MessageAs[T proto.Message](output Output) (T, error) {
 	return message, Unpack(output.Message, message)
 }
 
-// WrongType is the cause of the error of Unpack for a message of another type.
-type WrongType struct {
+// WrongMessageType is the cause of the error of Unpack for a message of another type.
+type WrongMessageType struct {
 	// Full names.
 	Got, Want string
 }
 
-func (w *WrongType) Error() string {
+func (w *WrongMessageType) Error() string {
 	return fmt.Sprintf("the message is a %s; %s is wanted", w.Got, w.Want)
 }
 
@@ -112,14 +112,14 @@ func (w *WrongType) Error() string {
 //	invoice := &acmev1.Invoice{}
 //	err := photon.Unpack(output.Message, invoice)
 //
-// Errors are MessageMismatch; errors.As finds the *WrongType of a message of another type.
+// Errors are MessageMismatch; errors.As finds the *WrongMessageType of a message of another type.
 func Unpack(message *pb.TypedMessage, into proto.Message) error {
 	want := string(into.ProtoReflect().Descriptor().FullName())
 	if message == nil {
 		return mismatch("the output has no message; %s is wanted", want)
 	}
 	if got := message.TypeUrl[strings.LastIndexByte(message.TypeUrl, '/')+1:]; got != want {
-		wrong := &WrongType{got, want}
+		wrong := &WrongMessageType{got, want}
 		failure := mismatch("%v", wrong)
 		failure.cause = wrong
 		return failure
