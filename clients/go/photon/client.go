@@ -147,7 +147,7 @@ func (c *Client) Tokenize(ctx context.Context, prompt Prompt, options ...Option)
 }
 
 func (c *Client) tokenize(ctx context.Context, request *pb.TokenizeRequest) (*pb.TokenizeResponse, error) {
-	admission := &admission{client: c, field: firstCautious(request.ProtoReflect(), cautiousOfTokenize, "")}
+	admission := &admission{client: c, field: firstCautious(request.ProtoReflect(), cautiousOfTokenize)}
 	if admission.field == "" {
 		return unary(ctx, c, c.models.Tokenize, request)
 	}

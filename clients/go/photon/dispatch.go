@@ -89,7 +89,7 @@ func (c *Client) newDispatch(request *pb.GenerateRequest) *dispatch {
 
 func (d *dispatch) use(message *pb.GenerateRequest) {
 	d.message, d.guard = message, nil
-	d.field = firstCautious(message.ProtoReflect(), cautiousOfGenerate, "")
+	d.field = firstCautious(message.ProtoReflect(), cautiousOfGenerate)
 }
 
 func (d *dispatch) isShort() bool { return d.message != d.whole }

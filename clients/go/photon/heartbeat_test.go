@@ -6,9 +6,16 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
+
+// lostSoon is a failure after which to come back at once.
+var lostSoon = failure(codes.Unavailable, photon.EngineFailure, nil, &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
 
 func TestHeartbeatsAreNotRead(t *testing.T) {
 	for _, source := range sources {
@@ -42,7 +49,7 @@ func TestACallThatFailsAfterHeartbeatsIsSentAgain(t *testing.T) {
 			for _, options := range [][]photon.ClientOption{nil, {photon.WithoutResume()}} {
 				f := newFake(t)
 				f.heartbeats = 2
-				f.before = failing(2, lost)
+				f.before = failing(2, lostSoon)
 				caller := source.open(t, newClient(t, options, f))
 				equal(t, "text", read(t, caller.Stream(t.Context(), photon.Text("x"), photon.WithSeed(1))), fakeText(1, 20))
 				equal(t, "sent", len(f.seen()), 3)
@@ -57,7 +64,7 @@ func TestACallThatFailsAfterHeartbeatsIsSentAsOftenAsThePolicySays(t *testing.T)
 			for want, options := range map[int][]photon.ClientOption{5: nil, 1: {photon.WithoutRetries()}} {
 				f := newFake(t)
 				f.heartbeats = 1
-				f.before = func(*pb.GenerateRequest, int) error { return lost }
+				f.before = func(*pb.GenerateRequest, int) error { return lostSoon }
 				_, err := source.open(t, newClient(t, options, f)).Stream(t.Context(), photon.Text("x")).Collect()
 				if !errors.Is(err, photon.EngineFailure) {
 					t.Error(err)

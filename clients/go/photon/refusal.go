@@ -262,24 +262,22 @@ func cautiousFields(message protoreflect.MessageDescriptor) []cautious {
 }
 
 // firstCautious gives the path of the first such field that a message sets.
-func firstCautious(message protoreflect.Message, fields []cautious, prefix string) string {
+func firstCautious(message protoreflect.Message, fields []cautious) string {
 	for _, each := range fields {
-		if !message.Has(each.field) {
-			continue
-		}
-		path, value := prefix+string(each.field.Name()), message.Get(each.field)
+		name := string(each.field.Name())
 		switch {
+		case !message.Has(each.field):
 		case each.below == nil:
-			return path
+			return name
 		case !each.field.IsList():
-			if found := firstCautious(value.Message(), each.below, path+"."); found != "" {
-				return found
+			if found := firstCautious(message.Get(each.field).Message(), each.below); found != "" {
+				return name + "." + found
 			}
 		default:
-			for i := range value.List().Len() {
-				below := fmt.Sprintf("%s[%d].", path, i)
-				if found := firstCautious(value.List().Get(i).Message(), each.below, below); found != "" {
-					return found
+			list := message.Get(each.field).List()
+			for i := range list.Len() {
+				if found := firstCautious(list.Get(i).Message(), each.below); found != "" {
+					return fmt.Sprintf("%s[%d].%s", name, i, found)
 				}
 			}
 		}

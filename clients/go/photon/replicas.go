@@ -44,6 +44,7 @@ func (c apartConn) NewSubConn(addresses []resolver.Address, options balancer.New
 		listener(state)
 	}
 	var err error
+	//lint:ignore SA1019 It is the only way to a SubConn; round_robin gives it one address.
 	conn, err = c.ClientConn.NewSubConn(addresses, options)
 	return conn, err
 }

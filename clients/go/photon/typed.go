@@ -6,6 +6,7 @@ import (
 	"io"
 	"iter"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -134,7 +135,7 @@ func Unpack(message *pb.TypedMessage, into proto.Message) error {
 func WithMessageType(prototype proto.Message) Option {
 	return func(r *request) {
 		descriptor := prototype.ProtoReflect().Descriptor()
-		files, err := proto.Marshal(fileSet(descriptor.ParentFile()))
+		files, err := descriptorSet(descriptor.ParentFile())
 		if err != nil {
 			r.refuse("structured_output.protobuf", "the file of %s: %v", descriptor.FullName(), err)
 		}
@@ -153,6 +154,32 @@ func typed[T proto.Message](options []Option) []Option {
 func newMessage[T proto.Message]() T {
 	var prototype T
 	return prototype.ProtoReflect().New().Interface().(T)
+}
+
+const maxDescribed = 64
+
+// described are the sets of files that were asked for.
+var described = struct {
+	mu   sync.Mutex
+	sets map[protoreflect.FileDescriptor][]byte
+}{sets: map[protoreflect.FileDescriptor][]byte{}}
+
+// descriptorSet is a file and all that it imports, in bytes. The same file has the same bytes, and so the same digest.
+func descriptorSet(file protoreflect.FileDescriptor) ([]byte, error) {
+	described.mu.Lock()
+	defer described.mu.Unlock()
+	if set := described.sets[file]; set != nil {
+		return set, nil
+	}
+	set, err := proto.MarshalOptions{Deterministic: true}.Marshal(fileSet(file))
+	if err != nil {
+		return nil, err
+	}
+	if len(described.sets) >= maxDescribed {
+		clear(described.sets)
+	}
+	described.sets[file] = set
+	return set, nil
 }
 
 // fileSet is first and all that it imports, without what the server has.
