@@ -168,6 +168,20 @@ func TestLiveMessages(t *testing.T) {
 	}
 }
 
+// The second request has a digest in place of the type's descriptors, if the server knows digests.
+func TestLiveALargeTypeTwice(t *testing.T) {
+	client, large := live(t), withLargeType(t)
+	var texts []string
+	for range 2 {
+		result, err := client.Generate(t.Context(), photon.Text("x = "), large, photon.WithMaxTokens(8), photon.WithSeed(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, result.Text)
+	}
+	equal(t, "text", texts[1], texts[0])
+}
+
 func TestLiveToolsAreRendered(t *testing.T) {
 	client := live(t)
 	chat := photon.Chat{
