@@ -42,7 +42,13 @@ type Client struct {
 	ready, any *grpc.ClientConn
 	inference  pb.InferenceServiceClient
 	models     pb.ModelServiceClient
-	closed     atomic.Bool
+	// Calls of ModelService to the replicas that generate.
+	checkedModels pb.ModelServiceClient
+	// What is known of all replicas where the balancer is not ours, and whether it is.
+	asAWhole        *replica
+	choosesReplicas atomic.Bool
+	sets            sentSets
+	closed          atomic.Bool
 }
 
 // NewClient makes a client that connects on first use. target is HOST:PORT, unix:PATH, dns:///NAME:PORT,
@@ -57,6 +63,7 @@ func NewClient(target string, options ...ClientOption) (*Client, error) {
 		return nil, err
 	}
 	c.inference, c.models = pb.NewInferenceServiceClient(c.ready), pb.NewModelServiceClient(c.any)
+	c.checkedModels, c.asAWhole = pb.NewModelServiceClient(c.ready), newReplicaOf(nil)
 	return c, nil
 }
 
@@ -135,8 +142,18 @@ func (c *Client) Tokenize(ctx context.Context, prompt Prompt, options ...Option)
 	}
 	ctx, cancel := c.withDeadline(ctx, r.timeout)
 	defer cancel()
-	answer, err := unary(ctx, c, c.models.Tokenize, request)
+	answer, err := c.tokenize(ctx, request)
 	return answer.GetTokenIds(), err
+}
+
+func (c *Client) tokenize(ctx context.Context, request *pb.TokenizeRequest) (*pb.TokenizeResponse, error) {
+	admission := &admission{client: c, field: firstCautious(request.ProtoReflect(), cautiousOfTokenize)}
+	if admission.field == "" {
+		return unary(ctx, c, c.models.Tokenize, request)
+	}
+	return admitted(ctx, admission, func(ctx context.Context) (*pb.TokenizeResponse, error) {
+		return unary(ctx, c, c.checkedModels.Tokenize, request)
+	})
 }
 
 // Detokenize gives the text that ids release. Of the options WithModel and WithSkipSpecialTokens count.
@@ -191,7 +208,36 @@ func withDefaultDeadline(ctx context.Context, limit time.Duration) (context.Cont
 }
 
 func (c *Client) generate(ctx context.Context, request *pb.GenerateRequest) (*pb.GenerateResponse, error) {
-	return unary(ctx, c, c.inference.Generate, request)
+	dispatch := c.newDispatch(request)
+	answer, err := admitted(ctx, dispatch, func(ctx context.Context) (*pb.GenerateResponse, error) {
+		return unary(ctx, c, c.inference.Generate, dispatch.message)
+	})
+	if err == nil {
+		dispatch.arrived()
+	}
+	return answer, err
+}
+
+// admitted sends a request until it reached a replica that may have it.
+func admitted[A any](ctx context.Context, admission interface {
+	context(context.Context) (context.Context, error)
+	again(context.Context, error) (bool, error)
+}, send func(context.Context) (A, error)) (A, error) {
+	for {
+		own, err := admission.context(ctx)
+		if err != nil {
+			var none A
+			return none, err
+		}
+		answer, err := send(own)
+		if err == nil {
+			return answer, nil
+		}
+		isAgain, err := admission.again(ctx, err)
+		if !isAgain {
+			return answer, err
+		}
+	}
 }
 
 // unary makes a call whose failure is an *Error.

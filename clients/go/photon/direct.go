@@ -10,11 +10,10 @@ import (
 )
 
 // directCall is a StreamGenerate of its own. gRPC sends it again until headers of an answer came, this where the connection
-// is lost between them and the first message.
+// is lost between them and the first message, heartbeats not counted.
 type directCall struct {
-	client   *Client
+	*dispatch
 	ctx      context.Context
-	request  *pb.GenerateRequest
 	stream   grpc.ServerStreamingClient[pb.StreamGenerateResponse]
 	err      error
 	attempts int
@@ -22,30 +21,48 @@ type directCall struct {
 }
 
 func (c *Client) openCall(ctx context.Context, request *pb.GenerateRequest) call {
-	call := &directCall{client: c, ctx: ctx, request: request}
+	call := &directCall{dispatch: c.newDispatch(request), ctx: ctx, attempts: 1}
 	call.open()
 	return call
 }
 
 func (d *directCall) open() {
-	d.attempts++
-	d.stream, d.err = d.client.inference.StreamGenerate(d.ctx, d.request)
+	var ctx context.Context
+	if ctx, d.err = d.context(d.ctx); d.err == nil {
+		d.stream, d.err = d.client.inference.StreamGenerate(ctx, d.message)
+	}
 }
 
 func (d *directCall) Recv() (*pb.StreamGenerateResponse, error) {
 	for {
 		message, err := d.receive()
-		if err == nil {
-			d.hasBegun = true
+		switch {
+		case err == nil && isHeartbeat(message):
+			continue
+		case err == nil:
+			d.begin()
 			return message, nil
-		}
-		if !d.isLeftToUs() {
+		case d.hasBegun:
 			return nil, err
 		}
-		if err := pause(d.ctx, err, d.attempts-1); err != nil {
-			return nil, err
+		isAgain, err := d.again(d.ctx, err)
+		if !isAgain {
+			if !d.isLeftToUs() {
+				return nil, err
+			}
+			if err := pause(d.ctx, err, d.attempts-1); err != nil {
+				return nil, err
+			}
+			d.attempts++
 		}
 		d.open()
+	}
+}
+
+func (d *directCall) begin() {
+	if !d.hasBegun {
+		d.hasBegun = true
+		d.arrived()
 	}
 }
 
@@ -61,7 +78,7 @@ func (d *directCall) receive() (*pb.StreamGenerateResponse, error) {
 }
 
 func (d *directCall) isLeftToUs() bool {
-	if d.hasBegun || d.err != nil || !d.client.retries || d.attempts >= policy.MaxAttempts {
+	if d.err != nil || !d.client.retries || d.attempts >= policy.MaxAttempts {
 		return false
 	}
 	headers, err := d.stream.Header()

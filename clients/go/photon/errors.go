@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
 const (
@@ -49,13 +51,15 @@ const (
 	QueueTimeout        Reason = "QUEUE_TIMEOUT"
 	QuotaExceeded       Reason = "QUOTA_EXCEEDED"
 	KVCapacity          Reason = "KV_CAPACITY"
-	DeadlinePassed      Reason = "DEADLINE_PASSED"
-	DeadlineUnreachable Reason = "DEADLINE_UNREACHABLE"
-	NumericFailure      Reason = "NUMERIC_FAILURE"
-	RequestQuarantined  Reason = "REQUEST_QUARANTINED"
-	AbortedByAdmin      Reason = "ABORTED_BY_ADMIN"
-	Cancelled           Reason = "CANCELLED"
-	InternalFailure     Reason = "INTERNAL_FAILURE"
+	// No replica has the descriptor set of a digest; the client sends the set itself then.
+	DescriptorSetUnknown Reason = "DESCRIPTOR_SET_UNKNOWN"
+	DeadlinePassed       Reason = "DEADLINE_PASSED"
+	DeadlineUnreachable  Reason = "DEADLINE_UNREACHABLE"
+	NumericFailure       Reason = "NUMERIC_FAILURE"
+	RequestQuarantined   Reason = "REQUEST_QUARANTINED"
+	AbortedByAdmin       Reason = "ABORTED_BY_ADMIN"
+	Cancelled            Reason = "CANCELLED"
+	InternalFailure      Reason = "INTERNAL_FAILURE"
 	// What came is no whole message of the type that was asked for.
 	MessageMismatch Reason = "MESSAGE_MISMATCH"
 
@@ -76,40 +80,41 @@ const (
 
 // Each known reason, and what it is a member of.
 var memberOf = map[Reason]Reason{
-	RequestError:        "",
-	Unavailable:         "",
-	Closed:              "",
-	InvalidRequest:      RequestError,
-	MalformedMessage:    InvalidRequest,
-	PromptTooLong:       InvalidRequest,
-	InvalidConstraint:   InvalidRequest,
-	InvalidTemplate:     InvalidRequest,
-	ModelNotFound:       RequestError,
-	FeatureNotSupported: RequestError,
-	DuplicateRequestId:  RequestError,
-	NotAllowed:          RequestError,
-	MissingCredentials:  NotAllowed,
-	InvalidCredentials:  NotAllowed,
-	ScopeRequired:       NotAllowed,
-	Overloaded:          RequestError,
-	QueueFull:           Overloaded,
-	QueueTimeout:        Overloaded,
-	QuotaExceeded:       Overloaded,
-	KVCapacity:          RequestError,
-	DeadlinePassed:      RequestError,
-	DeadlineUnreachable: DeadlinePassed,
-	NumericFailure:      RequestError,
-	RequestQuarantined:  RequestError,
-	AbortedByAdmin:      RequestError,
-	Cancelled:           RequestError,
-	InternalFailure:     RequestError,
-	MessageMismatch:     RequestError,
-	ModelLoading:        Unavailable,
-	Draining:            Unavailable,
-	EngineRestarting:    Unavailable,
-	EngineFailure:       Unavailable,
-	IdleStreamEvicted:   Unavailable,
-	Unreachable:         Unavailable,
+	RequestError:         "",
+	Unavailable:          "",
+	Closed:               "",
+	InvalidRequest:       RequestError,
+	MalformedMessage:     InvalidRequest,
+	PromptTooLong:        InvalidRequest,
+	InvalidConstraint:    InvalidRequest,
+	InvalidTemplate:      InvalidRequest,
+	ModelNotFound:        RequestError,
+	FeatureNotSupported:  RequestError,
+	DuplicateRequestId:   RequestError,
+	NotAllowed:           RequestError,
+	MissingCredentials:   NotAllowed,
+	InvalidCredentials:   NotAllowed,
+	ScopeRequired:        NotAllowed,
+	Overloaded:           RequestError,
+	QueueFull:            Overloaded,
+	QueueTimeout:         Overloaded,
+	QuotaExceeded:        Overloaded,
+	KVCapacity:           RequestError,
+	DescriptorSetUnknown: RequestError,
+	DeadlinePassed:       RequestError,
+	DeadlineUnreachable:  DeadlinePassed,
+	NumericFailure:       RequestError,
+	RequestQuarantined:   RequestError,
+	AbortedByAdmin:       RequestError,
+	Cancelled:            RequestError,
+	InternalFailure:      RequestError,
+	MessageMismatch:      RequestError,
+	ModelLoading:         Unavailable,
+	Draining:             Unavailable,
+	EngineRestarting:     Unavailable,
+	EngineFailure:        Unavailable,
+	IdleStreamEvicted:    Unavailable,
+	Unreachable:          Unavailable,
 }
 
 // What a status without our details means: it came from gRPC itself, a proxy or another server.
@@ -127,6 +132,12 @@ var byCode = map[codes.Code]Reason{
 }
 
 func (r Reason) Error() string { return string(r) }
+
+// Proto is the reason's value in the API's enum, for a switch over them; ERROR_REASON_UNSPECIFIED where it has none: groups,
+// failures of this side, and what a newer server says.
+func (r Reason) Proto() pb.ErrorReason {
+	return pb.ErrorReason(pb.ErrorReason_value["ERROR_REASON_"+string(r)])
+}
 
 // FieldViolation says what is wrong with one field of a request; Field is its path in the proto.
 type FieldViolation struct {

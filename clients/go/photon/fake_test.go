@@ -2,6 +2,7 @@ package photon_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
@@ -29,6 +31,7 @@ import (
 // one's is. Where it fails is up to the test.
 type fake struct {
 	pb.UnimplementedInferenceServiceServer
+	pb.UnimplementedModelServiceServer
 	address string
 	health  *health.Server
 	server  *grpc.Server
@@ -39,6 +42,15 @@ type fake struct {
 	after error
 	// Headers go before the first message.
 	sendsHeaders bool
+	// Messages with only a sequence before the first one.
+	heartbeats int
+	// Of its model, and what GetModel fails with.
+	features []pb.Feature
+	refusal  error
+	asked    atomic.Int32
+	// It keeps no descriptor set.
+	forgets bool
+	sets    sync.Map
 	// Between two messages.
 	pause time.Duration
 	// So many shared streams end as idle while a request is on its way to them.
@@ -68,6 +80,7 @@ func listenFake(t *testing.T, network, address string, options ...grpc.ServerOpt
 	f.health.SetServingStatus("photon_grpc.v1.InferenceService", healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(f.server, f.health)
 	pb.RegisterInferenceServiceServer(f.server, f)
+	pb.RegisterModelServiceServer(f.server, f)
 	go f.server.Serve(listener)
 	t.Cleanup(f.server.Stop)
 	return f
@@ -87,6 +100,8 @@ func fakeText(seed uint64, num int) string {
 }
 
 const drawnSeed = 77
+
+var arrival = timestamppb.New(time.Unix(1_700_000_000, 0))
 
 func (f *fake) note(ctx context.Context, request *pb.GenerateRequest) {
 	f.mu.Lock()
@@ -113,9 +128,43 @@ func (f *fake) cancels() []error {
 	return append([]error(nil), f.cancelled...)
 }
 
+func (f *fake) GetModel(context.Context, *pb.GetModelRequest) (*pb.GetModelResponse, error) {
+	f.asked.Add(1)
+	return &pb.GetModelResponse{Model: &pb.Model{Features: f.features}}, f.refusal
+}
+
+func (f *fake) Tokenize(context.Context, *pb.TokenizeRequest) (*pb.TokenizeResponse, error) {
+	return &pb.TokenizeResponse{TokenIds: []uint32{1}}, nil
+}
+
+// findSet fails where a request has the digest of a set that did not come before.
+func (f *fake) findSet(typed *pb.StructuredOutput_Protobuf) error {
+	if set := typed.GetFileDescriptorSet(); set != nil && !f.forgets {
+		f.sets.Store(sha256.Sum256(set), true)
+		return nil
+	}
+	if typed == nil {
+		return nil
+	}
+	if digest := typed.FileDescriptorSetSha256; len(digest) == sha256.Size {
+		if _, known := f.sets.Load([sha256.Size]byte(digest)); known {
+			return nil
+		}
+	}
+	return failure(codes.FailedPrecondition, photon.DescriptorSetUnknown, nil)
+}
+
 // messages gives the messages of a request to send, until it fails.
 func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send func(*pb.StreamGenerateResponse) error) error {
 	f.note(ctx, request)
+	for n := range f.heartbeats {
+		if err := send(&pb.StreamGenerateResponse{Sequence: int64(n + 1)}); err != nil {
+			return err
+		}
+	}
+	if err := f.findSet(request.GetStructuredOutput().GetProtobuf()); err != nil {
+		return err
+	}
 	seed := uint64(drawnSeed)
 	if request.Sampling != nil && request.Sampling.Seed != nil {
 		seed = *request.Sampling.Seed
@@ -136,9 +185,11 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 				return err
 			}
 		}
-		message := &pb.StreamGenerateResponse{Sequence: uint64(n + 1)}
+		message := &pb.StreamGenerateResponse{Sequence: int64(f.heartbeats + n + 1)}
 		if n == 0 {
-			message.Start = &pb.GenerationStart{RequestId: request.RequestId, Model: "fake", Seed: seed}
+			message.Start = &pb.GenerationStart{
+				RequestId: request.RequestId, Model: "fake", Seed: seed, CreateTime: arrival, Release: "1.2.3",
+			}
 		}
 		p := known + n
 		if p < num {
@@ -153,6 +204,7 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 		last := p >= num-1
 		if last {
 			message.Deltas[0].Finish = &pb.Finish{Reason: pb.FinishReason_FINISH_REASON_MAX_TOKENS}
+			message.Deltas[0].Usage = &pb.OutputUsage{OutputTokens: uint32(num - known)}
 			message.Usage = &pb.Usage{PromptTokens: uint32(5 + known), CachedPromptTokens: uint32(known), OutputTokens: uint32(num - known)}
 			message.Timing = &pb.Timing{
 				FirstTokenDuration: durationpb.New(time.Millisecond), TotalDuration: durationpb.New(2 * time.Millisecond),
@@ -183,11 +235,13 @@ func (f *fake) StreamGenerate(request *pb.GenerateRequest, stream grpc.ServerStr
 }
 
 func (f *fake) Generate(ctx context.Context, request *pb.GenerateRequest) (*pb.GenerateResponse, error) {
-	answer := &pb.GenerateResponse{RequestId: request.RequestId, Outputs: []*pb.Output{{}}}
+	answer := &pb.GenerateResponse{
+		RequestId: request.RequestId, Outputs: []*pb.Output{{}}, CreateTime: arrival, Release: "1.2.3",
+	}
 	err := f.messages(ctx, request, func(message *pb.StreamGenerateResponse) error {
 		for _, delta := range message.Deltas {
 			answer.Outputs[0].Text += delta.Text
-			answer.Outputs[0].Finish = delta.Finish
+			answer.Outputs[0].Finish, answer.Outputs[0].Usage = delta.Finish, delta.Usage
 		}
 		answer.Usage, answer.Timing = message.Usage, message.Timing
 		return nil
@@ -236,8 +290,7 @@ func (f *fake) MultiplexGenerate(stream grpc.BidiStreamingServer[pb.MultiplexGen
 				return send(item)
 			})
 			if err != nil {
-				told := status.Convert(err).Proto()
-				failed := &pb.RequestError{Code: told.Code, Message: told.Message, Details: told.Details}
+				failed := status.Convert(err).Proto()
 				send(&pb.MultiplexItem{
 					Handle: handle, RequestId: request.RequestId, Item: &pb.MultiplexItem_Error{Error: failed},
 				})

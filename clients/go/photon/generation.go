@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
@@ -24,14 +24,16 @@ type Output struct {
 	Reasoning, Content string
 	// Complete ones, with tools.
 	ToolCalls []ToolCall
-	// Of typed output, where it is complete; see GenerateAs.
-	Message *anypb.Any
+	// Of typed output, where it is complete; see GenerateAs and Unpack.
+	Message *pb.TypedMessage
+	// With its last part.
+	Usage *OutputUsage
 }
 
 // Delta is what is new of one output. The joined texts of an index are its whole text.
 type Delta = Output
 
-// Generation is the whole result of a call. The embedded Output is the first of Outputs.
+// Generation is the whole result of a call. The embedded Output is the first of Outputs; Usage counts all of them.
 type Generation struct {
 	Output
 	Outputs []Output
@@ -46,8 +48,10 @@ type Start struct {
 	Model     string
 	// Also when the server drew it.
 	Seed uint64
-	// When the request arrived; of streams only.
+	// When the request arrived.
 	CreateTime time.Time
+	// The server's, for example "0.1.0".
+	Release string
 	// With WithPromptTokenIDs and WithPromptLogprobs.
 	PromptTokenIDs []uint32
 	PromptScores   []TokenScore
@@ -101,11 +105,19 @@ type ToolCall struct {
 	Name  string
 	// A JSON object, as the model wrote it.
 	ArgumentsJSON string
+	// Names the call for the message that answers it; a resumed stream has the same.
+	ID string
 }
 
 // Usage is what is billed.
 type Usage struct {
 	PromptTokens, CachedPromptTokens int
+	OutputTokens                     int
+	DraftTokens, AcceptedDraftTokens int
+}
+
+// OutputUsage counts the tokens of one output.
+type OutputUsage struct {
 	OutputTokens                     int
 	DraftTokens, AcceptedDraftTokens int
 }
@@ -127,22 +139,26 @@ func readOutput(message *pb.Output) Output {
 		Content:   message.Content,
 		ToolCalls: readToolCalls(message.ToolCalls),
 		Message:   message.Message,
+		Usage:     readOutputUsage(message.Usage),
 	}
 }
 
 func readGeneration(message *pb.GenerateResponse) *Generation {
-	result := &Generation{
-		Start: Start{
-			RequestID:      message.RequestId,
-			Model:          message.Model,
-			Seed:           message.Seed,
-			PromptTokenIDs: message.Prompt.GetTokenIds(),
-			PromptScores:   readScores(message.Prompt.GetScores()),
-		},
-		Usage:  readUsage(message.Usage),
-		Timing: readTiming(message.Timing),
+	start := Start{
+		RequestID:      message.RequestId,
+		Model:          message.Model,
+		Seed:           message.Seed,
+		CreateTime:     readTime(message.CreateTime),
+		Release:        message.Release,
+		PromptTokenIDs: message.Prompt.GetTokenIds(),
+		PromptScores:   readScores(message.Prompt.GetScores()),
 	}
-	for _, output := range message.Outputs {
+	return newGeneration(start, message.Outputs, readUsage(message.Usage), readTiming(message.Timing))
+}
+
+func newGeneration(start Start, outputs []*pb.Output, usage Usage, timing Timing) *Generation {
+	result := &Generation{Start: start, Usage: usage, Timing: timing}
+	for _, output := range outputs {
 		result.Outputs = append(result.Outputs, readOutput(output))
 	}
 	if len(result.Outputs) > 0 {
@@ -156,7 +172,8 @@ func readStart(message *pb.GenerationStart) *Start {
 		RequestID:      message.RequestId,
 		Model:          message.Model,
 		Seed:           message.Seed,
-		CreateTime:     message.CreateTime.AsTime(),
+		CreateTime:     readTime(message.CreateTime),
+		Release:        message.Release,
 		PromptTokenIDs: message.Prompt.GetTokenIds(),
 		PromptScores:   readScores(message.Prompt.GetScores()),
 	}
@@ -180,7 +197,7 @@ func readScores(messages []*pb.TokenScore) []TokenScore {
 func readToolCalls(messages []*pb.ToolCall) []ToolCall {
 	var calls []ToolCall
 	for _, message := range messages {
-		calls = append(calls, ToolCall{int(message.Index), message.Name, message.ArgumentsJson})
+		calls = append(calls, ToolCall{int(message.Index), message.Name, message.ArgumentsJson, message.Id})
 	}
 	return calls
 }
@@ -215,6 +232,21 @@ func readUsage(message *pb.Usage) Usage {
 		DraftTokens:         int(message.GetDraftTokens()),
 		AcceptedDraftTokens: int(message.GetAcceptedDraftTokens()),
 	}
+}
+
+func readOutputUsage(message *pb.OutputUsage) *OutputUsage {
+	if message == nil {
+		return nil
+	}
+	return &OutputUsage{int(message.OutputTokens), int(message.DraftTokens), int(message.AcceptedDraftTokens)}
+}
+
+// readTime gives the zero time of a server that does not say.
+func readTime(message *timestamppb.Timestamp) time.Time {
+	if message == nil {
+		return time.Time{}
+	}
+	return message.AsTime()
 }
 
 func readTiming(message *pb.Timing) Timing {

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
+	adminpb "github.com/photon-grpc/photon-grpc/clients/go/photonadminv1"
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
@@ -147,7 +148,7 @@ func (r *replica) numRunning() uint32 {
 		r.t.Fatal(err)
 	}
 	defer conn.Close()
-	answer, err := pb.NewAdminServiceClient(conn).GetLoad(r.t.Context(), &pb.GetLoadRequest{})
+	answer, err := adminpb.NewAdminServiceClient(conn).GetLoad(r.t.Context(), &adminpb.GetLoadRequest{})
 	if err != nil {
 		r.t.Fatal(err)
 	}

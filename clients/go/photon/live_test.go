@@ -12,6 +12,7 @@ import (
 
 	"github.com/photon-grpc/photon-grpc/clients/go/examples/acmev1"
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
 // live is a client of the server at TEST_TARGET, with the embedded model.
@@ -167,16 +168,41 @@ func TestLiveMessages(t *testing.T) {
 	}
 }
 
+// The second request has a digest in place of the type's descriptors, if the server knows digests.
+func TestLiveALargeTypeTwice(t *testing.T) {
+	client, large := live(t), withLargeType(t)
+	var texts []string
+	for range 2 {
+		result, err := client.Generate(t.Context(), photon.Text("x = "), large, photon.WithMaxTokens(8), photon.WithSeed(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, result.Text)
+	}
+	equal(t, "text", texts[1], texts[0])
+}
+
 func TestLiveToolsAreRendered(t *testing.T) {
 	client := live(t)
 	chat := photon.Chat{
 		{Role: "user", Content: "weather?"},
-		{Role: "assistant", ToolCalls: []photon.ToolCall{{Name: "GetWeather", ArgumentsJSON: `{"city":"Oslo"}`}}},
+		{Role: "assistant", ToolCalls: []photon.ToolCall{{Name: "GetWeather", ArgumentsJSON: `{"city":"Oslo"}`, ID: "1"}}},
 		{Role: "tool", Content: "rain", ToolCallID: "1"},
 	}
 	tools := photon.WithTools(photon.ToolOf((*acmev1.GetWeather)(nil), "The weather of a city"))
-	if _, err := client.Generate(t.Context(), chat, tools, photon.WithMaxTokens(8)); err != nil {
+	model, err := client.Model(t.Context(), "")
+	if err != nil {
 		t.Fatal(err)
+	}
+	_, err = client.Generate(t.Context(), chat, tools, photon.WithMaxTokens(8))
+	if isOld := !slices.Contains(model.Features, pb.Feature_FEATURE_UNKNOWN_FIELDS_REFUSED); isOld {
+		if !errors.Is(err, photon.FeatureNotSupported) {
+			t.Error(err)
+		}
+		_, err = client.Generate(t.Context(), chat[:1], photon.WithToolsJSON(`[{"name": "weather"}]`), photon.WithMaxTokens(8))
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 

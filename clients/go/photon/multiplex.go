@@ -64,7 +64,7 @@ func (m *Multiplex) openCall(ctx context.Context, request *pb.GenerateRequest) c
 	if request.RequestId == "" {
 		request.RequestId = rand.Text()
 	}
-	call := &multiplexedCall{multiplex: m, ctx: ctx, request: request, attempts: 1}
+	call := &multiplexedCall{dispatch: m.client.newDispatch(request), multiplex: m, ctx: ctx, attempts: 1}
 	call.ask()
 	return call
 }
@@ -91,9 +91,9 @@ func (m *Multiplex) leave(stream *sharedStream) {
 // multiplexedCall is one request among others. As gRPC does with calls, it is sent again where it failed before its
 // first message.
 type multiplexedCall struct {
+	*dispatch
 	multiplex *Multiplex
 	ctx       context.Context
-	request   *pb.GenerateRequest
 	attempts  int
 	reopened  int
 	hasBegun  bool
@@ -105,15 +105,39 @@ type multiplexedCall struct {
 const maxReopened = 8
 
 func (c *multiplexedCall) ask() {
-	c.inbox = c.multiplex.stream().ask(c.ctx, c.request)
+	shared := c.multiplex.stream()
+	err := shared.admit(c.ctx, c.field)
+	if err != nil && c.isShort() {
+		c.giveUpDigest(err)
+		err = shared.admit(c.ctx, c.field)
+	}
+	if err != nil {
+		c.inbox = newInbox("")
+		c.inbox.put(nil, err)
+		return
+	}
+	c.inbox = shared.ask(c.ctx, c.message)
 }
 
 func (c *multiplexedCall) Recv() (*pb.StreamGenerateResponse, error) {
 	for {
 		message, err := c.inbox.next(c.ctx)
+		if err == nil && isHeartbeat(message) {
+			continue
+		}
 		if err == nil {
-			c.hasBegun = true
+			if !c.hasBegun {
+				c.hasBegun = true
+				c.arrived()
+			}
 			return message, nil
+		}
+		if !c.hasBegun {
+			var isAgain bool
+			if isAgain, err = c.again(c.ctx, err); isAgain {
+				c.ask()
+				continue
+			}
 		}
 		if err != io.EOF && !c.hasBegun && c.reopened < maxReopened && errors.Is(err, IdleStreamEvicted) {
 			// The stream was idle for its server: the request was still on its way.
@@ -132,57 +156,6 @@ func (c *multiplexedCall) Recv() (*pb.StreamGenerateResponse, error) {
 	}
 }
 
-// inbox is what came of one request and was not read yet.
-type inbox struct {
-	id       string
-	mu       sync.Mutex
-	messages []*pb.StreamGenerateResponse
-	// What ended it, behind the messages.
-	err  error
-	news chan struct{}
-	// Ends the wait for the caller's context.
-	release func() bool
-}
-
-func newInbox(id string) *inbox { return &inbox{id: id, news: make(chan struct{}, 1)} }
-
-func (i *inbox) next(ctx context.Context) (*pb.StreamGenerateResponse, error) {
-	for {
-		i.mu.Lock()
-		if len(i.messages) > 0 {
-			message := i.messages[0]
-			i.messages = i.messages[1:]
-			i.mu.Unlock()
-			return message, nil
-		}
-		err := i.err
-		i.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case <-i.news:
-		case <-ctx.Done():
-			return nil, contextError(ctx)
-		}
-	}
-}
-
-func (i *inbox) put(message *pb.StreamGenerateResponse, err error) {
-	i.mu.Lock()
-	if message != nil {
-		i.messages = append(i.messages, message)
-	}
-	if i.err == nil {
-		i.err = err
-	}
-	i.mu.Unlock()
-	select {
-	case i.news <- struct{}{}:
-	default:
-	}
-}
-
 // sharedStream is one MultiplexGenerate. One goroutine writes it, one reads it.
 type sharedStream struct {
 	multiplex *Multiplex
@@ -195,6 +168,10 @@ type sharedStream struct {
 	// Not written yet.
 	actions []*pb.MultiplexGenerateRequest
 	wake    chan struct{}
+	// Closed when it is known which replica it goes to, or that it cannot be opened.
+	opened  chan struct{}
+	isOpen  bool
+	replica noted
 	// Why it is over.
 	err error
 }
@@ -203,6 +180,7 @@ func newSharedStream(m *Multiplex) *sharedStream {
 	ctx, cancel := context.WithCancel(m.ctx)
 	s := &sharedStream{
 		multiplex: m, ctx: ctx, cancel: cancel, byID: map[string]*inbox{}, wake: make(chan struct{}, 1),
+		opened: make(chan struct{}),
 	}
 	go s.run()
 	return s
@@ -235,6 +213,30 @@ func (s *sharedStream) ask(ctx context.Context, request *pb.GenerateRequest) *in
 	return box
 }
 
+// admit gives the error of a request that sets a field which the stream's server would ignore.
+func (s *sharedStream) admit(ctx context.Context, field string) error {
+	if field == "" {
+		return nil
+	}
+	select {
+	case <-s.opened:
+	case <-ctx.Done():
+		return contextError(ctx)
+	}
+	if !s.isOpen {
+		// The request is told why.
+		return nil
+	}
+	client, replica := s.multiplex.client, s.replica.replica.Load()
+	if replica == nil {
+		replica = client.asAWhole
+	}
+	if err := client.ask(ctx, replica); err != nil {
+		return err
+	}
+	return replica.admit(field)
+}
+
 func (s *sharedStream) abort(box *inbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,7 +257,9 @@ func (s *sharedStream) send(action *pb.MultiplexGenerateRequest) {
 
 func (s *sharedStream) run() {
 	defer s.cancel()
-	stream, err := s.multiplex.client.inference.MultiplexGenerate(s.ctx)
+	stream, err := s.multiplex.client.inference.MultiplexGenerate(choosing(s.ctx, &s.replica))
+	s.isOpen = err == nil
+	close(s.opened)
 	if err == nil {
 		go s.write(stream)
 		err = s.read(stream)
@@ -328,8 +332,8 @@ func (s *sharedStream) tell(byHandle map[uint32]*inbox, item *pb.MultiplexItem) 
 	box.put(response, end)
 }
 
-func (s *sharedStream) itemError(failed *pb.RequestError) error {
-	told := grpcstatus.FromProto(&status.Status{Code: failed.Code, Message: failed.Message, Details: failed.Details})
+func (s *sharedStream) itemError(failed *status.Status) error {
+	told := grpcstatus.FromProto(failed)
 	failure := fromStatus(told, s.multiplex.client.target)
 	failure.cause = told.Err()
 	if failure.Reason == Draining {

@@ -9,6 +9,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
@@ -21,14 +24,44 @@ type newer struct {
 	pb.UnimplementedModelServiceServer
 }
 
-var newerWhole = &pb.StreamGenerateResponse{
-	Start:  &pb.GenerationStart{RequestId: "r", Seed: 7},
-	Deltas: []*pb.Output{{Text: "ok", TokenIds: []uint32{5}, Finish: &pb.Finish{Reason: 1234}}},
+var newerWhole = unknownBelow(&pb.StreamGenerateResponse{
+	Start: &pb.GenerationStart{RequestId: "r", Seed: 7},
+	Deltas: []*pb.Output{{
+		Text: "ok", TokenIds: []uint32{5}, Finish: &pb.Finish{Reason: 1234}, ToolCalls: []*pb.ToolCall{{Name: "t"}},
+		Scores: []*pb.TokenScore{{TokenId: 5}}, Usage: &pb.OutputUsage{}, Message: &pb.TypedMessage{},
+	}},
+	Usage:  &pb.Usage{},
 	Timing: &pb.Timing{},
+})
+
+// unknownBelow adds a field that this client does not know to a message and to each within it.
+func unknownBelow[M proto.Message](message M) M {
+	addUnknown(message.ProtoReflect())
+	return message
+}
+
+func addUnknown(message protoreflect.Message) {
+	message.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 900, protowire.BytesType), "new"))
+	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				addUnknown(value.List().Get(i).Message())
+			}
+		default:
+			addUnknown(value.Message())
+		}
+		return true
+	})
 }
 
 func (newer) GetModel(context.Context, *pb.GetModelRequest) (*pb.GetModelResponse, error) {
-	return &pb.GetModelResponse{Model: &pb.Model{Name: "m", State: 99, Features: []pb.Feature{98}}}, nil
+	return unknownBelow(&pb.GetModelResponse{Model: &pb.Model{Name: "m", State: 99, Features: []pb.Feature{98}}}), nil
+}
+
+func (newer) Generate(context.Context, *pb.GenerateRequest) (*pb.GenerateResponse, error) {
+	return unknownBelow(&pb.GenerateResponse{RequestId: "r", Seed: 7, Outputs: newerWhole.Deltas}), nil
 }
 
 func (newer) StreamGenerate(request *pb.GenerateRequest, stream grpc.ServerStreamingServer[pb.StreamGenerateResponse]) error {
@@ -93,5 +126,11 @@ func TestWhatANewerServerSaysIsNoFailure(t *testing.T) {
 		equal(t, "text", told.Text, want)
 		equal(t, "reason", told.Finish.Reason, photon.FinishReason("1234"))
 		equal(t, "seed", told.Seed, uint64(7))
+		whole, err := caller.Generate(t.Context(), photon.Text("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "text", whole.Text, "ok")
 	}
+	equal(t, "fields that are new are kept", len(model.ProtoReflect().GetUnknown()) > 0, true)
 }

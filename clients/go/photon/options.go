@@ -65,6 +65,12 @@ func WithContinueFrom(ids []uint32) Option {
 	return func(r *request) { r.message.ContinueFrom = &pb.TokenIds{Ids: ids} }
 }
 
+// WithLabels notes something beside the request: in the server's request log and spans, and in metrics for the labels that
+// its operator allows.
+func WithLabels(labels map[string]string) Option {
+	return func(r *request) { r.message.Labels = labels }
+}
+
 // SamplingParams.
 
 func (r *request) sampling() *pb.SamplingParams { return made(&r.message.Sampling) }
@@ -247,6 +253,11 @@ func WithMaxTokensPerMessage(n int) Option {
 
 func WithContinuousUsage(on bool) Option { return func(r *request) { r.stream().ContinuousUsage = on } }
 
+// WithHeartbeatInterval asks for messages before the first token, for proxies that close an idle stream; nobody sees them.
+func WithHeartbeatInterval(interval time.Duration) Option {
+	return func(r *request) { r.stream().HeartbeatInterval = durationpb.New(interval) }
+}
+
 // ChatInput, beside the messages.
 
 // WithTemplateArgsJSON takes an object as WithJSONSchema takes a schema.
@@ -258,7 +269,7 @@ func WithTemplateArgsJSON(args any) Option {
 	}
 }
 
-// WithToolsJSON takes an array as WithJSONSchema takes a schema; WithTools takes message types.
+// WithToolsJSON takes an array in the template's own form, as WithJSONSchema takes a schema; in place of WithTools.
 func WithToolsJSON(tools any) Option {
 	return func(r *request) {
 		if chat := r.chat("tools_json"); chat != nil {

@@ -59,8 +59,11 @@ var optionOf = map[string]Option{
 	"stream.min_interval":           WithMinInterval(time.Second),
 	"stream.max_tokens_per_message": WithMaxTokensPerMessage(8),
 	"stream.continuous_usage":       WithContinuousUsage(true),
+	"stream.heartbeat_interval":     WithHeartbeatInterval(time.Second),
+	"labels":                        WithLabels(map[string]string{"team": "search"}),
 	"chat.template_args_json":       WithTemplateArgsJSON(map[string]any{"a": 1}),
-	"chat.tools_json":               WithTools(ToolOf((*acmev1.GetWeather)(nil), "weather")),
+	"chat.tools_json":               WithToolsJSON("[]"),
+	"chat.tools":                    WithTools(ToolOf((*acmev1.GetWeather)(nil), "weather")),
 	"chat.tool_choice":              WithToolChoice("required"),
 	"chat.add_generation_prompt":    WithAddGenerationPrompt(false),
 }
@@ -100,7 +103,7 @@ func TestEveryFieldOfARequestHasAnOption(t *testing.T) {
 	for i := range fields.Len() {
 		field := fields.Get(i)
 		group := field.Message()
-		if group == nil || group.Name() == "TokenIds" {
+		if group == nil || group.Name() == "TokenIds" || field.IsMap() {
 			isKnown(t, string(field.Name()))
 			continue
 		}
@@ -137,10 +140,10 @@ func TestAToolIsDescribedByItsMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `[{"function":{"description":"weather","name":"GetWeather","parameters":{"properties":{` +
+	want := &pb.Tool{Name: "GetWeather", Description: "weather", ParametersJson: `{"properties":{` +
 		`"city":{"type":"string"},"days":{"items":{"type":"string"},"type":"array"},` +
-		`"unit":{"enum":["UNIT_UNSPECIFIED","UNIT_CELSIUS","UNIT_FAHRENHEIT"]}},"type":"object"}},"type":"function"}]`
-	if got := r.message.GetChat().ToolsJson; got != want {
+		`"unit":{"enum":["UNIT_UNSPECIFIED","UNIT_CELSIUS","UNIT_FAHRENHEIT"]}},"type":"object"}`}
+	if got := r.message.GetChat().Tools; len(got) != 1 || !proto.Equal(got[0], want) {
 		t.Error(got)
 	}
 	call := ToolCall{Name: "GetWeather", ArgumentsJSON: `{"city":"Oslo","unit":"UNIT_CELSIUS","humour":7}`}

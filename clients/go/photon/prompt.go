@@ -1,8 +1,6 @@
 package photon
 
 import (
-	"encoding/json"
-
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
@@ -21,14 +19,26 @@ type Chat []Message
 // Message is one turn of a conversation.
 type Message struct {
 	// As the template names it: usually "system", "user", "assistant" or "tool".
-	Role    string
+	Role string
+	// Not together with Parts.
 	Content string
+	Parts   []Part
 	// Who spoke, or the tool that answers.
 	Name string
 	// The call that a tool message answers.
 	ToolCallID string
 	// Of an assistant message: what it asked for.
 	ToolCalls []ToolCall
+}
+
+// Part is a part of a message: a TextPart. Texts are joined without a separator.
+type Part interface{ write() *pb.ContentPart }
+
+// TextPart is text.
+type TextPart string
+
+func (t TextPart) write() *pb.ContentPart {
+	return &pb.ContentPart{Part: &pb.ContentPart_Text{Text: string(t)}}
 }
 
 func (t Text) write(r *request) { r.message.Input = &pb.GenerateRequest_Text{Text: string(t)} }
@@ -41,38 +51,31 @@ func (c Chat) write(r *request) {
 	chat := &pb.ChatInput{}
 	for _, message := range c {
 		chat.Messages = append(chat.Messages, &pb.ChatMessage{
-			Role:          message.Role,
-			Content:       message.Content,
-			Name:          message.Name,
-			ToolCallId:    message.ToolCallID,
-			ToolCallsJson: r.toolCallsJSON(message.ToolCalls),
+			Role:       message.Role,
+			Content:    message.Content,
+			Name:       message.Name,
+			ToolCallId: message.ToolCallID,
+			ToolCalls:  writeToolCalls(message.ToolCalls),
+			Parts:      writeParts(message.Parts),
 		})
 	}
 	r.message.Input = &pb.GenerateRequest_Chat{Chat: chat}
 }
 
-type templateCall struct {
-	Type     string `json:"type"`
-	Function struct {
-		Name      string          `json:"name"`
-		Arguments json.RawMessage `json:"arguments"`
-	} `json:"function"`
+func writeToolCalls(calls []ToolCall) []*pb.ToolCall {
+	var told []*pb.ToolCall
+	for i, call := range calls {
+		told = append(told, &pb.ToolCall{
+			Index: uint32(i), Name: call.Name, ArgumentsJson: call.ArgumentsJSON, Id: call.ID,
+		})
+	}
+	return told
 }
 
-// toolCallsJSON is what chat templates iterate over.
-func (r *request) toolCallsJSON(calls []ToolCall) string {
-	if len(calls) == 0 {
-		return ""
+func writeParts(parts []Part) []*pb.ContentPart {
+	var told []*pb.ContentPart
+	for _, part := range parts {
+		told = append(told, part.write())
 	}
-	told := make([]templateCall, len(calls))
-	for i, call := range calls {
-		told[i].Type = "function"
-		told[i].Function.Name = call.Name
-		told[i].Function.Arguments = json.RawMessage(call.ArgumentsJSON)
-	}
-	text, err := json.Marshal(told)
-	if err != nil {
-		r.refuse("chat.messages.tool_calls_json", "arguments of a tool call are no JSON: %v", err)
-	}
-	return string(text)
+	return told
 }

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/roundrobin"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 )
 
@@ -24,31 +25,73 @@ type apartBuilder struct{}
 func (apartBuilder) Name() string { return apartPolicy }
 
 func (apartBuilder) Build(conn balancer.ClientConn, options balancer.BuildOptions) balancer.Balancer {
-	return balancer.Get(roundrobin.Name).Build(apartConn{conn}, options)
+	known := &replicas{byConn: map[balancer.SubConn]*replica{}}
+	return balancer.Get(roundrobin.Name).Build(apartConn{conn, known}, options)
 }
 
-type apartConn struct{ balancer.ClientConn }
+type apartConn struct {
+	balancer.ClientConn
+	replicas *replicas
+}
+
+func (c apartConn) NewSubConn(addresses []resolver.Address, options balancer.NewSubConnOptions) (balancer.SubConn, error) {
+	var conn balancer.SubConn
+	listener := options.StateListener
+	options.StateListener = func(state balancer.SubConnState) {
+		if state.ConnectivityState != connectivity.Ready {
+			c.replicas.forget(conn)
+		}
+		listener(state)
+	}
+	var err error
+	//lint:ignore SA1019 It is the only way to a SubConn; round_robin gives it one address.
+	conn, err = c.ClientConn.NewSubConn(addresses, options)
+	return conn, err
+}
 
 func (c apartConn) UpdateState(state balancer.State) {
-	state.Picker = apartPicker{state.Picker}
+	state.Picker = apartPicker{state.Picker, c.replicas}
 	c.ClientConn.UpdateState(state)
 }
 
-type apartPicker struct{ balancer.Picker }
+type apartPicker struct {
+	balancer.Picker
+	replicas *replicas
+}
 
 func (p apartPicker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
-	taken, ok := info.Ctx.Value(takenKey{}).(*takenReplicas)
-	if !ok {
+	taken, isHedged := info.Ctx.Value(takenKey{}).(*takenReplicas)
+	chooser, isChoosy := info.Ctx.Value(chooserKey{}).(chooser)
+	if !isHedged && !isChoosy {
 		return p.Picker.Pick(info)
 	}
-	var result balancer.PickResult
+	var possible *balancer.PickResult
 	for range maxPassedOver {
-		var err error
-		if result, err = p.Picker.Pick(info); err != nil || taken.add(result.SubConn) {
+		result, err := p.Picker.Pick(info)
+		if err != nil {
 			return result, err
 		}
+		if isChoosy {
+			how, err := chooser.choose(p.replicas.of(result.SubConn))
+			switch {
+			case err != nil:
+				return result, err
+			case how == unfit:
+				continue
+			case how == fit:
+				possible = &result
+				continue
+			}
+		}
+		possible = &result
+		if !isHedged || taken.add(result.SubConn) {
+			return result, nil
+		}
 	}
-	return result, nil
+	if possible == nil {
+		return balancer.PickResult{}, chooser.nobody()
+	}
+	return *possible, nil
 }
 
 type takenKey struct{}

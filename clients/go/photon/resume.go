@@ -122,6 +122,9 @@ func (r *resumedCall) take(message *pb.StreamGenerateResponse) *pb.StreamGenerat
 		if !r.givesIDs {
 			delta.TokenIds = nil
 		}
+		if delta.Usage != nil {
+			delta.Usage.OutputTokens += uint32(r.numBefore)
+		}
 	}
 	if r.resumptions > 0 {
 		r.account(message.Usage, message.Timing)

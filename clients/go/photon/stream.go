@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"iter"
-	"slices"
 
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
@@ -23,7 +22,7 @@ type openFunc func(context.Context, *pb.GenerateRequest) call
 type Stream struct {
 	cancel context.CancelFunc
 	call   call
-	ready  []Delta
+	ready  []*pb.Output
 	start  *Start
 	usage  Usage
 	timing Timing
@@ -61,9 +60,17 @@ func (s *Stream) All() iter.Seq2[Delta, error] {
 
 // Recv gives the next delta, io.EOF after the last, else an *Error. What came before an error stands.
 func (s *Stream) Recv() (Delta, error) {
+	delta, err := s.next()
+	if err != nil {
+		return Delta{}, err
+	}
+	return readOutput(delta), nil
+}
+
+func (s *Stream) next() (*pb.Output, error) {
 	for len(s.ready) == 0 {
 		if s.err != nil {
-			return Delta{}, s.err
+			return nil, s.err
 		}
 		message, err := s.call.Recv()
 		if err != nil {
@@ -92,32 +99,22 @@ func (s *Stream) Timing() Timing { return s.timing }
 
 // Collect reads to the end and gives the whole.
 func (s *Stream) Collect() (*Generation, error) {
-	var outputs []Output
-	for delta, err := range s.All() {
+	defer s.Close()
+	joined := outputs{}
+	for {
+		delta, err := s.next()
+		if err == io.EOF {
+			break
+		}
 		if err != nil {
 			return nil, err
 		}
-		for len(outputs) <= delta.Index {
-			outputs = append(outputs, Output{Index: len(outputs)})
-		}
-		outputs[delta.Index].add(delta)
+		joined.add(delta)
 	}
 	if s.start == nil {
 		return nil, errors.New("photon: the stream was closed before it was read")
 	}
-	return &Generation{Output: outputs[0], Outputs: outputs, Start: *s.start, Usage: s.usage, Timing: s.timing}, nil
-}
-
-func (o *Output) add(delta Delta) {
-	o.Text += delta.Text
-	o.Reasoning += delta.Reasoning
-	o.Content += delta.Content
-	o.TokenIDs = append(o.TokenIDs, delta.TokenIDs...)
-	o.Scores = append(o.Scores, delta.Scores...)
-	o.ToolCalls = append(o.ToolCalls, delta.ToolCalls...)
-	if delta.Finish != nil {
-		o.Finish, o.Message = delta.Finish, delta.Message
-	}
+	return newGeneration(*s.start, joined.inOrder(), s.usage, s.timing), nil
 }
 
 func (s *Stream) take(message *pb.StreamGenerateResponse) {
@@ -130,8 +127,5 @@ func (s *Stream) take(message *pb.StreamGenerateResponse) {
 	if message.Timing != nil {
 		s.timing = readTiming(message.Timing)
 	}
-	s.ready = slices.Grow(s.ready[:0], len(message.Deltas))
-	for _, delta := range message.Deltas {
-		s.ready = append(s.ready, readOutput(delta))
-	}
+	s.ready = message.Deltas
 }

@@ -1,39 +1,69 @@
 package photon
 
 import (
+	"encoding/json"
+
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
-// Tool is something that a chat's model may ask its reader to call. Its arguments are the fields of a message type, whose
-// name is the tool's.
+// Tool is something that a chat's model may ask its reader to call.
 type Tool struct {
-	Name        string
+	Name string
+	// What it does and when to call it, for the model.
 	Description string
-	arguments   protoreflect.MessageDescriptor
+	// A JSON Schema of its arguments; empty: it takes none.
+	ParametersJSON string
+	// With WithToolChoice: whether arguments must validate against the schema; nil: they must.
+	Strict *bool
 }
 
-// ToolOf describes a tool by the type of its arguments, a generated message, which may be a nil pointer.
+// ToolOf describes a tool by the type of its arguments, a generated message, which may be a nil pointer. The type's name is
+// the tool's.
 func ToolOf(prototype proto.Message, description string) Tool {
 	arguments := prototype.ProtoReflect().Descriptor()
-	return Tool{string(arguments.Name()), description, arguments}
+	schema, err := json.Marshal(messageSchema(arguments, nil))
+	if err != nil {
+		panic(err) // Maps, lists and strings are always JSON.
+	}
+	return Tool{Name: string(arguments.Name()), Description: description, ParametersJSON: string(schema)}
 }
 
 // WithTools offers tools to a chat's model. Calls that it makes come as ToolCalls; ToolCallAs reads them.
 func WithTools(tools ...Tool) Option {
-	told := make([]map[string]any, len(tools))
-	for i, tool := range tools {
-		told[i] = map[string]any{
-			"type": "function",
-			"function": map[string]any{
-				"name":        tool.Name,
-				"description": tool.Description,
-				"parameters":  messageSchema(tool.arguments, nil),
-			},
+	return func(r *request) {
+		chat := r.chat("tools")
+		if chat == nil {
+			return
+		}
+		chat.Tools = nil
+		for _, tool := range tools {
+			chat.Tools = append(chat.Tools, &pb.Tool{
+				Name:           tool.Name,
+				Description:    tool.Description,
+				ParametersJson: tool.ParametersJSON,
+				Strict:         tool.Strict,
+			})
 		}
 	}
-	return WithToolsJSON(told)
+}
+
+// AssistantMessage is an output as a turn of the conversation, with the calls that it asks for. Reasoning is left out.
+func AssistantMessage(output Output) Message {
+	message := Message{Role: "assistant", Content: output.Content, ToolCalls: output.ToolCalls}
+	if output.Content == "" && output.Reasoning == "" && len(output.ToolCalls) == 0 {
+		// Of a model without parts, the text is the content.
+		message.Content = output.Text
+	}
+	return message
+}
+
+// ToolMessage answers a call with what the tool returned.
+func ToolMessage(call ToolCall, content string) Message {
+	return Message{Role: "tool", Name: call.Name, ToolCallID: call.ID, Content: content}
 }
 
 // ToolCallAs reads the arguments of a call as a message of type T. Nothing holds a model to a tool's fields: what T does

@@ -2,8 +2,11 @@ package photon
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"iter"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -36,10 +39,16 @@ func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prom
 // A key that a map is given twice has its last value.
 func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		var whole Output
+		var whole pb.Output
 		var last string
 		var parsed int
-		for delta, err := range caller.Stream(ctx, prompt, typed[T](options)...).All() {
+		stream := caller.Stream(ctx, prompt, typed[T](options)...)
+		defer stream.Close()
+		for {
+			delta, err := stream.next()
+			if err == io.EOF {
+				return
+			}
 			if err != nil {
 				var none T
 				yield(none, err)
@@ -48,9 +57,9 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 			if delta.Index != 0 {
 				continue
 			}
-			whole.add(delta)
+			join(&whole, delta)
 			if whole.Finish != nil {
-				yield(MessageAs[T](whole))
+				yield(MessageAs[T](readOutput(&whole)))
 				return
 			}
 			if !isWorthParsing(delta.Text, len(whole.Text), parsed) {
@@ -86,17 +95,47 @@ func MessageAs[T proto.Message](output Output) (T, error) {
 		}
 		return message, mismatch("the output ended with %s before its %s was whole", reason, name)
 	}
-	if err := output.Message.UnmarshalTo(message); err != nil {
-		return message, mismatch("the server's message is no %s: %v", name, err)
+	return message, Unpack(output.Message, message)
+}
+
+// WrongMessageType is the cause of the error of Unpack for a message of another type.
+type WrongMessageType struct {
+	// Full names.
+	Got, Want string
+}
+
+func (w *WrongMessageType) Error() string {
+	return fmt.Sprintf("the message is a %s; %s is wanted", w.Got, w.Want)
+}
+
+// Unpack reads the message of an output into one of its type:
+//
+//	invoice := &acmev1.Invoice{}
+//	err := photon.Unpack(output.Message, invoice)
+//
+// Errors are MessageMismatch; errors.As finds the *WrongMessageType of a message of another type.
+func Unpack(message *pb.TypedMessage, into proto.Message) error {
+	want := string(into.ProtoReflect().Descriptor().FullName())
+	if message == nil {
+		return mismatch("the output has no message; %s is wanted", want)
 	}
-	return message, nil
+	if got := message.TypeUrl[strings.LastIndexByte(message.TypeUrl, '/')+1:]; got != want {
+		wrong := &WrongMessageType{got, want}
+		failure := mismatch("%v", wrong)
+		failure.cause = wrong
+		return failure
+	}
+	if err := proto.Unmarshal(message.Value, into); err != nil {
+		return mismatch("the server's bytes are no %s: %v", want, err)
+	}
+	return nil
 }
 
 // WithMessageType asks for a message of prototype's type, which may be a nil pointer.
 func WithMessageType(prototype proto.Message) Option {
 	return func(r *request) {
 		descriptor := prototype.ProtoReflect().Descriptor()
-		files, err := proto.Marshal(fileSet(descriptor.ParentFile()))
+		files, err := descriptorSet(descriptor.ParentFile())
 		if err != nil {
 			r.refuse("structured_output.protobuf", "the file of %s: %v", descriptor.FullName(), err)
 		}
@@ -115,6 +154,32 @@ func typed[T proto.Message](options []Option) []Option {
 func newMessage[T proto.Message]() T {
 	var prototype T
 	return prototype.ProtoReflect().New().Interface().(T)
+}
+
+const maxDescribed = 64
+
+// described are the sets of files that were asked for.
+var described = struct {
+	mu   sync.Mutex
+	sets map[protoreflect.FileDescriptor][]byte
+}{sets: map[protoreflect.FileDescriptor][]byte{}}
+
+// descriptorSet is a file and all that it imports, in bytes. The same file has the same bytes, and so the same digest.
+func descriptorSet(file protoreflect.FileDescriptor) ([]byte, error) {
+	described.mu.Lock()
+	defer described.mu.Unlock()
+	if set := described.sets[file]; set != nil {
+		return set, nil
+	}
+	set, err := proto.MarshalOptions{Deterministic: true}.Marshal(fileSet(file))
+	if err != nil {
+		return nil, err
+	}
+	if len(described.sets) >= maxDescribed {
+		clear(described.sets)
+	}
+	described.sets[file] = set
+	return set, nil
 }
 
 // fileSet is first and all that it imports, without what the server has.

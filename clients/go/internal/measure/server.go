@@ -44,7 +44,7 @@ func message(request *pb.GenerateRequest, n int) *pb.StreamGenerateResponse {
 	if request.GetOutput().GetTokenIds() {
 		delta.TokenIds = []uint32{uint32(n)}
 	}
-	told := &pb.StreamGenerateResponse{Deltas: []*pb.Output{delta}, Sequence: uint64(n + 1)}
+	told := &pb.StreamGenerateResponse{Deltas: []*pb.Output{delta}, Sequence: int64(n + 1)}
 	if n == 0 {
 		told.Start = &pb.GenerationStart{RequestId: request.RequestId, Model: "instant"}
 	}
