@@ -8,10 +8,11 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.client.answer_types import AnswerTypes, parsed, unwrapped
 from photon_grpc.client.message_type import read_message
-from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, ToolCall, Usage
+from photon_grpc.core.generation import Candidate, OutputUsage, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 _REASON_PREFIX = "FINISH_REASON_"
@@ -47,6 +48,8 @@ class Delta:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, set with `finish` if the output is complete.
     message: Message | None = None
+    #: Set with `finish`.
+    usage: OutputUsage | None = None
     _parsed: Any = field(default=None, repr=False)
 
     @property
@@ -72,6 +75,7 @@ class Output:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, a message of that type if the output is complete.
     message: Message | None = None
+    usage: OutputUsage = field(default_factory=OutputUsage)
     _parsed: Any = field(default=None, repr=False)
 
     @property
@@ -93,6 +97,10 @@ class Generation:
     prompt_token_ids: tuple[int, ...] = ()
     #: One per token of the prompt, with prompt_logprobs.
     prompt_scores: tuple[TokenScore, ...] = ()
+    #: When the request arrived, in seconds since the epoch by the server's clock.
+    create_time_s: float = 0.0
+    #: The version of photon_grpc that answered, such as "0.1.0".
+    release: str = ""
 
     @property
     def text(self) -> str:
@@ -131,7 +139,12 @@ class Generation:
 def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: str = "") -> Delta:
     """Read a delta. `text_before` is the output's earlier text, needed only to make an object."""
     finish = read_finish(message.finish) if message.HasField("finish") else None
-    return Delta(finish=finish, **_parts(message, types), _parsed=_object(types, text_before + message.text, finish))
+    return Delta(
+        finish=finish,
+        **_parts(message, types),
+        usage=None if finish is None else read_output_usage(message.usage),
+        _parsed=_object(types, text_before + message.text, finish),
+    )
 
 
 def read_start(message: pb.GenerationStart) -> Start:
@@ -139,9 +152,10 @@ def read_start(message: pb.GenerationStart) -> Start:
         request_id=message.request_id,
         model=message.model,
         seed=message.seed,
-        create_time_s=message.create_time.ToNanoseconds() / 1e9,
+        create_time_s=_seconds(message.create_time),
         prompt_token_ids=tuple(message.prompt.token_ids),
         prompt_scores=read_scores(message.prompt.scores),
+        release=message.release,
     )
 
 
@@ -155,12 +169,19 @@ def read_generation(message: pb.GenerateResponse, types: AnswerTypes = NO_TYPES)
         timing=read_timing(message.timing),
         prompt_token_ids=tuple(message.prompt.token_ids),
         prompt_scores=read_scores(message.prompt.scores),
+        create_time_s=_seconds(message.create_time),
+        release=message.release,
     )
 
 
 def _read_output(message: pb.Output, types: AnswerTypes) -> Output:
     finish = read_finish(message.finish)
-    return Output(finish=finish, **_parts(message, types), _parsed=_object(types, message.text, finish))
+    return Output(
+        finish=finish,
+        **_parts(message, types),
+        usage=read_output_usage(message.usage),
+        _parsed=_object(types, message.text, finish),
+    )
 
 
 def _parts(message: pb.Output, types: AnswerTypes) -> dict[str, Any]:
@@ -207,6 +228,10 @@ def read_finish(message: pb.Finish) -> Finish:
     return Finish(reason, **({matched: getattr(message, matched)} if matched else {}))
 
 
+def read_output_usage(message: pb.OutputUsage) -> OutputUsage:
+    return OutputUsage(message.output_tokens)
+
+
 def read_usage(message: pb.Usage) -> Usage:
     return Usage(message.prompt_tokens, message.cached_prompt_tokens, message.output_tokens)
 
@@ -220,5 +245,5 @@ def read_timing(message: pb.Timing) -> Timing:
     )
 
 
-def _seconds(duration: Duration) -> float:
-    return duration.ToNanoseconds() / 1e9
+def _seconds(message: Duration | Timestamp) -> float:
+    return message.ToNanoseconds() / 1e9

@@ -14,6 +14,7 @@ import grpc.aio
 from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.descriptor_sets import ALL_IN_REQUESTS, AllInRequests
 from photon_grpc.client.generation import Generation, read_generation
+from photon_grpc.client.joined_outputs import joined_outputs
 from photon_grpc.client.options import build_request
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import RetryPolicy
@@ -253,24 +254,16 @@ def _set_timeout(request: pb.GenerateRequest, timeout_s: float) -> None:
 
 def _gathered(messages: list[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
     """Merge the messages of a stream into one response."""
-    start, last = messages[0].start, messages[-1]
-    outputs: dict[int, pb.Output] = {}
-    for message in messages:
-        for delta in message.deltas:
-            whole = outputs.setdefault(delta.index, pb.Output())
-            text, reasoning, content = (
-                whole.text + delta.text,
-                whole.reasoning + delta.reasoning,
-                whole.content + delta.content,
-            )
-            whole.MergeFrom(delta)
-            whole.text, whole.reasoning, whole.content = text, reasoning, content
+    start = next((message.start for message in messages if message.HasField("start")), pb.GenerationStart())
+    last = messages[-1]
     return pb.GenerateResponse(
         request_id=start.request_id,
         model=start.model,
-        outputs=[outputs[index] for index in sorted(outputs)],
+        outputs=joined_outputs(delta for message in messages for delta in message.deltas),
         usage=last.usage,
         timing=last.timing,
         prompt=start.prompt if start.HasField("prompt") else None,
         seed=start.seed,
+        create_time=start.create_time if start.HasField("create_time") else None,
+        release=start.release,
     )

@@ -81,6 +81,9 @@ class ResumingCall:
     # -- received messages ---------------------------------------------------------------------------------------------
 
     def _merged(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
+        if not message.deltas and _is_heartbeat(message):
+            self._attempts.has_heartbeat = True
+            return message
         self._attempts.progress()
         for delta in message.deltas:
             self._ids.extend(delta.token_ids)
@@ -103,7 +106,10 @@ class ResumingCall:
         self._request.sampling.seed = start.seed
 
     def _add_totals(self, message: pb.StreamGenerateResponse) -> None:
-        """Turn the last call's usage and timing into those of all calls. The ids it continues from are output."""
+        """Turn the last call's usages and timing into those of all calls. The ids it continues from are output."""
+        for delta in message.deltas:
+            if delta.HasField("usage"):
+                delta.usage.output_tokens += self._num_continued
         if message.HasField("usage"):
             usage = message.usage
             usage.output_tokens += self._num_continued
@@ -151,6 +157,10 @@ class ResumingCall:
             limit_s = request.stop.max_duration.ToNanoseconds() / 1e9
             _set(request.stop.max_duration, limit_s - self._before_s)
         return request
+
+
+def _is_heartbeat(message: pb.StreamGenerateResponse) -> bool:
+    return not (message.HasField("start") or message.HasField("timing"))
 
 
 def _set(duration: Duration, seconds: float) -> None:

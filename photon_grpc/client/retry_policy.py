@@ -47,7 +47,7 @@ class RetryPolicy:
 
     | failure | before output | after output has begun |
     |---|---|---|
-    | Unavailable, Overloaded | `max_retries` times; with `is_after_grpc` only lost connections | with `resumes` |
+    | Unavailable, Overloaded | `max_retries` times; with `is_after_grpc` only if gRPC did not | with `resumes` |
     | QuotaExceeded without RetryInfo | no | no |
     | DuplicateRequestId | no | with `resumes` |
     | the stream was evicted while idle | 8 times, at once | with `resumes` |
@@ -58,7 +58,8 @@ class RetryPolicy:
 
     max_retries: float = MAX_RETRIES
     resumes: bool = True
-    #: gRPC itself retries the call until response headers arrive; after that the connection may still be lost.
+    #: gRPC itself retries the call until response headers arrive. After that, and before output, the connection may be
+    #: lost, and a call that has received a heartbeat may fail.
     is_after_grpc: bool = False
     #: Time at a server that reports being full does not count against `patience_s`.
     waits_for_room: bool = False
@@ -66,7 +67,15 @@ class RetryPolicy:
     #: The default timeout of a request.
     timeout_s: float = DEFAULT_TIMEOUT_S
 
-    def pause_s(self, error: PhotonError, attempt: int, stalled_s: float = 0.0, *, has_begun: bool) -> float | None:
+    def pause_s(
+        self,
+        error: PhotonError,
+        attempt: int,
+        stalled_s: float = 0.0,
+        *,
+        has_begun: bool,
+        has_heartbeat: bool = False,
+    ) -> float | None:
         """Return the pause before the next attempt, or None to give up.
 
         Args:
@@ -74,8 +83,10 @@ class RetryPolicy:
             attempt: its number, counted from 1 since the last progress.
             stalled_s: time since the first failure without progress.
             has_begun: output has begun.
+            has_heartbeat: the last attempt has received a heartbeat.
         """
-        if not self._is_temporary(error) or not (self.resumes if has_begun else self._may_retry(error, attempt)):
+        may_retry = self.resumes if has_begun else self._may_retry(error, attempt, has_heartbeat)
+        if not self._is_temporary(error) or not may_retry:
             return None
         pause_s = _backoff_s(attempt) if has_begun or not error.is_left_to_caller else 0.0
         if isinstance(error, Overloaded):
@@ -95,10 +106,11 @@ class RetryPolicy:
         is_over_quota = isinstance(error, QuotaExceeded) and error.retry_after_s is None
         return isinstance(error, _TEMPORARY) and not is_over_quota
 
-    def _may_retry(self, error: PhotonError, attempt: int) -> bool:
+    def _may_retry(self, error: PhotonError, attempt: int, has_heartbeat: bool) -> bool:
         if error.is_left_to_caller:
             return attempt <= _MAX_REOPENED
-        is_ours = not self.is_after_grpc or (isinstance(error, Unreachable) and error.was_lost)
+        is_after_headers = has_heartbeat or (isinstance(error, Unreachable) and error.was_lost)
+        is_ours = not self.is_after_grpc or is_after_headers
         return is_ours and not isinstance(error, DuplicateRequestId) and attempt <= self.max_retries
 
 
@@ -117,6 +129,8 @@ class Attempts:
     timeout_s: float = math.inf
     #: Output has begun.
     has_begun: bool = False
+    #: The call of the current attempt has received a heartbeat, after which gRPC does not retry it.
+    has_heartbeat: bool = False
     _started_s: float = field(default_factory=lambda: time.monotonic())
     #: Time of the first failure since the last progress.
     _failed_s: float | None = None
@@ -140,7 +154,10 @@ class Attempts:
             self._failed_s = now_s
         self._num_failed[error.is_left_to_caller] += 1
         attempt, stalled_s = self._num_failed[error.is_left_to_caller], now_s - self._failed_s
-        pause_s = self.policy.pause_s(error, attempt, stalled_s, has_begun=self.has_begun)
+        pause_s = self.policy.pause_s(
+            error, attempt, stalled_s, has_begun=self.has_begun, has_heartbeat=self.has_heartbeat
+        )
+        self.has_heartbeat = False
         if pause_s is None:
             raise error
         return max(0.0, min(pause_s, self.timeout_s - self.spent_s))

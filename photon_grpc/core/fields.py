@@ -208,6 +208,7 @@ class StreamOptions(TypedDict, total=False):
     min_interval: Annotated[float, Field(bounds=Interval(0.0), unit="s", default=0.0, is_for_llm=False)]
     max_tokens_per_message: Annotated[int, Field(bounds=Interval(1), is_for_llm=False)]
     continuous_usage: Annotated[bool, Field(default=False, is_for_llm=False)]
+    heartbeat_interval: Annotated[float, Field(bounds=Interval(1.0), unit="s", is_for_llm=False)]
 
 
 class ChatOptions(TypedDict, total=False):

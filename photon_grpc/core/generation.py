@@ -58,12 +58,21 @@ class Start:
     model: str
     #: Also set if the server chose it.
     seed: int
-    #: Wall-clock seconds since the epoch.
+    #: When the request arrived, in wall-clock seconds since the epoch.
     create_time_s: float
     #: Empty unless OutputOptions.prompt_token_ids asks for them.
     prompt_token_ids: tuple[int, ...] = ()
     #: One for each token of the prompt; empty unless OutputOptions.prompt_logprobs asks for them.
     prompt_scores: tuple[TokenScore, ...] = ()
+    #: The version of photon_grpc that answers, such as "0.1.0".
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputUsage:
+    """Tokens of one output that a call delivered, including the one that ended it."""
+
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

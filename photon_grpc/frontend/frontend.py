@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
+from photon_grpc import __version__
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
@@ -306,9 +307,10 @@ def _start(ask: Ask, request: Request) -> Start:
     return Start(
         request_id=request.request_id,
         model=ask.origin.model,
-        create_time_s=time.time(),
+        create_time_s=time.time() - (time.monotonic() - ask.origin.arrival_s),
         seed=request.sampling.seed,
         prompt_token_ids=request.prompt_ids if ask.output.prompt_token_ids else (),
+        release=__version__,
     )
 
 

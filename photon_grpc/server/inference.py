@@ -14,6 +14,7 @@ from photon_grpc.server.calls.call import Call, CallFailures, current
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import Messages
+from photon_grpc.server.heartbeats import begun
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.server.typed.message_type import MessageTypes, WantedType
 from photon_grpc.server.wire import codec, logprobs, messages
@@ -57,9 +58,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         ask, typed = self._only_ask("StreamGenerate", request)
         del request  # it may hold megabytes for the whole run
-        stream = await self._frontend.stream(ask, _writer(typed))
-        responses = ResponseWriter(typed.found if typed else None)
+        responses = ResponseWriter()
+        admission, interval_s = self._frontend.stream(ask, _writer(typed)), ask.stream.heartbeat_interval_s
         del ask
+        beat = partial(self._beat, context, responses)
+        stream = await (admission if interval_s is None else begun(admission, interval_s, beat))
+        responses.message_type = typed.found if typed else None
         # Aborts what still runs when the call is cancelled, times out or loses its connection.
         async with stream:
             async for update in stream:
@@ -67,6 +71,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 if responses.sequence == 1:
                     await current().send_initial_metadata(context)
                 await self._writer.write(context, message)
+
+    async def _beat(self, context: Context, responses: ResponseWriter) -> None:
+        """Write a heartbeat."""
+        message = responses.heartbeat()
+        if responses.sequence == 1:
+            await current().send_initial_metadata(context)
+        await self._writer.write(context, message)
 
     async def MultiplexGenerate(  # type: ignore[override]
         self, request_iterator: Messages, context: Context

@@ -22,6 +22,7 @@ from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.methods import MULTIPLEX
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.calls.status import call_status, request_error
+from photon_grpc.server.heartbeats import NO_HEARTBEATS, NoHeartbeats, heartbeats_of
 from photon_grpc.server.typed.message_type import MessageType
 from photon_grpc.server.wire.fields import first_request_id
 from photon_grpc.server.wire.frames import ItemWriter
@@ -53,7 +54,10 @@ Refuse = Callable[[str, PhotonError], None]
 class _Member:
     """One request of the call, from its action to its end."""
 
-    __slots__ = ("_call", "admission", "error", "is_ready", "is_request", "items", "request_id", "started_s", "stream")
+    __slots__ = (
+        *("_call", "admission", "error", "heartbeats", "is_ready", "is_request", "items", "request_id"),
+        *("started_s", "stream"),
+    )
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
         #: Cut to the valid length, since it is sent and logged.
@@ -64,6 +68,7 @@ class _Member:
         self.admission: asyncio.Task[None] | None = None
         self.stream: TokenStream | None = None
         self.error: Exception | None = None
+        self.heartbeats: NoHeartbeats = NO_HEARTBEATS
         #: It is in the list of members with updates.
         self.is_ready = False
         #: It came from a valid action, so observers of requests see its end.
@@ -78,6 +83,7 @@ class _Member:
 
     def stop(self) -> None:
         """Abort what still runs of the request."""
+        self.heartbeats.stop()
         if self.admission is not None:
             self.admission.cancel()
         if self.stream is not None:
@@ -201,16 +207,25 @@ class MultiplexCall:
         stream, items = member.stream, member.items
         update = self._take(member, stream) if stream is not None and member.error is None else None
         if update is None or stream is None:
-            return b"" if member.error is None else items.error(request_error(member.error, member.request_id))
+            return self._item_without_update(member)
         item = items.plain(update)
         if item is not None:
             return item
+        member.heartbeats.stop()
         try:
             return await items.full(update, stream.start)
         except InternalFailure as error:  # a message that cannot be made
             stream.close(error)
             self._end(member, error)
             return items.error(request_error(error, member.request_id))
+
+    def _item_without_update(self, member: _Member) -> bytes:
+        if member.error is not None:
+            return member.items.error(request_error(member.error, member.request_id))
+        if not member.heartbeats.is_due:
+            return b""
+        member.heartbeats.restart()
+        return member.items.heartbeat()
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
         """Return the pending update. Forget a request that has ended, and wait for the next update of others."""
@@ -273,6 +288,7 @@ class MultiplexCall:
         else:
             self._members[member.request_id] = member
             member.admission = asyncio.create_task(self._start(member, request))
+            member.heartbeats = heartbeats_of(request, member.due)
 
     def _check_id(self, request_id: str) -> None:
         """Raise InvalidRequest, DuplicateRequestId."""
@@ -311,6 +327,7 @@ class MultiplexCall:
     def _end(self, member: _Member, error: Exception) -> None:
         if self._members.get(member.request_id) is member:
             del self._members[member.request_id]
+        member.heartbeats.stop()
         member.error = error
         if not isinstance(error, Cancelled):
             status = call_status(error, member.request_id)

@@ -149,3 +149,74 @@ async def test_a_connection_lost_between_headers_and_output_is_retried() -> None
         with pytest.raises(errors.Unavailable):
             await anext(client.stream("x"))
     assert len(fake.requests) == 1
+
+
+# --- heartbeats ------------------------------------------------------------------------------------------------------
+
+
+def beat(sequence: int = 1) -> pb.StreamGenerateResponse:
+    return pb.StreamGenerateResponse(sequence=sequence)
+
+
+ANSWER = [with_ids("a", 1, start=True, finish=EOS)]
+TEMPORARY = [lost("ENGINE_RESTARTING"), lost("DRAINING"), Refusal(grpc.StatusCode.UNAVAILABLE, "a proxy's")]
+
+
+@pytest.mark.parametrize("failure", TEMPORARY)
+async def test_a_call_that_fails_after_heartbeats_is_made_again(failure: Refusal) -> None:
+    """gRPC does not retry it, since it has received something."""
+    script = [beat(1), beat(2), failure], [beat(1), failure], [beat(1), *ANSWER]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+        stream = client.stream("x", heartbeat_interval=1, seed=3)
+        deltas = [delta async for delta in stream]
+    assert [(delta.text, delta.finish is not None) for delta in deltas] == [("a", True)]
+    assert len(fake.requests) == 3 and stream.start is not None
+    for request in fake.requests:
+        assert request.stream.heartbeat_interval.seconds == 1
+        assert request.sampling.seed == 3 and not request.continue_from.ids
+
+
+async def test_heartbeats_do_not_count_as_progress() -> None:
+    """Else a server that fails after each would be called until the deadline."""
+    async with serving(FakeServer([beat(), lost("DRAINING")])) as fake, Client(fake.target, retries=2) as client:
+        with pytest.raises(errors.Draining):
+            await anext(client.stream("x", heartbeat_interval=1))
+    assert len(fake.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "failure", "expected"),
+    [
+        ({"resume": False}, lost("DRAINING"), errors.Draining),
+        ({}, Refusal(grpc.StatusCode.INTERNAL, details=[error_info("NUMERIC_FAILURE")]), errors.NumericFailure),
+        ({}, Refusal(grpc.StatusCode.INVALID_ARGUMENT, details=[error_info("PROMPT_TOO_LONG")]), errors.PromptTooLong),
+    ],
+)
+async def test_what_is_not_retried_after_heartbeats(options: Any, failure: Refusal, expected: type[Exception]) -> None:
+    async with serving(FakeServer([beat(), failure])) as fake, Client(fake.target, **options) as client:
+        with pytest.raises(expected):
+            await anext(client.stream("x", heartbeat_interval=1))
+    assert len(fake.requests) == 1
+
+
+async def test_a_stream_goes_on_through_heartbeats_of_the_next_server() -> None:
+    script = (
+        [with_ids("a", 1, start=True), lost()],
+        [beat(), lost()],
+        [beat(), with_ids("b", 2, start=True, finish=EOS)],
+    )
+    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+        stream = client.stream("x", heartbeat_interval=1)
+        deltas = [delta async for delta in stream]
+    assert "".join(delta.text for delta in deltas) == "ab"
+    assert [list(request.continue_from.ids) for request in fake.requests] == [[], [1], [1]]
+
+
+async def test_the_usage_of_an_output_is_that_of_all_calls() -> None:
+    last = with_ids("c", 3, start=True, finish=EOS)
+    last.deltas[0].usage.output_tokens = 1
+    script = [with_ids("ab", 1, 2, start=True), lost()], [last]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+        deltas = [delta async for delta in client.stream("x")]
+    assert deltas[-1].usage is not None and deltas[-1].usage.output_tokens == 3
+    assert deltas[0].usage is None

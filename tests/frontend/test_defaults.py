@@ -75,6 +75,7 @@ INVALID = [
     ],
     (ask(stream=StreamAsk(min_interval_s=-1)), "stream.min_interval"),
     (ask(stream=StreamAsk(max_tokens_per_message=0)), "stream.max_tokens_per_message"),
+    *[(ask(stream=StreamAsk(heartbeat_interval_s=value)), "stream.heartbeat_interval") for value in (0.0, 0.999, NAN)],
     *[(ask(request_id=value), "request_id") for value in ("x" * 129, "naïve", "a\nb", "\x7f")],
     (ask(""), "text"),
     (ask(()), "token_ids.ids"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from photon_grpc import __version__
 from photon_grpc.core.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.core.frames import Failed, Started
-from photon_grpc.core.generation import Usage
+from photon_grpc.core.generation import OutputUsage, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -616,3 +618,47 @@ async def test_ids_after_the_end_of_an_output_do_not_continue_it(pair: tuple[Fro
     (only,) = await rest(stream)
     assert only.deltas[0].finish is not None and only.deltas[0].finish.reason is FinishReason.STOP_STRING
     assert only.deltas[0].text == "" and link.adds == [] and front.num_streams == 0
+
+
+async def test_the_usage_of_each_output_comes_with_its_finish(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    changes = {"sampling": SamplingAsk(num_outputs=3), "stop": StopAsk(stop_strings=("stop",))}
+    stream = await front.stream(ask(**changes))
+    whole = await generated(front, link, **changes)
+    await link.added(2)
+    pieces = ids("stop")
+    for first in (1, 4):
+        for number, piece in enumerate(pieces):
+            link.step((first, piece), (first + 1, ids("a")[0]), (first + 2, ids("b")[0]))
+            if not number:
+                link.step(finished=(done(first + 2, FinishReason.ABORTED),))
+        link.step(finished=(done(first + 1, FinishReason.TIME_LIMIT),))
+    updates = await rest(stream)
+    deltas = [delta for update in updates for delta in update.deltas]
+    assert all((delta.usage is None) == (delta.finish is None) for delta in deltas)
+    counts = {delta.index: delta.usage.output_tokens for delta in deltas if delta.usage is not None}
+    assert counts == {0: len(pieces), 1: len(pieces), 2: 1}
+    assert updates[-1].usage is not None and updates[-1].usage.output_tokens == sum(counts.values())
+    result = await asyncio.wait_for(whole, 120)
+    assert {output.index: output.usage.output_tokens for output in result.outputs} == counts  # type: ignore[attr-defined]
+
+
+async def test_a_continued_output_counts_what_this_call_delivers(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    a, b = ids("a")[0], ids("b")[0]
+    stream = await front.stream(ask(continue_from=(a, a, a)))
+    link.step((1, b), finished=(done(1),))
+    (last,) = await rest(stream)
+    assert last.deltas[0].usage == OutputUsage(1)
+    assert last.usage is not None and last.usage.output_tokens == 1
+    ended = await front.stream(ask(continue_from=(a, b), stop=StopAsk(stop_strings=("b",))))
+    (only,) = await rest(ended)
+    assert only.deltas[0].usage == OutputUsage(0), "it ended before this call"
+
+
+async def test_a_request_is_created_when_it_arrives(pair: tuple[Frontend, FakeLink]) -> None:
+    front, _ = pair
+    stream = await front.stream(ask(arrival_s=time.monotonic() - 100.0))
+    assert time.time() - 130.0 < stream.start.create_time_s < time.time() - 99.0
+    assert stream.start.release == __version__
+    stream.close()

@@ -139,12 +139,12 @@ DELTAS = st.builds(
 )
 
 
-@given(st.lists(DELTAS, max_size=4).map(tuple), st.integers(1, 2**32 - 1), st.integers(1, 2**63))
+@given(st.lists(DELTAS, max_size=4).map(tuple), st.integers(1, 2**32 - 1), st.integers(1, 2**62))
 def test_items_written_by_hand_are_those_of_protobuf(
     deltas: tuple[OutputDelta, ...], handle: int, sequence: int
 ) -> None:
     writer = ItemWriter(handle, "id")
-    writer.responses.sequence = sequence
+    writer.responses.sequence, writer.responses.has_begun = sequence, True
     written = writer.plain(Update(deltas))
     assert written is not None
     item = pb.MultiplexItem(handle=handle, response=codec.stream_message(Update(deltas), sequence + 1, None))

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from photon_grpc.core.ask import Ask, ChatInput, ChatMessage, IdsInput, Origin, TextInput, ToolChoice
-from photon_grpc.core.generation import Start, Timing, Usage
+from photon_grpc.core.generation import OutputUsage, Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, PromptTooLong
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
@@ -291,4 +291,17 @@ def test_the_whole_result_has_everything() -> None:
     assert response.HasField("timing")
     assert list(response.prompt.token_ids) == [4, 5]
     bare = codec.generate_response(Result(Start("r", "m", 1, 0.0), ()))
+    assert response.create_time.ToMilliseconds() == 1_700_000_000_250
+    assert not response.outputs[0].HasField("usage")
     assert not bare.HasField("prompt")
+
+
+def test_an_output_that_ends_has_its_usage_even_if_it_is_0() -> None:
+    deltas = tuple([OutputDelta(at, finish=OutputFinish(FinishReason.EOS), usage=OutputUsage(at)) for at in range(2)])
+    start = Start("r", "m", 1, 0.0, release="1.2.3")
+    response = codec.generate_response(Result(start, deltas))
+    message = codec.stream_message(Update(deltas), 1, start)
+    for outputs in (response.outputs, message.deltas):
+        assert [output.HasField("usage") for output in outputs] == [True, True]
+        assert [output.usage.output_tokens for output in outputs] == [0, 1]
+    assert response.release == message.start.release == "1.2.3"

@@ -3319,12 +3319,12 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x11SchedulingOptions\x12\x1a\n" +
 	"\bpriority\x18\x01 \x01(\x05R\bpriority\x12V\n" +
 	"\x12max_queue_duration\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\x10maxQueueDuration\x12B\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\atimeout\"\xb5\x02\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\atimeout\"\xc4\x02\n" +
 	"\rStreamOptions\x12K\n" +
 	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\vminInterval\x12G\n" +
 	"\x16max_tokens_per_message\x18\x02 \x01(\rB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00R\x13maxTokensPerMessage\x88\x01\x01\x12)\n" +
-	"\x10continuous_usage\x18\x03 \x01(\bR\x0fcontinuousUsage\x12H\n" +
-	"\x12heartbeat_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatIntervalB\x19\n" +
+	"\x10continuous_usage\x18\x03 \x01(\bR\x0fcontinuousUsage\x12W\n" +
+	"\x12heartbeat_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?R\x11heartbeatIntervalB\x19\n" +
 	"\x17_max_tokens_per_message\"\xf5\x02\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from photon_grpc.core.generation import OutputUsage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.output.answer import NO_ANSWER, AnswerParser
@@ -145,13 +146,15 @@ class OutputText:
 
     def take(self) -> OutputDelta:
         """Return all that has gathered."""
+        finish = None if self.is_finish_taken else self.finish
         delta = OutputDelta(
             self.index,
             "".join(self._parts),
             tuple(self._ids),
-            self.finish if not self.is_finish_taken else None,
+            finish,
             self.scores.take(self.num_tokens - self._num_taken),
             NO_ANSWER if self._parser is None else self._parser.take(is_over=self.finish is not None),
+            None if finish is None else OutputUsage(self.num_delivered),
         )
         self._parts = []
         self._ids = []

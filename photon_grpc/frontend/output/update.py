@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from photon_grpc.core.generation import Start, Timing, ToolCall, Usage
+from photon_grpc.core.generation import OutputUsage, Start, Timing, ToolCall, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure
 from photon_grpc.frontend.output.answer import NO_ANSWER, Answer, joined_answer
@@ -39,6 +39,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     scores: TokenLogprobs = NO_TOKEN_LOGPROBS
     #: The parts of a chat's text, if the model has marks for them (see answer.py).
     answer: Answer = NO_ANSWER
+    #: Set with `finish`.
+    usage: OutputUsage | None = None
 
     @property
     def reasoning(self) -> str:
@@ -89,6 +91,7 @@ def gathered(start: Start, updates: list[Update]) -> Result:
             deltas[-1].finish,
             joined([delta.scores for delta in deltas]),
             joined_answer([delta.answer for delta in deltas]),
+            deltas[-1].usage,
         )
         for index, deltas in sorted(texts.items())
     )

@@ -33,7 +33,7 @@ from photon_grpc.core.ask import (
 )
 from photon_grpc.core.field import Field
 from photon_grpc.core.fields import FIELDS, fields_of
-from photon_grpc.core.generation import Start, Timing, Usage
+from photon_grpc.core.generation import OutputUsage, Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
@@ -244,7 +244,9 @@ def generate_response(result: Result) -> pb.GenerateResponse:
         model=start.model,
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
+        release=start.release,
     )
+    _fill_time(response.create_time, start.create_time_s)
     for output in result.outputs:
         _fill_output(response.outputs.add(), output)
     _fill_usage(response.usage, result.usage)
@@ -257,6 +259,7 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
     message.model = start.model
     _fill_time(message.create_time, start.create_time_s)
     message.seed = start.seed
+    message.release = start.release
     if start.prompt_token_ids:
         message.prompt.token_ids.extend(start.prompt_token_ids)
 
@@ -271,6 +274,8 @@ def _fill_output(message: pb.Output, delta: OutputDelta) -> None:
         message.tool_calls.extend([pb.ToolCall(**asdict(call)) for call in delta.tool_calls])
     if delta.finish is not None:
         _fill_finish(message.finish, delta.finish)
+    if delta.usage is not None:
+        _fill_output_usage(message.usage, delta.usage)
 
 
 def _fill_finish(message: pb.Finish, finish: OutputFinish) -> None:
@@ -281,6 +286,11 @@ def _fill_finish(message: pb.Finish, finish: OutputFinish) -> None:
         message.stop_token_id = finish.stop_token_id
     elif finish.eos_token_id is not None:
         message.eos_token_id = finish.eos_token_id
+
+
+def _fill_output_usage(message: pb.OutputUsage, usage: OutputUsage) -> None:
+    message.SetInParent()  # also if the output has no token of this call
+    message.output_tokens = usage.output_tokens
 
 
 def _fill_usage(message: pb.Usage, usage: Usage) -> None:

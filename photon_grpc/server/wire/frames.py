@@ -37,15 +37,21 @@ class ItemWriter:
         item = self._handle_field + _RESPONSE + varint(len(response)) + response
         return _ITEM + varint(len(item)) + item
 
+    def heartbeat(self) -> bytes:
+        """Return an item whose response has only a sequence."""
+        return self._of(self.responses.heartbeat())
+
     async def full(self, update: Update, start: Start) -> bytes:
         """Return the next item, whatever it holds; the first includes `start`. Raise InternalFailure."""
-        response = await self.responses.full(update, start)
-        request_id = "" if response.sequence > 1 else self._request_id
-        return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
+        return self._of(await self.responses.full(update, start))
 
     def error(self, error: Status) -> bytes:
         """Return the item for the request's failure."""
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
+
+    def _of(self, response: pb.StreamGenerateResponse) -> bytes:
+        request_id = "" if response.sequence > 1 else self._request_id
+        return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 
 
 def _framed(item: pb.MultiplexItem) -> bytes:

@@ -1,4 +1,4 @@
-"""The StreamGenerateResponses of a stream, in order.
+"""The StreamGenerateResponses of a stream, in order: perhaps heartbeats, then those with tokens.
 
 Nearly every one holds only new text, ids and scores. Those are written by hand in wire form, since messages would cost
 several times as much. https://protobuf.dev/programming-guides/encoding
@@ -27,17 +27,19 @@ _INDEX, _TEXT, _TOKEN_IDS = b"\x08", b"\x12", b"\x1a"  # Output
 class ResponseWriter:
     """Writer of the responses of one stream."""
 
-    __slots__ = ("message_type", "sequence")
+    __slots__ = ("has_begun", "message_type", "sequence")
 
     def __init__(self, message_type: MessageType | None = None) -> None:
         #: Number of the last response.
         self.sequence = 0
+        #: The response with `start` was made.
+        self.has_begun = False
         #: Set for typed output.
         self.message_type = message_type
 
     def plain(self, update: Update) -> bytes | None:
         """Return the next response in wire form; None if `full` must make it: the first, rich and long ones."""
-        if update.usage is not None or not self.sequence:
+        if update.usage is not None or not self.has_begun:
             return None
         deltas, num_ids = b"", 0
         for delta in update.deltas:
@@ -56,11 +58,17 @@ class ResponseWriter:
     async def full(self, update: Update, start: Start) -> pb.StreamGenerateResponse:
         """Return the next response, whatever it holds; the first includes `start`. Raise InternalFailure."""
         self.sequence += 1
-        response = codec.stream_message(update, self.sequence, start if self.sequence == 1 else None)
+        response = codec.stream_message(update, self.sequence, None if self.has_begun else start)
+        self.has_begun = True
         await logprobs.add_to_message(response, update)
         if self.message_type is not None:
             await messages.add(response.deltas, update.deltas, self.message_type)
         return response
+
+    def heartbeat(self) -> pb.StreamGenerateResponse:
+        """Return the next response, which has only a sequence."""
+        self.sequence += 1
+        return pb.StreamGenerateResponse(sequence=self.sequence)
 
 
 def _output(delta: OutputDelta) -> bytes:
