@@ -138,13 +138,11 @@ class Generation:
 
 def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: str = "") -> Delta:
     """Read a delta. `text_before` is the output's earlier text, needed only to make an object."""
-    finish = read_finish(message.finish) if message.HasField("finish") else None
-    return Delta(
-        finish=finish,
-        **_parts(message, types),
-        usage=None if finish is None else read_output_usage(message.usage),
-        _parsed=_object(types, text_before + message.text, finish),
-    )
+    parts = _parts(message, types)
+    if not message.HasField("finish"):
+        return Delta(**parts)
+    finish, usage = read_finish(message.finish), read_output_usage(message.usage)
+    return Delta(finish=finish, **parts, usage=usage, _parsed=_object(types, text_before + message.text, finish))
 
 
 def read_start(message: pb.GenerationStart) -> Start:
@@ -197,8 +195,8 @@ def _parts(message: pb.Output, types: AnswerTypes) -> dict[str, Any]:
     }
 
 
-def _object(types: AnswerTypes, text: str, finish: Finish | None) -> Any:
-    if types.object_type is None or finish is None:
+def _object(types: AnswerTypes, text: str, finish: Finish) -> Any:
+    if types.object_type is None:
         return None
     return parsed(types.object_type, text, finish.reason)
 

@@ -9,20 +9,20 @@ from collections.abc import Iterable
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from photon_grpc.v1 import annotations_pb2 as annotations
+from photon_grpc.v1 import annotations_pb2
 from photon_grpc.v1 import inference_pb2 as pb
 
 
-def _fields(delta: annotations.Delta.ValueType) -> Iterable[FieldDescriptor]:
+def _fields(delta: annotations_pb2.Delta.ValueType) -> Iterable[FieldDescriptor]:
     """Return the fields of Output that have this option."""
     fields = pb.Output.DESCRIPTOR.fields
-    return (field for field in fields if field.GetOptions().Extensions[annotations.delta] == delta)
+    return (field for field in fields if field.GetOptions().Extensions[annotations_pb2.delta] == delta)
 
 
 #: The field by which the parts of one output are known.
-(_KEY,) = (field.name for field in _fields(annotations.DELTA_KEY))
+(_KEY,) = (field.name for field in _fields(annotations_pb2.DELTA_KEY))
 #: Merging appends lists and sets what is set once, but it would replace a text by its last part.
-_TEXTS = tuple(field.name for field in _fields(annotations.DELTA_APPEND) if not field.is_repeated)
+_TEXTS = tuple(field.name for field in _fields(annotations_pb2.DELTA_APPEND) if not field.is_repeated)
 
 
 def joined_outputs(deltas: Iterable[pb.Output]) -> list[pb.Output]:

@@ -51,6 +51,8 @@ class ResumingCall:
         #: The last message has arrived; only the status may still be lost.
         self._is_complete = False
         self._first_s = 0.0
+        #: The current call has sent nothing but heartbeats.
+        self._is_silent = True
         #: The number of ids from which the current call continues, and the time that earlier calls took.
         self._num_continued = 0
         self._before_s = 0.0
@@ -81,23 +83,27 @@ class ResumingCall:
     # -- received messages ---------------------------------------------------------------------------------------------
 
     def _merged(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
-        if not message.deltas and _is_heartbeat(message):
-            self._attempts.has_heartbeat = True
-            return message
+        if self._is_silent:
+            if _is_heartbeat(message):
+                self._attempts.has_heartbeat = True
+                return message
+            self._is_silent = False
+            self._read_start(message)
         self._attempts.progress()
         for delta in message.deltas:
             self._ids.extend(delta.token_ids)
             if self._hides_ids:
                 delta.ClearField("token_ids")
-        if not self._attempts.has_begun:
-            if message.HasField("start"):
-                self._begin(message.start)
-        elif message.HasField("start"):
-            message.ClearField("start")
         if self._num_continued:
             self._add_totals(message)
         self._is_complete = message.HasField("timing")
         return message
+
+    def _read_start(self, message: pb.StreamGenerateResponse) -> None:
+        if self._attempts.has_begun:
+            message.ClearField("start")
+        elif message.HasField("start"):
+            self._begin(message.start)
 
     def _begin(self, start: pb.GenerationStart) -> None:
         self._attempts.has_begun = True
@@ -133,6 +139,7 @@ class ResumingCall:
         left_s = self._attempts.left_s(error)
         self._before_s = self._attempts.spent_s
         self._num_continued = len(self._ids)
+        self._is_silent = True
         self._call = self._open_call(self._continued(left_s), left_s)
 
     async def _sleep(self, pause_s: float) -> None:
@@ -160,7 +167,7 @@ class ResumingCall:
 
 
 def _is_heartbeat(message: pb.StreamGenerateResponse) -> bool:
-    return not (message.HasField("start") or message.HasField("timing"))
+    return not (message.deltas or message.HasField("start") or message.HasField("timing"))
 
 
 def _set(duration: Duration, seconds: float) -> None:
