@@ -108,7 +108,7 @@ class StreamAsk(_columns("stream")):  # type: ignore[misc]
 
 
 class Origin(msgspec.Struct):
-    """Where a request comes from. Times are CLOCK_MONOTONIC seconds.
+    """Where a request comes from. Times are CLOCK_MONOTONIC seconds, except `create_time_s`.
 
     All is known on arrival except the model, and the deadline if a field sets an earlier one.
     """
@@ -127,6 +127,8 @@ class Origin(msgspec.Struct):
     traceparent: str = ""
     #: Whose share of preparation it uses: the API key, else the host that it came from.
     caller: str = ""
+    #: When it arrived, in wall-clock seconds since the epoch; told, never reckoned with.
+    create_time_s: float = 0.0
 
     def reason(self, error: BaseException | None) -> str:
         """Return the reason of a request that ended with `error`; "" for None.

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import random
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
@@ -307,7 +306,7 @@ def _start(ask: Ask, request: Request) -> Start:
     return Start(
         request_id=request.request_id,
         model=ask.origin.model,
-        create_time_s=time.time() - (time.monotonic() - ask.origin.arrival_s),
+        create_time_s=ask.origin.create_time_s,
         seed=request.sampling.seed,
         prompt_token_ids=request.prompt_ids if ask.output.prompt_token_ids else (),
         release=__version__,

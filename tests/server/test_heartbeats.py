@@ -6,6 +6,7 @@ An interval of 1 s, the shortest that is accepted, lasts 20 ms here.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -126,6 +127,7 @@ async def test_a_request_that_waits_has_heartbeats_until_its_first_token(service
     reader = Reader(service, is_shared, request("held", min_interval={"seconds": 3600}))
     await until(lambda: len(reader.messages) >= MANY)  # while its prompt waits to be encoded
     assert service.encoder.num_waiting == 1 and not service.link.sent
+    waiting_s = time.time()
     service.encoder.may_begin.set()
     await service.link.added(1)
     before = len(reader.messages)
@@ -142,6 +144,7 @@ async def test_a_request_that_waits_has_heartbeats_until_its_first_token(service
     *beats, first, last = reader.messages
     assert all(map(is_heartbeat, beats))
     assert [message.sequence for message in reader.messages] == list(range(1, len(reader.messages) + 1))
+    assert 0 < first.start.create_time.ToNanoseconds() / 1e9 < waiting_s, "it was created when it arrived"
     assert first.start.request_id == "r" and first.deltas[0].text and not last.HasField("start")
     assert last.usage.output_tokens == last.deltas[0].usage.output_tokens == 2
     if is_shared:

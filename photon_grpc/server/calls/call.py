@@ -127,6 +127,7 @@ class Call:
             deadline_s=self.deadline_s,
             traceparent=self.header(TRACEPARENT_KEY),
             caller=self.caller,
+            create_time_s=time.time(),
         )
 
     async def send_initial_metadata(self, context: Context) -> None:
