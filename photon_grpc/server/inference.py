@@ -61,8 +61,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         responses = ResponseWriter()
         admission, interval_s = self._frontend.stream(ask, _writer(typed)), ask.stream.heartbeat_interval_s
         del ask
-        beat = partial(self._beat, context, responses)
-        stream = await (admission if interval_s is None else begun(admission, interval_s, beat))
+        if interval_s is not None:
+            admission = begun(admission, interval_s, partial(self._beat, context, responses))
+        stream = await admission
         responses.message_type = typed.found if typed else None
         # Aborts what still runs when the call is cancelled, times out or loses its connection.
         async with stream:

@@ -112,7 +112,8 @@ def test_every_option_has_a_flag() -> None:
     flags = {{"protobuf": "message_type"}.get(str(each.name), each.name) for each in generate.params}
     # What gathers in a message is not seen at a terminal, and a prompt is answered.
     assert Options.__annotations__.keys() - flags == {
-        *("text", "min_interval", "max_tokens_per_message", "continuous_usage", "add_generation_prompt")
+        *("text", "min_interval", "max_tokens_per_message", "continuous_usage", "add_generation_prompt"),
+        "heartbeat_interval",
     }
 
 
