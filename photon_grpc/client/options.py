@@ -10,12 +10,14 @@ from typing import Any, cast
 from photon_grpc.client.chat import write_messages, write_tools
 from photon_grpc.client.field_values import NO_LISTS, plain, write_field
 from photon_grpc.client.message_type import write_message_type
-from photon_grpc.core.fields import FIELDS
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Prompt
 from photon_grpc.core.object_type import object_type_of
 from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
+
+_OF_CHAT = frozenset(field.name for field in fields_of("chat"))
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -37,7 +39,15 @@ def write_options(request: pb.GenerateRequest, options: Mapping[str, Any]) -> No
         _write_option(request, name, plain(value))
 
 
-def _write_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
+def write_chat_options(request: Any, options: Mapping[str, Any]) -> None:
+    """Write options of a chat into a TokenizeRequest that has its prompt. Raise InvalidRequest, TypeError."""
+    check_options(options, _OF_CHAT)
+    for name, value in options.items():
+        if value is not None:
+            _write_option(request, name, plain(value))
+
+
+def _write_option(request: Any, name: str, value: Any) -> None:
     group = group_of(name)
     if group == "structured_output":
         _write_constraint(request.structured_output, name, value)

@@ -172,7 +172,8 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
 ) -> None:
     (tmp_path / "tools.json").write_text('[{"name": "weather"}]')
     script = [message("<tool_call>…", start=True, finish=EOS)]
-    script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json='{"city": "Z\u00fcrich\x1b"}', id="aZ09bcdef")
+    arguments = '{"city": "Z\u00fcrich\x1b"}'
+    script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json=arguments, id="aZ09bcdef")
     monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/set tool_choice\n/tool rain\n"))
     with serving_in_a_thread(script, HI) as fake:
         fake.features.append(model_pb2.FEATURE_TOOL_CALLS)
@@ -184,7 +185,7 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
     _, call, tool = answered.chat.messages
     assert (call.role, call.content, tool.role, tool.content) == ("assistant", "", "tool", "rain")
     (sent_back,) = call.tool_calls
-    assert (sent_back.name, sent_back.arguments_json) == ("weather", '{"city": "Z\u00fcrich\x1b"}')
+    assert (sent_back.name, sent_back.arguments_json) == ("weather", arguments)
     assert sent_back.id == tool.tool_call_id == "aZ09bcdef"
     assert 'call aZ09bcdef weather {"city": "Zürich␛"}' in capsys.readouterr().err
 

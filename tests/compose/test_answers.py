@@ -6,6 +6,7 @@ The model says what a test wants: `continue_from` gives the text but for its las
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_in_one_program(llm: LLM) -> None:
     forced = {"chat": True, "tools_json": TOOLS, "allowed_token_ids": end, "max_tokens": len(given) + 2}
     (whole,) = llm.generate([CHAT], continue_from=given, **forced)
     assert (whole.text, whole.reasoning, whole.content, unnamed(whole.tool_calls)) == (">>", "", ">", (CALL,))
+    assert re.fullmatch("[0-9A-Za-z]{9}", whole.tool_calls[0].id)
     (first, *_) = deltas = list(llm.stream(CHAT, continue_from=given, **forced))
     assert (first.text, unnamed(first.tool_calls)) == (">", (CALL,))
     assert "".join(delta.content for delta in deltas) == ">"

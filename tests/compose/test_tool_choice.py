@@ -129,6 +129,21 @@ def test_the_one_tool_is_called_once(llm: LLM) -> None:
             check_calls(output.tool_calls, [name])
 
 
+def test_typed_tools_are_called_like_those_in_json(llm: LLM) -> None:
+    tools = [{"name": "weather", "parameters": WEATHER}, {"function": {"name": "add", "parameters": NUMBERS}}]
+    given: dict[str, Any] = {"tools": tools, "tools_json": None, "seed": 4, "num_outputs": 2}
+    for name in ("weather", "add"):
+        outputs = ask(llm, name, **given)
+        assert {output.finish_reason for output in outputs} == {FinishReason.CONSTRAINT_COMPLETE}
+        assert is_weather(json.loads(outputs[0].tool_calls[0].arguments_json)) == (name == "weather")
+    loose = [{**tools[0], "strict": False}]
+    assert not all(
+        is_weather(json.loads(output.tool_calls[0].arguments_json))
+        for output in ask(llm, "weather", **given | {"tools": loose, "num_outputs": 4, "max_tokens": 400})
+        if output.tool_calls
+    )
+
+
 def test_any_tools_are_called(llm: LLM) -> None:
     outputs = many(llm, "required")
     for output in outputs:

@@ -73,9 +73,18 @@ class Talker:
 
         return (await asyncio.gather(read(), self._say(says)))[0]
 
+    def text(self, ids: Sequence[int]) -> str:
+        tokenizer = self._front._model.tokenizer
+        assert tokenizer is not None
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
     async def _say(self, text: str) -> None:
+        await self.answer(text, len(self.link.adds))
+
+    async def answer(self, text: str, number: int) -> None:
+        """Say `text`, or what is left of it, to the request of this number."""
         link = self.link
-        await link.added(len(link.adds) + 1)
+        await link.added(number + 1)
         first, request = link.adds[-1].handle, link.adds[-1].request
         handles = range(first, first + request.num_outputs)
         for id in self.ids(text)[len(request.continued_ids) :]:

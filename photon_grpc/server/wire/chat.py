@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from photon_grpc.core.admission import check_count
 from photon_grpc.core.ask import ChatInput, ChatMessage, Tool, ToolChoice
@@ -31,7 +32,7 @@ def chat_of(chat: pb.ChatInput, facts: ModelFacts) -> ChatInput:
         for m in messages
     ]
     return ChatInput(
-        messages=tuple(_complete(messages, plain) if None in plain else plain),
+        messages=tuple(_complete(messages, plain) if None in plain else cast("list[ChatMessage]", plain)),
         template_args_json=chat.template_args_json,
         tools_json=chat.tools_json,
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
@@ -76,7 +77,7 @@ def _message(message: pb.ChatMessage, parts_field: str) -> ChatMessage:
         name=message.name,
         tool_call_id=message.tool_call_id,
         tool_calls_json=message.tool_calls_json,
-        tool_calls=tuple([ToolCall(call.index, call.name, call.arguments_json, call.id) for call in message.tool_calls]),
+        tool_calls=tuple([ToolCall(c.index, c.name, c.arguments_json, c.id) for c in message.tool_calls]),
     )
 
 
