@@ -226,7 +226,7 @@ WRONG_PARTS: list[tuple[list[inference_pb2.ChatMessage], str, str, str]] = [
     ([message({"audio": {}})], "FEATURE_NOT_SUPPORTED", "chat.messages[0].parts[0].audio", "FEATURE_AUDIO"),
     ([message(*[TEXT] * 2049), message(*[TEXT] * 2048)], "INVALID_REQUEST", "chat.messages[1].parts", ""),
     (
-        [inference_pb2.ChatMessage(role="assistant", tool_calls=[{"name": "a", "arguments_json": "{}"}] * 4097)],
+        [inference_pb2.ChatMessage(role="assistant", tool_calls=[{"name": "a", "arguments_json": "{}"}] * 2049)],
         "INVALID_REQUEST",
         "chat.messages[0].tool_calls",
         "",

@@ -67,11 +67,12 @@ def json_fields(chat: ChatInput) -> Iterator[tuple[str, str]]:
     for i, tool in enumerate(chat.tools):
         yield f"chat.tools[{i}].description", tool.description
         yield f"chat.tools[{i}].parameters_json", tool.parameters_json
-    calling = [(i, each) for i, each in enumerate(chat.messages) if each.tool_calls_json or each.tool_calls]
-    for i, message in calling:
-        yield f"chat.messages[{i}].tool_calls_json", message.tool_calls_json
-        for j, call in enumerate(message.tool_calls):
-            yield f"chat.messages[{i}].tool_calls[{j}].arguments_json", call.arguments_json
+    for i, message in enumerate(chat.messages):
+        if message.tool_calls_json:
+            yield f"chat.messages[{i}].tool_calls_json", message.tool_calls_json
+        if message.tool_calls:
+            for j, call in enumerate(message.tool_calls):
+                yield f"chat.messages[{i}].tool_calls[{j}].arguments_json", call.arguments_json
 
 
 def texts_of(chat: ChatInput) -> list[str]:
