@@ -34,7 +34,7 @@ _CHAT = ("tools", "tools_json", "template_args_json")
     "as_chat",
     is_flag=True,
     help="The prompt is a user's message: use the model's chat template. "
-    "--system, --tools and --template-args do so, too.",
+    "--system, --tools, --tools-json and --template-args do so, too.",
 )
 @click.option("--system", metavar="TEXT", help="Instructions before the message.")
 @with_chat_input
