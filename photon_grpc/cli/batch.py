@@ -250,7 +250,7 @@ def _output(output: Any) -> dict[str, Any]:
         "reasoning": lambda: output.reasoning,
         "content": lambda: output.content if output.reasoning else "",
         "tool_calls": lambda: [
-            {"name": call.name, "arguments_json": call.arguments_json} for call in output.tool_calls
+            {"name": call.name, "arguments_json": call.arguments_json, "id": call.id} for call in output.tool_calls
         ],
         "scores": lambda: [
             {"token_id": score.token_id, "logprob": score.logprob, "rank": score.rank} for score in output.scores

@@ -22,6 +22,9 @@ from photon_grpc.cli.terminal.generation_flags import (
 from photon_grpc.cli.terminal.numbers import WholeNumber
 from photon_grpc.errors import ConfigError
 
+#: Flags that imply a chat.
+_CHAT = ("tools", "tools_json", "template_args_json")
+
 
 @click.command()
 @click.argument("prompt")
@@ -31,7 +34,7 @@ from photon_grpc.errors import ConfigError
     "as_chat",
     is_flag=True,
     help="The prompt is a user's message: use the model's chat template. "
-    "--system, --tools and --template-args do so, too.",
+    "--system, --tools, --tools-json and --template-args do so, too.",
 )
 @click.option("--system", metavar="TEXT", help="Instructions before the message.")
 @with_chat_input
@@ -47,7 +50,7 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
         with reading_stdin():
             text = sys.stdin.read().removesuffix("\n")  # what `echo` adds
     request: Any = text
-    if as_chat or system is not None or any(options[name] is not None for name in ("tools_json", "template_args_json")):
+    if as_chat or system is not None or any(options[name] is not None for name in _CHAT):
         request = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     try:
         asyncio.run(terminal.generate(target, request, to_options(options), as_json=as_json))

@@ -23,14 +23,14 @@ from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import Multiplex, MultiplexGenerateCall
-from photon_grpc.client.options import build_request, write_prompt
+from photon_grpc.client.options import build_request, write_chat_options, write_prompt
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.client.trace_context import Metadata, with_trace_context
 from photon_grpc.client.typed import growing_messages, message_of
-from photon_grpc.core.fields import Options
+from photon_grpc.core.fields import ChatOptions, Options
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import DeadlinePassed, ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -153,10 +153,13 @@ class Client:
         request = model_pb2.GetModelRequest(model=name)
         return read_model((await self._unary(self._models.GetModel, request)).model)
 
-    async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
-        """Return the ids that `generate` would see for a text or a list of chat messages."""
+    async def tokenize(
+        self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False, **chat: Unpack[ChatOptions]
+    ) -> tuple[int, ...]:
+        """Return the ids that `generate` would see for a text or a list of chat messages, with options of a chat."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
+        write_chat_options(request, chat)
         return tuple((await self._unary(self._models.Tokenize, request)).token_ids)
 
     async def detokenize(

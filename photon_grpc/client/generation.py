@@ -44,7 +44,7 @@ class Delta:
     #: The parts of a chat's text, if the model's features include REASONING or TOOL_CALLS.
     reasoning: str = ""
     content: str = ""
-    #: Complete calls, with tools_json.
+    #: Complete calls, with tools.
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, set with `finish` if the output is complete.
     message: Message | None = None
@@ -71,7 +71,7 @@ class Output:
     #: The parts of a chat's text, if the model's features include REASONING or TOOL_CALLS.
     reasoning: str = ""
     content: str = ""
-    #: Filled with tools_json.
+    #: Filled with tools.
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, a message of that type if the output is complete.
     message: Message | None = None
@@ -215,7 +215,7 @@ def read_scores(messages: Iterable[pb.TokenScore]) -> tuple[TokenScore, ...]:
 
 
 def read_tool_calls(messages: Iterable[pb.ToolCall]) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(message.index, message.name, message.arguments_json) for message in messages)
+    return tuple(ToolCall(message.index, message.name, message.arguments_json, message.id) for message in messages)
 
 
 def read_finish(message: pb.Finish) -> Finish:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, cast
 
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-
+from photon_grpc.client.chat import write_messages, write_tools
+from photon_grpc.client.field_values import NO_LISTS, plain, write_field
 from photon_grpc.client.message_type import write_message_type
-from photon_grpc.core.fields import FIELDS
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Prompt
 from photon_grpc.core.object_type import object_type_of
 from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Types with a length and entries that cannot stand for a list in a request.
-_NO_LISTS = (bytes, bytearray, memoryview, Mapping)
+_OF_CHAT = frozenset(field.name for field in fields_of("chat"))
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -42,7 +39,15 @@ def write_options(request: pb.GenerateRequest, options: Mapping[str, Any]) -> No
         _write_option(request, name, plain(value))
 
 
-def _write_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
+def write_chat_options(request: Any, options: Mapping[str, Any]) -> None:
+    """Write options of a chat into a TokenizeRequest that has its prompt. Raise InvalidRequest, TypeError."""
+    check_options(options, _OF_CHAT)
+    for name, value in options.items():
+        if value is not None:
+            _write_option(request, name, plain(value))
+
+
+def _write_option(request: Any, name: str, value: Any) -> None:
     group = group_of(name)
     if group == "structured_output":
         _write_constraint(request.structured_output, name, value)
@@ -50,6 +55,8 @@ def _write_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         raise InvalidRequest(f"{name} needs a chat: a list of messages as the prompt", field=f"chat.{name}")
     elif name == "tool_choice":
         _write_tool_choice(request.chat, value)
+    elif name == "tools":
+        write_tools(request.chat, value)
     else:
         write_field(getattr(request, group) if group else request, name, value, group)
 
@@ -60,26 +67,19 @@ def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
         raise TypeError(f"{unknown_option(name, known)}; there are {', '.join(sorted(known))}")
 
 
-def plain(value: Any) -> Any:
-    """Convert an array or number of numpy or torch to its Python value; return any other value unchanged."""
-    is_array = hasattr(value, "tolist") and not isinstance(value, type | memoryview)
-    return value.tolist() if is_array else value
-
-
 def write_prompt(request: Any, prompt: Prompt) -> None:
     """Write the input of a GenerateRequest or TokenizeRequest. Raise InvalidRequest, TypeError for several prompts."""
     prompt = plain(prompt)
     if isinstance(prompt, str):
         write_field(request, "text", prompt)
-    elif isinstance(prompt, _NO_LISTS) or not isinstance(prompt, Sequence):
+    elif isinstance(prompt, NO_LISTS) or not isinstance(prompt, Sequence):
         raise InvalidRequest(
             f"the prompt is text, token ids or a list of chat messages, not {type(prompt).__name__}", field="input"
         )
     elif len(prompt) and _is_list(prompt[0]):
         raise TypeError(f"a call takes one prompt, not a list of {len(prompt)}; client.map(prompts, ...) takes a list")
     elif len(prompt) and isinstance(prompt[0], Mapping):
-        for index, message in enumerate(cast(Sequence[Mapping[str, Any]], prompt)):
-            _write_chat_message(request.chat.messages.add(), message, f"chat.messages[{index}]")
+        write_messages(request.chat, cast(Sequence[Mapping[str, Any]], prompt))
     elif "token_ids" in request.DESCRIPTOR.fields_by_name:
         request.token_ids.SetInParent()
         write_field(request.token_ids, "ids", prompt, "token_ids")
@@ -88,49 +88,7 @@ def write_prompt(request: Any, prompt: Prompt) -> None:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, _NO_LISTS)
-
-
-def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
-    """Set one field from a Python value. Raise InvalidRequest."""
-    target = getattr(message, name)
-    try:
-        _check_kind(target, value)
-        if isinstance(target, Duration):
-            target.FromTimedelta(timedelta(seconds=value))
-        elif isinstance(target, pb.TokenIds):
-            target.SetInParent()
-            target.ids.extend(value)
-        elif hasattr(target, "update"):
-            target.update(value)
-        elif hasattr(target, "extend"):
-            target.extend(value)
-        else:
-            setattr(message, name, value)
-    except (TypeError, ValueError, OverflowError, AttributeError) as problem:
-        field = f"{path}.{name}" if path else name
-        raise InvalidRequest(f"{field}: {reprlib.repr(value)} does not fit ({problem})", field=field) from problem
-
-
-def _check_kind(target: Any, value: Any) -> None:
-    """Raise TypeError for a value that protobuf would silently convert.
-
-    It accepts a bool as a number, a number as a bool, bytes as text, and a string or mapping as a list of its
-    characters or keys.
-    """
-    if isinstance(target, str):
-        if not isinstance(value, str):
-            raise TypeError(f"this field is a text, not {type(value).__name__}")
-    elif isinstance(target, bool | int | float | Duration):
-        if isinstance(value, bool) != isinstance(target, bool):
-            raise TypeError("this field is a boolean" if isinstance(target, bool) else "this field is not a boolean")
-    elif not hasattr(target, "update"):
-        if isinstance(value, str):
-            raise TypeError("one string, not a list of them")
-        if isinstance(value, _NO_LISTS):
-            raise TypeError(f"{type(value).__name__}, not a list")
-        if not {bool, bytes}.isdisjoint(map(type, value)):
-            raise TypeError("a list with booleans or bytes")
+    return isinstance(value, Sequence) and not isinstance(value, NO_LISTS)
 
 
 def group_of(name: str) -> str:
@@ -172,15 +130,3 @@ def _json(schema: Mapping[str, Any], path: str) -> str:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path}: is not JSON: {error}", field=path) from None
-
-
-def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{path} is not a message but {type(message).__name__}", field=path)
-    if "role" not in message:
-        raise InvalidRequest(f"{path} has no role", field=f"{path}.role")
-    for key, value in message.items():
-        if key not in pb.ChatMessage.DESCRIPTOR.fields_by_name:
-            known = ", ".join(pb.ChatMessage.DESCRIPTOR.fields_by_name)
-            raise InvalidRequest(f"{path} has no {key!r}; a message has {known}", field=f"{path}.{key}")
-        write_field(target, key, value, path)

@@ -21,7 +21,7 @@ from photon_grpc.client.model import Model
 from photon_grpc.client.multiplex import Multiplex
 from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S
 from photon_grpc.client.stream import Stream
-from photon_grpc.core.fields import Options
+from photon_grpc.core.fields import ChatOptions, Options
 from photon_grpc.core.generation import Prompt, Start, Timing, Usage
 from photon_grpc.errors import Closed
 
@@ -167,9 +167,11 @@ class SyncClient:
         """See Client.model."""
         return self._run(self._client.model(name))
 
-    def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
+    def tokenize(
+        self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False, **chat: Unpack[ChatOptions]
+    ) -> tuple[int, ...]:
         """See Client.tokenize."""
-        return self._run(self._client.tokenize(prompt, model=model, parse_special_tokens=parse_special_tokens))
+        return self._run(self._client.tokenize(prompt, model=model, parse_special_tokens=parse_special_tokens, **chat))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None) -> str:
         """See Client.detokenize."""

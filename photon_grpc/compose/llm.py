@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec import ValidationError, convert, structs
 
-from photon_grpc.client.options import check_options, plain, write_options, write_prompt
+from photon_grpc.client.field_values import plain
+from photon_grpc.client.options import check_options, write_options, write_prompt
 from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.message_type import given_object, message_of, object_of, typed_ask
 from photon_grpc.compose.program import Program
@@ -59,7 +60,7 @@ class Completion:
     #: With `chat`: the parts of the text, if the chat template has marks for reasoning or calls.
     reasoning: str = ""
     content: str = ""
-    #: With `tools_json`.
+    #: With `tools`.
     tool_calls: tuple[ToolCall, ...] = ()
     #: With `message_type`: a message of that class, if the output is complete.
     message: Any = None

@@ -14,6 +14,7 @@ import msgspec
 
 from photon_grpc.core.call_form import CallForm
 from photon_grpc.core.fields import ask_columns
+from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError
 
 #: Clients give up by their own clock, a little before the server does: `grpc-timeout` is rounded up by up to 1 %.
@@ -40,6 +41,18 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str = ""
     tool_call_id: str = ""
     tool_calls_json: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    #: A JSON Schema of its arguments; empty: it takes none.
+    parameters_json: str = ""
+    #: Whether arguments that a tool_choice requires follow that schema; None: they do.
+    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -56,6 +69,11 @@ class ChatInput(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     #: None lets the model decide.
     tool_choice: ToolChoice | None = None
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.tools) or "{" in self.tools_json
 
 
 def _columns(group: str) -> Any:
@@ -88,6 +106,8 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     #: For tool_calls only.
     form: CallForm | None = None
+    #: For tool_calls only: the field that defines the tools.
+    tools_field: Literal["chat.tools", "chat.tools_json"] = "chat.tools_json"
 
 
 #: The constraint of typed output until its grammar is written, once the request has its place (`Frontend.stream`).

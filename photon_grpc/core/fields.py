@@ -223,11 +223,19 @@ class ChatOptions(TypedDict, total=False):
             verbs=CONVERSATIONS,
         ),
     ]
+    #: Each `{"name": ..., "description": ..., "parameters": {...}}`, or that in the form of OpenAI's API.
+    tools: Annotated[
+        Sequence[Mapping[str, Any]],
+        Field(
+            help="Tools that the model may call: a JSON array.",
+            metavar="FILE",
+            verbs=CONVERSATIONS,
+        ),
+    ]
     tools_json: Annotated[
         str,
         Field(
-            help="Tool definitions: a JSON array.",
-            flag="--tools",
+            help="As --tools, a JSON array in the chat template's own form.",
             metavar="FILE",
             verbs=CONVERSATIONS,
         ),

@@ -41,13 +41,15 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an output asks its reader to make."""
+    """A call that an output asks its reader to make, or of an earlier turn."""
 
-    #: 0, 1, ... in its output.
+    #: 0, 1, ... in its output. In a request the order counts.
     index: int
     name: str
     #: A JSON object, as the model wrote it.
     arguments_json: str
+    #: Names the call for the message that answers it.
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

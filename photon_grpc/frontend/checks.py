@@ -25,7 +25,8 @@ from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import DeadlinePassed, FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.constraints import constraint
-from photon_grpc.frontend.input.chat import check_json
+from photon_grpc.frontend.input.chat_json import check_json
+from photon_grpc.frontend.input.chat_variables import check_tools
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 
 _LATE = "the deadline has passed"
@@ -120,6 +121,8 @@ def check_text_input(input: TextInput | ChatInput | None, model: ServedModel) ->
     elif not input.messages:
         raise _invalid("chat.messages", "must not be empty")
     else:
+        if input.tools:
+            check_tools(input)
         check_json(input)
 
 
@@ -175,8 +178,8 @@ def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, mo
         raise _lacking("JSON_SCHEMA", field, "grammars do not support this model's tokenizer")
     if constraint_ask is not None:
         raise _invalid(field, f"{constraint.field_of(constraint_ask)} is set, too; an output has one constraint")
-    if "{" not in chat.tools_json:
-        raise _invalid(field, "there are no tools to choose from; set tools_json")
+    if not chat.has_tools:
+        raise _invalid(field, "there are no tools to choose from; set tools")
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:

@@ -20,6 +20,7 @@ from photon_grpc.frontend.constraints.constraint import field_of as constraint_f
 from photon_grpc.frontend.constraints.least_bytes import least_bytes
 from photon_grpc.frontend.constraints.trial import try_out
 from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.input.chat_json import json_fields, texts_of
 from photon_grpc.frontend.input.prompt import Prepared, prepare
 from photon_grpc.frontend.model import ServedModel
 
@@ -99,7 +100,10 @@ def _num_chars(input: TextInput | IdsInput | ChatInput) -> int:
     """Return the characters of an input, which are about its bytes."""
     if isinstance(input, TextInput):
         return len(input.text)
-    return 0 if isinstance(input, IdsInput) else sum([len(message.content) for message in input.messages])
+    if isinstance(input, IdsInput):
+        return 0
+    num_chars = sum([len(message.content) for message in input.messages])
+    return num_chars + sum([len(text) for _, text in json_fields(input)]) if input.has_tools else num_chars
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
@@ -110,9 +114,8 @@ def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
         return _is_short((input.text,))
     if len(input.messages) > _SMALL_NUM_MESSAGES:
         return False
-    json = (input.template_args_json, input.tools_json, *(message.tool_calls_json for message in input.messages))
-    texts = [text for m in input.messages for text in (m.role, m.content, m.name, m.tool_call_id)]
-    return sum(map(len, json)) <= _SMALL_JSON_CHARS and _is_short((*texts, *json))
+    json = [text for _, text in json_fields(input)]
+    return sum(map(len, json)) <= _SMALL_JSON_CHARS and _is_short([*texts_of(input), *json])
 
 
 def are_few(token_ids: Sequence[int]) -> bool:
@@ -123,7 +126,7 @@ def are_few(token_ids: Sequence[int]) -> bool:
 def _is_short(texts: Sequence[str]) -> bool:
     if sum(map(len, texts)) > _SMALL_BYTES:
         return False
-    return sum([len(text.encode(errors="surrogatepass")) for text in texts]) <= _SMALL_BYTES
+    return len("".join(texts).encode(errors="surrogatepass")) <= _SMALL_BYTES
 
 
 # --- what crosses to a process ---------------------------------------------------------------------------------------

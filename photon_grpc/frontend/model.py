@@ -11,9 +11,11 @@ from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend.constraints import constraint
+from photon_grpc.frontend.constraints.tools import required_calls
 from photon_grpc.frontend.input.chat import ChatTemplate
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.output.answer import PLAIN, AnswerFormat, AnswerParser
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.logprobs import no_bytes
 
 MAX_NUM_OUTPUTS = 64
@@ -153,12 +155,12 @@ class ServedModel:
         return self.answers.has_parts and isinstance(input, ChatInput)
 
     def answer_parser(
-        self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
+        self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int], call_ids: CallIds
     ) -> AnswerParser | None:
         """Return a parser for one output, None if its text has no parts."""
         if self.tokenizer is None or not self.answers.has_parts or not isinstance(input, ChatInput):
             return None
-        return self.answers.parser(input, self._end(prompt_ids))
+        return self.answers.parser(input, self._end(prompt_ids), call_ids)
 
     def tool_calls(
         self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
@@ -166,9 +168,7 @@ class ServedModel:
         """Return the constraint by which a checked input's tool_choice is met, None if it sets none."""
         if not isinstance(input, ChatInput) or input.tool_choice is None:
             return None
-        name = input.tool_choice.name
-        form = self.answers.call_form(self._end(prompt_ids))
-        return ConstraintAsk("tool_calls", input.tools_json, choices=() if name is None else (name,), form=form)
+        return required_calls(input, self.answers.call_form(self._end(prompt_ids)))
 
     def _end(self, prompt_ids: Sequence[int]) -> str:
         """Return the text of a prompt's last ids, "" without a tokenizer."""

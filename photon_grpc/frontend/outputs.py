@@ -11,6 +11,7 @@ from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.request import Request
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.detokenizer import Detokenizer
 from photon_grpc.frontend.output.logprobs import NO_OUTPUT_LOGPROBS, OutputLogprobs
 from photon_grpc.frontend.output.output import Ending, OutputText
@@ -63,7 +64,9 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
         wants_text=wants_text,
         wants_ids=ask.output.token_ids,
         scores=logprobs,
-        parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text and is_chat else None,
+        parser=model.answer_parser(ask.input, request.prompt_ids, CallIds(request.request_id, index))
+        if wants_text and is_chat
+        else None,
         ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
     )
 

@@ -11,7 +11,7 @@ from photon_grpc.frontend.model import ModelFacts, RequestLimits
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.wire import codec
+from photon_grpc.server.wire.chat import chat_of
 from photon_grpc.v1 import inference_pb2, model_pb2_grpc
 from photon_grpc.v1 import model_pb2 as pb
 
@@ -50,9 +50,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         facts = self._frontend.model(request.model)
-        codec.check_messages(request.chat, facts)
         caller = current().caller
-        token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request), caller)
+        token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request, facts), caller)
         response = pb.TokenizeResponse(
             token_count=len(token_ids),
             token_ids=() if request.count_only else token_ids,
@@ -90,13 +89,13 @@ def _page_begin(models: tuple[ModelFacts, ...], token: str) -> int:
     raise InvalidRequest("page_token was not issued by this server", field="page_token")
 
 
-def _tokenize_input(request: pb.TokenizeRequest) -> TextInput | ChatInput:
+def _tokenize_input(request: pb.TokenizeRequest, facts: ModelFacts) -> TextInput | ChatInput:
     match request.WhichOneof("input"):
         case "text":
             add = request.add_special_tokens if request.HasField("add_special_tokens") else True
             return TextInput(request.text, parse_special_tokens=request.parse_special_tokens, add_special_tokens=add)
         case "chat":
-            return codec.chat_of(request.chat)
+            return chat_of(request.chat, facts)
         case _:
             raise InvalidRequest("one of text and chat must be set", field="input")
 

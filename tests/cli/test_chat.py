@@ -172,21 +172,22 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
 ) -> None:
     (tmp_path / "tools.json").write_text('[{"name": "weather"}]')
     script = [message("<tool_call>…", start=True, finish=EOS)]
-    script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json='{"city": "Z\u00fcrich\x1b"}')
+    arguments = '{"city": "Z\u00fcrich\x1b"}'
+    script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json=arguments, id="aZ09bcdef")
     monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/set tool_choice\n/tool rain\n"))
     with serving_in_a_thread(script, HI) as fake:
         fake.features.append(model_pb2.FEATURE_TOOL_CALLS)
         flags = ["--tools", str(tmp_path / "tools.json"), "--template-args", "{}", "--tool-choice", "required"]
         assert main.main(["chat", "--target", fake.target, *flags]) == 0
     asked, answered = fake.requests
-    assert (asked.chat.tools_json, asked.chat.template_args_json) == ('[{"name": "weather"}]', "{}")
+    assert (list(asked.chat.tools), asked.chat.template_args_json) == ([pb.Tool(name="weather")], "{}")
     assert asked.chat.tool_choice.HasField("required") and not answered.chat.HasField("tool_choice")
     _, call, tool = answered.chat.messages
     assert (call.role, call.content, tool.role, tool.content) == ("assistant", "", "tool", "rain")
-    assert call.tool_calls_json == (
-        '[{"type":"function","function":{"name":"weather","arguments":{"city": "Z\u00fcrich\x1b"}}}]'
-    )
-    assert 'call weather {"city": "Zürich␛"}' in capsys.readouterr().err
+    (sent_back,) = call.tool_calls
+    assert (sent_back.name, sent_back.arguments_json) == ("weather", arguments)
+    assert sent_back.id == tool.tool_call_id == "aZ09bcdef"
+    assert 'call aZ09bcdef weather {"city": "Zürich␛"}' in capsys.readouterr().err
 
 
 def test_a_chat_continues_with_the_first_of_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

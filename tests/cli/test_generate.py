@@ -253,17 +253,17 @@ def wait_for(fake: FakeServer) -> bool:
 def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tools.json").write_text('[{"name": "f"}]')
     script = [message("<tool_call>...", start=True, finish=EOS)]
-    script[0].deltas[0].tool_calls.add(index=0, name="f", arguments_json='{"a": 1}')
+    script[0].deltas[0].tool_calls.add(index=0, name="f", arguments_json='{"a": 1}', id="i")
     with serving_in_a_thread(script) as fake:
         flags = ["--tools", str(tmp_path / "tools.json"), "--json", "--target", fake.target]
         assert main.main(["generate", "hi", *flags]) == 0
         assert main.main(["generate", "hi", *flags, "--tool-choice", "f"]) == 0
-    assert fake.requests[0].chat.tools_json == '[{"name": "f"}]'
+    assert [tool.name for tool in fake.requests[0].chat.tools] == ["f"]
     assert not fake.requests[0].chat.HasField("tool_choice")
     assert fake.requests[1].chat.tool_choice.name == "f"
     assert fake.requests[0].chat.messages[0].content == "hi"
     delta = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert delta["tool_calls"] == [{"index": 0, "name": "f", "arguments_json": '{"a": 1}'}]
+    assert delta["tool_calls"] == [{"index": 0, "name": "f", "arguments_json": '{"a": 1}', "id": "i"}]
     assert "reasoning" not in delta
 
 

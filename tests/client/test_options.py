@@ -149,7 +149,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
         ("n", "n= is called num_outputs= here"),
         ("max_completion_tokens", "max_completion_tokens= is called max_tokens= here"),
         ("top_logprobs", "top_logprobs= is called logprobs= here"),
-        ("tools", "tools= is called tools_json= here"),
+        ("functions", "functions= is called tools= here"),
         ("guided_regex", "guided_regex= is called regex= here"),
         ("messages", "the messages of a chat are the prompt"),
         ("response_format", "json_schema= takes a schema or a class"),

@@ -6,6 +6,7 @@ The model says what a test wants: `continue_from` gives the text but for its las
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from photon_grpc import LLM, demo
 from photon_grpc.client import Client, Generation, ToolCall
 from tests.frontend.answer_templates import QWEN3
+from tests.server.test_answers import unnamed
 
 CHAT = [{"role": "user", "content": "hi"}]
 TOOLS = '[{"type": "function", "function": {"name": "f"}}]'
@@ -41,9 +43,10 @@ def test_in_one_program(llm: LLM) -> None:
     given, end = ids(llm, BEGINNING), ids(llm, ">")
     forced = {"chat": True, "tools_json": TOOLS, "allowed_token_ids": end, "max_tokens": len(given) + 2}
     (whole,) = llm.generate([CHAT], continue_from=given, **forced)
-    assert (whole.text, whole.reasoning, whole.content, whole.tool_calls) == (">>", "", ">", (CALL,))
+    assert (whole.text, whole.reasoning, whole.content, unnamed(whole.tool_calls)) == (">>", "", ">", (CALL,))
+    assert re.fullmatch("[0-9A-Za-z]{9}", whole.tool_calls[0].id)
     (first, *_) = deltas = list(llm.stream(CHAT, continue_from=given, **forced))
-    assert (first.text, first.tool_calls) == (">", (CALL,))
+    assert (first.text, unnamed(first.tool_calls)) == (">", (CALL,))
     assert "".join(delta.content for delta in deltas) == ">"
     thinking = ids(llm, "<think")
     (thought,) = llm.generate([CHAT], continue_from=thinking, **forced | {"max_tokens": len(thinking) + 3})
@@ -59,4 +62,4 @@ def test_through_grpc(llm: LLM, target: str) -> None:
             return await client.generate(CHAT, continue_from=given, **options)  # type: ignore[arg-type]
 
     result = asyncio.run(ask())
-    assert (result.text, result.content, result.tool_calls) == (">", "", (CALL,))
+    assert (result.text, result.content, unnamed(result.tool_calls)) == (">", "", (CALL,))

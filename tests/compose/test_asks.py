@@ -78,6 +78,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(
         ("session_id", "salt", "template_args_json", "tools_json", "tool_choice"), (1, 2.5, True, ["a"], [1], [{}])
     ),
+    "tools": (1, 2.5, True, "[]", ["a"], [1]),
 }
 #: Of the right type, and no request.
 IMPOSSIBLE: list[tuple[str, object]] = [
@@ -258,7 +259,7 @@ def test_a_conversation_takes_any_mapping(llm: LLM) -> None:
     choices = {"required": ToolChoice(), "auto": None, "": ToolChoice(""), "weather": ToolChoice("weather")}
     for choice, wanted in choices.items():
         assert ask_for(llm, "a", {"chat": True, "tool_choice": choice}).input.tool_choice == wanted  # type: ignore[union-attr]
-    for name in ("tools_json", "template_args_json", "tool_choice"):
+    for name in ("tools", "tools_json", "template_args_json", "tool_choice"):
         with pytest.raises(InvalidRequest, match="needs a chat") as refused:
             ask_for(llm, "a", {name: "[]"})
         assert refused.value.field == f"chat.{name}"

@@ -16,6 +16,7 @@ from photon_grpc.compose.llm import Completion
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
+from tests.server.test_answers import unnamed
 
 CHAT = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -128,6 +129,21 @@ def test_the_one_tool_is_called_once(llm: LLM) -> None:
             check_calls(output.tool_calls, [name])
 
 
+def test_typed_tools_are_called_like_those_in_json(llm: LLM) -> None:
+    tools = [{"name": "weather", "parameters": WEATHER}, {"function": {"name": "add", "parameters": NUMBERS}}]
+    given: dict[str, Any] = {"tools": tools, "tools_json": None, "seed": 4, "num_outputs": 2}
+    for name in ("weather", "add"):
+        outputs = ask(llm, name, **given)
+        assert {output.finish_reason for output in outputs} == {FinishReason.CONSTRAINT_COMPLETE}
+        assert is_weather(json.loads(outputs[0].tool_calls[0].arguments_json)) == (name == "weather")
+    loose = [{**tools[0], "strict": False}]
+    assert not all(
+        is_weather(json.loads(output.tool_calls[0].arguments_json))
+        for output in ask(llm, "weather", **given | {"tools": loose, "num_outputs": 4, "max_tokens": 400})
+        if output.tool_calls
+    )
+
+
 def test_any_tools_are_called(llm: LLM) -> None:
     outputs = many(llm, "required")
     for output in outputs:
@@ -162,7 +178,7 @@ def test_reasoning_goes_on_up_to_its_mark(llm: LLM) -> None:
     thought = ids(llm, "<think>Rain {</think>")
     (output,) = ask(llm, "now", template_args_json="", continue_from=thought, seed=1)
     assert output.finish_reason is FinishReason.CONSTRAINT_COMPLETE
-    assert (output.tool_calls, output.content.strip()) == ((ToolCall(0, "now", "{}"),), "")
+    assert (unnamed(output.tool_calls), output.content.strip()) == ((ToolCall(0, "now", "{}"),), "")
 
 
 def test_a_cut_call_goes_on_to_the_same_call(llm: LLM) -> None:
@@ -170,7 +186,7 @@ def test_a_cut_call_goes_on_to_the_same_call(llm: LLM) -> None:
     for cut in range(1, len(whole.token_ids), 3):
         (rest,) = ask(llm, "weather", seed=5, continue_from=whole.token_ids[:cut])
         assert whole.token_ids[cut:] == rest.token_ids, cut
-        assert rest.tool_calls == whole.tool_calls, cut
+        assert unnamed(rest.tool_calls) == unnamed(whole.tool_calls), cut
     with pytest.raises(InvalidRequest, match="continue_from"):
         ask(llm, "weather", continue_from=ids(llm, "<tool_call>\n{}"))
 
@@ -208,7 +224,7 @@ def test_answers_and_streams_have_the_same_calls(llm: LLM, target: str) -> None:
             for output in outputs:
                 check_calls(output.tool_calls, list(TAKES) if choice == "required" else [choice])
                 mine = [delta for delta in deltas if delta.index == output.index]
-                assert tuple(call for delta in mine for call in delta.tool_calls) == output.tool_calls
+                assert unnamed([call for delta in mine for call in delta.tool_calls]) == unnamed(output.tool_calls)
                 assert "".join(delta.text for delta in mine) == output.text
                 is_complete = output.finish.reason in ("CONSTRAINT_COMPLETE", "EOS")
                 assert output.tool_calls or not is_complete

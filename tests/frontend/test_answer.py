@@ -12,6 +12,7 @@ from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.core.call_form import BARE, TAGGED
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output.answer import PLAIN, Answer, AnswerFormat, AnswerParser, joined_answer
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.tool_calls import MAX_CALL_CHARS, MAX_CALL_DEPTH
 from tests.frontend import test_chat
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
@@ -20,12 +21,13 @@ QWEN = AnswerFormat.of(QWEN3)
 LLAMA = AnswerFormat.of(LLAMA3)
 CHAT = ChatInput((ChatMessage("user", "hi"),))
 WITH_TOOLS = ChatInput((ChatMessage("user", "hi"),), tools_json='[{"name": "f"}]')
+IDS = CallIds("r", 0)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def parts(text: str, format: AnswerFormat = QWEN, chat: ChatInput = WITH_TOOLS, end: str = "", cut: int = 0) -> Answer:
     """Return the parts of `text`, pushed in pieces of `cut` characters (0: at once)."""
-    parser = format.parser(chat, end)
+    parser = format.parser(chat, end, IDS)
     borders = [0, *(range(cut, len(text), cut) if cut else ()), len(text)]
     told = [released(parser, text[a:b]) for a, b in pairwise(borders)]
     return joined_answer([*told, parser.take(is_over=True), parser.take(is_over=True)])
@@ -37,7 +39,7 @@ def released(parser: AnswerParser, text: str) -> Answer:
 
 
 def calls(*wanted: tuple[str, str]) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(index, name, arguments) for index, (name, arguments) in enumerate(wanted))
+    return tuple(ToolCall(index, name, arguments, IDS.of(index)) for index, (name, arguments) in enumerate(wanted))
 
 
 # --- what a template defines -----------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ def test_reasoning_stands_at_the_beginning(text: str, end: str, reasoning: str, 
 
 
 def test_reasoning_and_content_stream() -> None:
-    parser = QWEN.parser(CHAT, "<think>\n")
+    parser = QWEN.parser(CHAT, "<think>\n", IDS)
     told = [released(parser, piece) for piece in ("I ", "see", "</", "x", "</think", ">", "So", " <tool_call>")]
     assert [(each.reasoning, each.content) for each in told] == [
         ("I ", ""),
@@ -203,7 +205,7 @@ def test_without_tools_nothing_is_a_call() -> None:
 
 
 def test_a_call_comes_when_it_is_complete_and_what_is_before_it_at_once() -> None:
-    parser = QWEN.parser(WITH_TOOLS, "")
+    parser = QWEN.parser(WITH_TOOLS, "", IDS)
     told = [released(parser, piece) for piece in ("Now <tool", "_call>\n{", '"name": "f", "arguments": {}}', "\n")]
     assert [each.content for each in told] == ["Now ", "", "", ""]
     assert not any(each.tool_calls for each in told)

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.input.chat import ChatTemplate, check_json
+from photon_grpc.frontend.input.chat import ChatTemplate
+from photon_grpc.frontend.input.chat_json import check_json
 from photon_grpc.frontend.input.prompt import encode
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition

@@ -18,6 +18,7 @@ from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
 from photon_grpc.frontend.encoder import ANSWER, JOB, TryOut, perform
 from photon_grpc.frontend.output.answer import Answer, AnswerFormat
+from photon_grpc.frontend.output.call_ids import CallIds
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
 from tests.frontend.fake_engine import served
 from tests.frontend.small_tokenizers import definition
@@ -37,6 +38,7 @@ OSLO = '{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}'
 TAGGED_OSLO = f"<tool_call>\n{OSLO}\n</tool_call>"
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 FORM = CallForm(TAGGED)
+IDS = CallIds("r", 0)
 
 
 def ask(form: CallForm = FORM, name: str | None = None, tools: Any = TOOLS) -> ConstraintAsk:
@@ -53,7 +55,7 @@ def satisfies(text: str, constraint: Constraint) -> bool:
 
 def read(text: str, format: AnswerFormat, prompt_end: str = "") -> Answer:
     chat = ChatInput((ChatMessage("user", "hi"),), tools_json=json.dumps(TOOLS))
-    parser = format.parser(chat, prompt_end)
+    parser = format.parser(chat, prompt_end, IDS)
     parser.push(text)
     return parser.take(is_over=True)
 
@@ -108,7 +110,7 @@ def test_a_bare_call_stands_alone() -> None:
         assert not satisfies(OSLO, constraint)
         assert not satisfies(f"{bare}; {bare}", constraint)
         assert not satisfies(f"<|python_tag|>{bare}", constraint)
-    expected = Answer(tool_calls=(ToolCall(0, "weather", '{"city": "Oslo", "days": 2}'),))
+    expected = Answer(tool_calls=(ToolCall(0, "weather", '{"city": "Oslo", "days": 2}', IDS.of(0)),))
     assert read(bare, AnswerFormat.of(LLAMA3)) == expected
 
 

@@ -15,6 +15,7 @@ from photon_grpc.core.generation import ToolCall
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.output.answer import Answer, AnswerFormat, joined_answer
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.output.update import OutputDelta
@@ -24,6 +25,7 @@ from tests.frontend.small_tokenizers import definition
 from tests.frontend.test_answer import MALFORMED
 
 QWEN = AnswerFormat.of(QWEN3)
+IDS = CallIds("r", 0)
 CHAT = ChatInput((ChatMessage("user", "hi"),), tools_json='[{"name": "f"}]')
 WORDS = st.sampled_from(
     ["a", " ", "\n", "é日", "🙂", "{", "}", '"', "<", "</", "<tool", "</tool_call>", "<think>", "\\"]
@@ -62,7 +64,7 @@ def written(pieces: list[Any]) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 def parts(pieces: list[str]) -> Answer:
-    parser = QWEN.parser(CHAT, "")
+    parser = QWEN.parser(CHAT, "", IDS)
     told = []
     for piece in pieces:
         parser.push(piece)
@@ -102,7 +104,7 @@ def output() -> OutputText:
         detokenizer=tokenizer().detokenizer(),
         matcher=StopMatcher(StopStrings(("STOP", "</tool_caller>"))),
         wants_ids=True,
-        parser=QWEN.parser(CHAT, ""),
+        parser=QWEN.parser(CHAT, "", IDS),
     )
 
 

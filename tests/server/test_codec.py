@@ -14,6 +14,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, PromptTooLong
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.wire import codec
+from photon_grpc.server.wire.chat import chat_of
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.fake_frontend import facts
 
@@ -94,9 +95,9 @@ def test_booleans_that_are_true_when_unset_can_be_false() -> None:
     request = pb.GenerateRequest(output=pb.OutputOptions(skip_special_tokens=False, text=False))
     assert ask_of(request).output.skip_special_tokens is False
     assert ask_of(request).output.text is False
-    chat = codec.chat_of(pb.ChatInput(add_generation_prompt=False))
+    chat = chat_of(pb.ChatInput(add_generation_prompt=False), facts("demo"))
     assert chat.add_generation_prompt is False
-    assert codec.chat_of(pb.ChatInput()).add_generation_prompt is True
+    assert chat_of(pb.ChatInput(), facts("demo")).add_generation_prompt is True
 
 
 def test_unset_stays_unset_and_a_set_zero_is_a_zero() -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ class ChatAnswer:
             self.texts.append(delta.text)
             self.calls.extend(delta.tool_calls)
 
-    def message(self) -> dict[str, str]:
+    def message(self) -> dict[str, Any]:
         """Return the answer as a message of the conversation."""
         message = {"role": "assistant", "content": "".join(self.texts)}
-        return message | ({"tool_calls_json": _calls_json(self.calls)} if self.calls else {})
+        return message | ({"tool_calls": [asdict(call) for call in self.calls]} if self.calls else {})
 
 
 class Chat:
@@ -50,7 +50,7 @@ class Chat:
         self._options = options
         self._has_parts = has_parts
         self.system = system
-        self.history: list[dict[str, str]] = []
+        self.history: list[dict[str, Any]] = []
 
     def run(self, lines: Iterable[str]) -> None:
         """Answer line after line until the last one or /quit. Ctrl-C stops the current answer."""
@@ -61,7 +61,7 @@ class Chat:
             if text.startswith("/"):
                 self._run_command(*text.partition(" ")[::2])
             elif text:
-                self._answer(text)
+                self._answer({"role": "user", "content": text})
 
     # Commands.
 
@@ -101,10 +101,21 @@ class Chat:
         remark(" · ".join(shown) or "all options have the model's defaults")
 
     def answer_call(self, text: str) -> None:
-        if "tool_calls_json" in (self.history[-1] if self.history else {}):
-            self._answer(text, "tool")
-        else:
+        waiting = self._waiting_calls()
+        if not waiting:
             remark("no tool call is waiting for an answer")
+        elif len(waiting) > 1:
+            self.history.append(_tool_message(text, waiting[0]))
+            remark(f"{len(waiting) - 1} more wait for an answer")
+        else:
+            self._answer(_tool_message(text, waiting[0]))
+
+    def _waiting_calls(self) -> list[dict[str, Any]]:
+        """Return the calls of the last answer that no tool message answers yet, in order."""
+        for num_answers, message in enumerate(reversed(self.history)):
+            if message["role"] != "tool":
+                return list(message.get("tool_calls", ()))[num_answers:]
+        return []
 
     def save(self, path: str) -> None:
         if not path:
@@ -119,8 +130,8 @@ class Chat:
 
     # Answers.
 
-    def _answer(self, text: str, role: str = "user") -> None:
-        self.history.append({"role": role, "content": text})
+    def _answer(self, message: dict[str, Any]) -> None:
+        self.history.append(message)
         answer = ChatAnswer()
         try:
             self._stream(answer)
@@ -149,11 +160,12 @@ class Chat:
                 thoughts.end()
                 written.end()
         for call in answer.calls:
-            remark(printable(f"call {call.name} {call.arguments_json} (answer it with /tool TEXT)"))
+            named = f"call {call.id} {call.name}" if call.id else f"call {call.name}"
+            remark(printable(f"{named} {call.arguments_json} (answer it with /tool TEXT)"))
         scores.print(stream.start, sys.stderr)
         remark(stopwatch.summary(stream.usage, stream.timing, reason))
 
-    def _messages(self) -> list[dict[str, str]]:
+    def _messages(self) -> list[dict[str, Any]]:
         opening = [{"role": "system", "content": self.system}] if self.system else []
         return [*opening, *self.history]
 
@@ -194,10 +206,8 @@ def _lines() -> Iterator[str]:
     return typed_lines(COMMANDS)
 
 
-def _calls_json(calls: list[ToolCall]) -> str:
-    """Return the calls in the JSON form that chat templates read."""
-    functions = [f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments_json}}}' for call in calls]
-    return "[" + ",".join(f'{{"type":"function","function":{each}}}' for each in functions) + "]"
+def _tool_message(text: str, call: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "content": text} | ({"tool_call_id": call["id"]} if call["id"] else {})
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ Unset options have the model's defaults.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_origin
 
@@ -34,6 +35,20 @@ class _TextFile(click.ParamType[str]):
             self.fail(f"{value}: {error.strerror}", parameter, context)
         except UnicodeDecodeError as error:
             self.fail(f"{value}: {error}", parameter, context)
+
+
+class _ToolsFile(_TextFile):
+    """A file with a JSON array of objects; '-' is stdin."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        text = super().convert(value, parameter, context)
+        try:
+            tools = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value}: is not JSON: {error}", parameter, context)
+        if not isinstance(tools, list):
+            self.fail(f"{value}: must be a JSON array of tools", parameter, context)
+        return tools
 
 
 class _BinaryFile(click.ParamType[bytes]):
@@ -89,6 +104,8 @@ def _number(field: Field, kind: type) -> WholeNumber | Number:
 
 def _type_of(field: Field) -> Any:
     """Return the type of a flag's value, or of each value if the flag is repeatable."""
+    if field.name == "tools":
+        return _ToolsFile()
     by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
     if field.metavar in by_metavar:
         return by_metavar[field.metavar]
@@ -107,7 +124,7 @@ def _flag(field: Field) -> Callable[[F], F]:
     name = field.flag or "--" + field.name.replace("_", "-")
     if field.kind is bool:
         return click.option(name, field.name, is_flag=True, flag_value=not field.default, default=None, help=field.help)
-    is_list = get_origin(field.kind) in (Sequence, Mapping) and field.metavar != "ID,…"
+    is_list = get_origin(field.kind) in (Sequence, Mapping) and field.metavar not in ("ID,…", "FILE")
     text = f"{field.help}; repeatable." if is_list else field.help
     return click.option(name, field.name, type=_type_of(field), metavar=_metavar(field), multiple=is_list, help=text)
 

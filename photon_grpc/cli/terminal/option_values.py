@@ -99,6 +99,7 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     str: (str, "a text"),
     Sequence[int]: (_read_list(int), "a JSON list of ids: [5, 17]"),
     Sequence[str]: (_read_list(str), 'a JSON list of texts: ["a", "b"]'),
+    _TYPES["tools"]: (_read_list(dict), 'a JSON list of tools: [{"name": "now"}]'),
     _TYPES["logit_bias"]: (_read_typed_bias, 'a JSON object of ids: {"42": -1.5}'),
     _TYPES["json_schema"]: (_read_json, "a JSON Schema"),
     _TYPES["message_type"]: (_read_message_type, "the file of a FileDescriptorSet and the name of a message"),

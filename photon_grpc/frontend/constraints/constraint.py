@@ -13,7 +13,6 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.json_schema import exact_schema
 from photon_grpc.frontend.constraints.lark_schemas import TEXT, with_schemas
-from photon_grpc.frontend.constraints.tools import FIELD as TOOLS
 from photon_grpc.frontend.constraints.tools import read_tools, write_calls
 
 #: The feature of a model that each kind needs.
@@ -45,7 +44,7 @@ _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def field_of(ask: ConstraintAsk) -> str:
-    return TOOLS if ask.kind == "tool_calls" else f"structured_output.{ask.kind}"
+    return ask.tools_field if ask.kind == "tool_calls" else f"structured_output.{ask.kind}"
 
 
 def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
@@ -78,7 +77,7 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
         patterns = [_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in ask.choices]
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
     if ask.form is not None:
-        calls = write_calls(read_tools(ask.text, *ask.choices), ask.form, _CALL_OPTIONS, is_one=bool(ask.choices))
+        calls = write_calls(read_tools(ask), ask.form, _CALL_OPTIONS, is_one=bool(ask.choices))
         return Constraint("tool_calls", _grammar("lark_grammar", msgspec.json.encode(calls)))
     if ask.kind == "protobuf":
         return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)))

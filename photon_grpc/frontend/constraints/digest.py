@@ -36,7 +36,7 @@ def _meaning(ask: ConstraintAsk) -> Any:
     if ask.kind == "json_schema":
         return _plain(msgspec.json.decode(ask.text))
     if ask.kind == "tool_calls":
-        tools = read_tools(ask.text, *ask.choices)
+        tools = read_tools(ask)
         return [(tool.name, _plain(msgspec.json.decode(msgspec.json.encode(tool.schema)))) for tool in tools]
     if ask.kind == "grammar":
         lines = [line.strip() for line in ask.text.splitlines()]

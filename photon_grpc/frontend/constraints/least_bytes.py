@@ -54,7 +54,7 @@ def least_bytes(ask: ConstraintAsk) -> int:
 
 def _least_of_calls(ask: ConstraintAsk) -> int:
     try:
-        tools = read_tools(ask.text, *ask.choices)
+        tools = read_tools(ask)
     except PhotonError:
         return 0
     texts = [(tool.name, msgspec.json.encode(tool.schema).decode()) for tool in tools]

@@ -9,26 +9,31 @@ from typing import Any
 
 import msgspec
 
+from photon_grpc.core.ask import ChatInput, ConstraintAsk, Tool
 from photon_grpc.core.call_form import CallForm
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.constraints.json_schema import exact_schema
 from photon_grpc.frontend.output import reasoning
 
-FIELD = "chat.tools_json"
+#: What a template gets as it is, where errors name the list; the entries of chat.tools are named by their index.
+_JSON = "chat.tools_json"
 _NAME_FIELD = "chat.tool_choice.name"
 #: Characters of a caller's name, and number of names, in an error message.
 _MAX_NAME, _MAX_NAMES = 100, 20
 _NO_ARGUMENTS = msgspec.Raw(b'{"additionalProperties":false}')
+_ANY_ARGUMENTS = msgspec.Raw(b'{"type":"object"}')
 _Members = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ConstrainedTool:
     """The definition of a tool by which a call is constrained."""
 
     name: str
     #: The JSON Schema of its arguments, which are an object.
     schema: _Members
+    #: The field that errors about its arguments name.
+    field: str
 
     @property
     def label(self) -> str:
@@ -36,29 +41,59 @@ class Tool:
         return _label(self.name)
 
 
-def read_tools(tools_json: str, name: str | None = None) -> tuple[Tool, ...]:
-    """Return the tools of a chat, or only the one of `name`, without a check of the others. Raise InvalidRequest."""
-    named: dict[str, _Members] = {}
-    for index, raw in enumerate(_read(tools_json, list[msgspec.Raw], FIELD, "array")):
-        where = f"{FIELD}[{index}]"
-        members = _members(raw, where)
-        # In the form of OpenAI's API, or the function alone.
-        definition = _members(members["function"], f"{where}.function") if "function" in members else members
-        its_name = _read(definition.get("name", b'""'), str, f"{where}.name", "string")
-        if not its_name:
-            raise _invalid(where, "has no name")
+def required_calls(chat: ChatInput, form: CallForm | None) -> ConstraintAsk | None:
+    """Return the constraint by which a rendered chat's tool_choice is met, None if it sets none."""
+    if chat.tool_choice is None:
+        return None
+    choices = () if chat.tool_choice.name is None else (chat.tool_choice.name,)
+    if not chat.tools:
+        return ConstraintAsk("tool_calls", chat.tools_json, choices, form)
+    tools = [{"name": tool.name, "parameters": _parameters(tool)} for tool in chat.tools]
+    return ConstraintAsk("tool_calls", msgspec.json.encode(tools).decode(), choices, form, "chat.tools")
+
+
+def _parameters(tool: Tool) -> msgspec.Raw:
+    if tool.strict is False:
+        return _ANY_ARGUMENTS
+    return msgspec.Raw(tool.parameters_json.encode()) if tool.parameters_json else _NO_ARGUMENTS
+
+
+def read_tools(ask: ConstraintAsk) -> tuple[ConstrainedTool, ...]:
+    """Return the tools of required calls, or only the chosen one, without a check of the others.
+
+    Raise InvalidRequest.
+    """
+    field = ask.tools_field
+    named: dict[str, tuple[_Members, str]] = {}
+    for index, raw in enumerate(_read(ask.text, list[msgspec.Raw], field, "array")):
+        its_name, definition = _definition(raw, f"{field}[{index}]")
         if its_name in named:
-            raise _invalid(where, f"there is another {_label(its_name)}; give each tool its own name")
-        named[its_name] = definition
+            raise _invalid(f"{field}[{index}]", f"there is another {_label(its_name)}; give each tool its own name")
+        named[its_name] = definition, field if field == _JSON else f"{field}[{index}].parameters_json"
     if not named:
-        raise _invalid(FIELD, "there are no tools to choose from; set at least one")
-    if name is not None and name not in named:
-        known = ", ".join([each[:_MAX_NAME] for each in named][:_MAX_NAMES])
-        raise InvalidRequest(f"{_NAME_FIELD}: there is no {_label(name)}; tools_json has {known}", field=_NAME_FIELD)
-    return tuple([Tool(each, _schema(each, named[each])) for each in (named if name is None else (name,))])
+        raise _invalid(field, "there are no tools to choose from; set at least one")
+    for name in ask.choices:
+        if name not in named:
+            raise InvalidRequest(f"{_NAME_FIELD}: {_none_of(name, [*named], field)}", field=_NAME_FIELD)
+    return tuple([_tool(name, *named[name]) for name in ask.choices or named])
 
 
-def write_calls(tools: Sequence[Tool], form: CallForm, options: Mapping[str, Any], *, is_one: bool) -> str:
+def _definition(raw: msgspec.Raw, where: str) -> tuple[str, _Members]:
+    """Return a tool's name and its function, in the form of OpenAI's API or alone."""
+    members = _members(raw, where)
+    definition = _members(members["function"], f"{where}.function") if "function" in members else members
+    name = _read(definition.get("name", b'""'), str, f"{where}.name", "string")
+    if not name:
+        raise _invalid(where, "has no name")
+    return name, definition
+
+
+def _none_of(name: str, names: list[str], field: str) -> str:
+    known = ", ".join([each[:_MAX_NAME] for each in names][:_MAX_NAMES])
+    return f"there is no {_label(name)}; {field.removeprefix('chat.')} has {known}"
+
+
+def write_calls(tools: Sequence[ConstrainedTool], form: CallForm, options: Mapping[str, Any], *, is_one: bool) -> str:
     """Return the grammar of an output of calls of `tools`, or of a single call; `options` are those of its JSON."""
     syntax = form.syntax
     before, after, more = "", "", ""
@@ -90,34 +125,34 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _schema(name: str, definition: _Members) -> _Members:
-    """Return the schema of a call's arguments, which are an object."""
-    where = f"{FIELD}: the parameters of the {_label(name)}"
+def _tool(name: str, definition: _Members, field: str) -> ConstrainedTool:
+    """Return a tool with the schema of its arguments, which are an object."""
+    where = f"{field}: the parameters of the {_label(name)}"
     parameters = definition.get("parameters", _NO_ARGUMENTS)
     if bytes(parameters) == b"null":
         parameters = _NO_ARGUMENTS
-    keywords = _members(parameters, where)
-    kinds = _read(keywords.get("type", b'"object"'), str | list[str], f"{where}: type", "string")
+    keywords = _members(parameters, where, field)
+    kinds = _read(keywords.get("type", b'"object"'), str | list[str], f"{where}: type", "string", field)
     if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
-        raise _invalid(where, f"must be of type 'object', got {kinds!r:.100}")
-    return {**keywords, "type": msgspec.Raw(b'"object"')}
+        raise _invalid(where, f"must be of type 'object', got {kinds!r:.100}", field)
+    return ConstrainedTool(name, {**keywords, "type": msgspec.Raw(b'"object"')}, field)
 
 
-def _members(raw: msgspec.Raw, where: str) -> _Members:
-    members: _Members = _read(raw, _Members, where, "object")
+def _members(raw: msgspec.Raw, where: str, field: str = _JSON) -> _Members:
+    members: _Members = _read(raw, _Members, where, "object", field)
     return members
 
 
-def _read(text: str | bytes | msgspec.Raw, kind: Any, where: str, name: str) -> Any:
+def _read(text: str | bytes | msgspec.Raw, kind: Any, where: str, name: str, field: str = _JSON) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise _invalid(where, f"must be a JSON {name}") from None
+        raise _invalid(where, f"must be a JSON {name}", field) from None
 
 
 def _label(name: str) -> str:
     return f"tool {name[:_MAX_NAME]!r}"
 
 
-def _invalid(where: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{where}: {problem}", field=FIELD)
+def _invalid(where: str, problem: str, field: str = _JSON) -> InvalidRequest:
+    return InvalidRequest(f"{where}: {problem}", field=field)

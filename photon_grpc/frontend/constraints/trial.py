@@ -36,15 +36,15 @@ _ONE_OF = "Enable 'coerce_one_of' option"
 
 def try_out(ask: ConstraintAsk) -> Constraint:
     """Return the grammar of a checked `ask`. Raise InvalidConstraint if it does not compile or nothing satisfies it."""
-    field = field_of(ask)
     constraint = write_grammar(ask)
     matcher = _compile(constraint)
     problem = matcher.get_error()
     if problem:
-        raise InvalidConstraint(f"{field}: {_located(ask, problem)}", field=field)
-    problem = _unwritable(ask) or _walk(matcher)
+        raise _refused(*_located(ask, problem))
+    field, problem = _unwritable(ask)
+    problem = problem or _walk(matcher)
     if problem:
-        raise InvalidConstraint(f"{field}: {problem}", field=field)
+        raise _refused(field, problem)
     return msgspec.structs.replace(constraint, digest=digest_of(ask))
 
 
@@ -75,32 +75,39 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
     return ""
 
 
-def _unwritable(ask: ConstraintAsk) -> str:
-    """Return why the library would write something else than the constraint allows, "" if it would not."""
+def _refused(field: str, problem: str) -> InvalidConstraint:
+    return InvalidConstraint(f"{field}: {problem}", field=field)
+
+
+def _unwritable(ask: ConstraintAsk) -> tuple[str, str]:
+    """Return a field, and why the library would write something else than it allows, "" if it would not."""
+    field = field_of(ask)
     if ask.kind == "json_schema":
-        return problem_of(ask.text)
+        return field, problem_of(ask.text)
     if ask.kind == "grammar":
-        return next(filter(None, map(problem_of, lark_schemas(ask.text))), "")
+        return field, next(filter(None, map(problem_of, lark_schemas(ask.text))), "")
     if ask.kind == "tool_calls":
-        for tool in read_tools(ask.text, *ask.choices):
+        for tool in read_tools(ask):
             problem = problem_of(msgspec.json.encode(tool.schema).decode())
             if problem:
-                return f"the parameters of the {tool.label}: {problem}"
-    return ""
+                return tool.field, f"the parameters of the {tool.label}: {problem}"
+    return field, ""
 
 
-def _located(ask: ConstraintAsk, problem: str) -> str:
-    """Return the compiler's message and the part of the constraint that it is about."""
+def _located(ask: ConstraintAsk, problem: str) -> tuple[str, str]:
+    """Return the field, and the compiler's message with the part of the constraint that it is about."""
+    field = field_of(ask)
     if ask.kind == "json_schema":
         where = _pointer(ask.text, problem)
-        return f"at {where}: {_cut(problem)}" if where else _cut(problem)
+        return field, f"at {where}: {_cut(problem)}" if where else _cut(problem)
     if ask.kind == "tool_calls":
-        for tool in read_tools(ask.text, *ask.choices):
+        for tool in read_tools(ask):
             alone = ConstraintAsk("json_schema", msgspec.json.encode(tool.schema).decode())
             its_problem = _compile(write_grammar(alone)).get_error()
             if its_problem:
-                return f"the parameters of the {tool.label}: {_located(alone, its_problem)}"
-    return _cut(problem)
+                _, words = _located(alone, its_problem)
+                return tool.field, f"the parameters of the {tool.label}: {words}"
+    return field, _cut(problem)
 
 
 def _cut(problem: str) -> str:

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, cast
 
 import jinja2
 import jinja2.meta
-import msgspec
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from photon_grpc.core.ask import ChatInput, ChatMessage
+from photon_grpc.core.ask import ChatInput
 from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
+from photon_grpc.frontend.input.chat_json import parsed
+from photon_grpc.frontend.input.chat_variables import message_variables, tool_variables
 from photon_grpc.frontend.input.markers import SpecialTokenEscaper
 
-#: For all JSON of one chat together.
-MAX_JSON_BYTES = 2**20
-MAX_JSON_NODES = 2**16
-#: Nesting of arrays and objects, which code may walk by recursion.
-MAX_JSON_DEPTH = 64
 _MAX_MESSAGE = 500
 _FILE = "<template>"
 _TICK = "photon_tick"
@@ -37,19 +33,6 @@ _TICK = "photon_tick"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", _TICK}
 )
-
-
-def check_json(chat: ChatInput) -> None:
-    """Check the size of a chat's JSON before it is parsed. Raise InvalidRequest naming the field that exceeds a limit.
-
-    Nodes are counted by the characters that begin one: a comma, a colon or a bracket, even in strings.
-    """
-    num_bytes = num_nodes = 0
-    for field, text in _json_fields(chat):
-        num_bytes += len(text) if len(text) > MAX_JSON_BYTES else len(text.encode(errors="surrogatepass"))
-        _check_sum(field, "bytes", num_bytes, MAX_JSON_BYTES)
-        num_nodes += 1 + sum([text.count(mark) for mark in ",:[{"])
-        _check_sum(field, "nodes", num_nodes, MAX_JSON_NODES)
 
 
 class ChatTemplate:
@@ -84,19 +67,19 @@ class ChatTemplate:
         """
         if not chat.messages:
             raise InvalidRequest("there are no messages", field="chat.messages")
-        arguments: dict[str, Any] = _parsed(chat.template_args_json, dict, "chat.template_args_json")
+        arguments: dict[str, Any] = parsed(chat.template_args_json, dict, "chat.template_args_json")
         for name in arguments:
             if name not in self.arguments:
                 known = ", ".join(sorted(self.arguments)) or "none"
                 raise InvalidRequest(
                     f"the template has no argument {name[:100]!r}; it has: {known}", field="chat.template_args_json"
                 )
-        messages = [_message(message, f"chat.messages[{i}]") for i, message in enumerate(chat.messages)]
+        messages = [message_variables(message, i) for i, message in enumerate(chat.messages)]
         if max_bytes is not None and _num_bytes(messages) > max_bytes:
             raise _too_long(max_bytes, max_tokens)
         return arguments | {
             "messages": messages,
-            "tools": _parsed(chat.tools_json, list, "chat.tools_json") or None,
+            "tools": tool_variables(chat) or None,
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
@@ -234,63 +217,6 @@ def _template_error(error: Exception) -> InvalidTemplate:
     text = "it recurs too deeply" if isinstance(error, RecursionError) else str(error) or type(error).__name__
     where = f"line {line} of the chat template" if line else "the chat template"
     return InvalidTemplate(f"{where}: {text[:_MAX_MESSAGE]}", field="chat")
-
-
-def _message(message: ChatMessage, field: str) -> dict[str, Any]:
-    if not message.role:
-        raise InvalidRequest("a message needs a role", field=f"{field}.role")
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name:
-        fields["name"] = message.name
-    if message.tool_call_id:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.tool_calls_json:
-        fields["tool_calls"] = _parsed(message.tool_calls_json, list, f"{field}.tool_calls_json")
-    return fields
-
-
-def _parsed(text: str, kind: type, field: str) -> Any:
-    """Return the JSON value in `text`, an empty `kind` if `text` is empty."""
-    if not text:
-        return kind()
-    try:
-        value = msgspec.json.decode(text)
-    except RecursionError:
-        raise _too_deep(field) from None
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field}: not valid JSON: {error}", field=field) from None
-    if not isinstance(value, kind):
-        raise InvalidRequest(f"{field}: must be a JSON {'object' if kind is dict else 'array'}", field=field)
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [item for holder in level for item in _items(holder) if isinstance(item, (dict, list))]
-    if level:
-        raise _too_deep(field)
-    return value
-
-
-def _items(holder: Any) -> Iterable[Any]:
-    return holder.values() if isinstance(holder, dict) else holder
-
-
-def _too_deep(field: str) -> InvalidRequest:
-    needed = MAX_JSON_DEPTH + 1
-    message = f"{field}: the JSON is nested at least {needed} deep; {MAX_JSON_DEPTH} are allowed"
-    return InvalidRequest(message, field=field, needed=needed, limit=MAX_JSON_DEPTH)
-
-
-def _json_fields(chat: ChatInput) -> Iterator[tuple[str, str]]:
-    yield "chat.template_args_json", chat.template_args_json
-    yield "chat.tools_json", chat.tools_json
-    for i, message in enumerate(chat.messages):
-        if message.tool_calls_json:
-            yield f"chat.messages[{i}].tool_calls_json", message.tool_calls_json
-
-
-def _check_sum(field: str, what: str, needed: int, limit: int) -> None:
-    if needed > limit:
-        message = f"with it the chat has {needed} {what} of JSON; {limit} are allowed"
-        raise InvalidRequest(message, field=field, needed=needed, limit=limit)
 
 
 def _num_bytes(messages: list[dict[str, Any]]) -> int:

@@ -14,6 +14,7 @@ from photon_grpc.core.ask import ChatInput
 from photon_grpc.core.call_form import BARE, TAGGED, CallForm, CallSyntax
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output import reasoning
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.reasoning import MarkedReasoning, NoReasoning, Reasoning
 from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCalls, WrittenToolCalls
 
@@ -105,12 +106,12 @@ class AnswerFormat:
     def has_parts(self) -> bool:
         return self.has_reasoning or self.calls is not None
 
-    def parser(self, chat: ChatInput, prompt_end: str) -> AnswerParser:
+    def parser(self, chat: ChatInput, prompt_end: str, call_ids: CallIds) -> AnswerParser:
         """Return a parser for one output. It looks for calls only if the caller has defined tools."""
-        calls = self.calls if "{" in chat.tools_json else None
+        calls = self.calls if chat.has_tools else None
         return AnswerParser(
             MarkedReasoning(is_open=_opens_reasoning(prompt_end)) if self.has_reasoning else NoReasoning(),
-            NoToolCalls() if calls is None else WrittenToolCalls(calls),
+            NoToolCalls() if calls is None else WrittenToolCalls(calls, call_ids),
         )
 
     def call_form(self, prompt_end: str) -> CallForm | None:

@@ -15,6 +15,7 @@ import msgspec
 
 from photon_grpc.core.call_form import CallSyntax
 from photon_grpc.core.generation import ToolCall
+from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.reasoning import length_of_beginning
 
 #: The most characters from a call's opening to the end of its object; anything longer is text.
@@ -46,8 +47,9 @@ class NoToolCalls:
 class WrittenToolCalls:
     """A parser of the calls of one CallSyntax. It holds back text that may belong to a call until that is certain."""
 
-    def __init__(self, syntax: CallSyntax) -> None:
+    def __init__(self, syntax: CallSyntax, ids: CallIds) -> None:
         self._syntax = syntax
+        self._ids = ids
         #: Undecided text; between calls of `push` it begins where a call may open.
         self._text = ""
         #: Text before `_start` is decided; text before `_at` has been read.
@@ -144,7 +146,7 @@ class WrittenToolCalls:
     # Results.
 
     def _finish_call(self) -> bool:
-        call = read_call(self._text[self._begin : self._end], self._num_calls)
+        call = read_call(self._text[self._begin : self._end], self._num_calls, self._ids)
         if call is None:
             return self._give_up()
         self._calls.append(call)
@@ -195,7 +197,7 @@ class WrittenToolCalls:
         return self._at >= self._limit
 
 
-def read_call(text: str, index: int) -> ToolCall | None:
+def read_call(text: str, index: int, ids: CallIds) -> ToolCall | None:
     """Return the call that a JSON object stands for, None if it is not a call."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -203,4 +205,4 @@ def read_call(text: str, index: int) -> ToolCall | None:
         arguments = next(bytes(members[key]) for key in _ARGUMENTS if key in members).decode()
     except (msgspec.MsgspecError, KeyError, StopIteration, UnicodeError, RecursionError):
         return None
-    return ToolCall(index, name, arguments) if name and arguments.startswith("{") else None
+    return ToolCall(index, name, arguments, ids.of(index)) if name and arguments.startswith("{") else None

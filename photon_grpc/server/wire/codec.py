@@ -19,7 +19,6 @@ from photon_grpc.core.ask import (
     Ask,
     CacheAsk,
     ChatInput,
-    ChatMessage,
     ConstraintAsk,
     IdsInput,
     Origin,
@@ -29,7 +28,6 @@ from photon_grpc.core.ask import (
     StopAsk,
     StreamAsk,
     TextInput,
-    ToolChoice,
 )
 from photon_grpc.core.field import Field
 from photon_grpc.core.fields import FIELDS, fields_of
@@ -38,14 +36,13 @@ from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
+from photon_grpc.server.wire.chat import chat_of
 from photon_grpc.server.wire.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: For messages that are not set, as most are, which saves reading their fields.
 _NO_OUTPUT, _NO_SCHEDULING = NOTHING_SET.output, NOTHING_SET.scheduling
 _NO_STREAM, _NO_CACHE = NOTHING_SET.stream, NOTHING_SET.cache
-#: Messages of one conversation; converting them takes about 10 ms.
-_MAX_MESSAGES = 4096
 #: The largest google.protobuf.Duration, 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
 _DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if field.unit == "s")
@@ -75,11 +72,6 @@ def ask_of(request: pb.GenerateRequest, facts: ModelFacts, origin: Origin, *, re
     )
 
 
-def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
-    # Every message of a conversation renders to at least one token.
-    check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
-
-
 def _continued(request: pb.GenerateRequest, facts: ModelFacts) -> tuple[int, ...]:
     check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
     return _ids(request.continue_from)
@@ -98,26 +90,9 @@ def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsI
             check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
             return IdsInput(tuple(request.token_ids.ids[:]))  # slicing makes a list, which is faster to read
         case "chat":
-            check_messages(request.chat, facts)
-            return chat_of(request.chat)
+            return chat_of(request.chat, facts)
         case _:
             return None
-
-
-def chat_of(chat: pb.ChatInput) -> ChatInput:
-    return ChatInput(
-        messages=tuple(
-            ChatMessage(m.role, m.content, m.name, m.tool_call_id, m.tool_calls_json) for m in chat.messages
-        ),
-        template_args_json=chat.template_args_json,
-        tools_json=chat.tools_json,
-        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
-        tool_choice=_tool_choice(chat.tool_choice) if chat.HasField("tool_choice") else None,
-    )
-
-
-def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
-    return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
 #: Name in the Ask, conversion of the value, and path and limit of a list.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2, model_pb2
 
 Feature = model_pb2.Feature
 
+#: The index of an entry of a list, in the path of a field.
+_INDEX = re.compile(r"\[\d+\]")
 #: Fields that this release supports but a model may not; the front end then refuses them.
 _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "text": Feature.FEATURE_TEXT,
@@ -16,6 +20,9 @@ _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "parse_special_tokens": Feature.FEATURE_TEXT,
     "chat": Feature.FEATURE_CHAT,
     "chat.tool_choice": Feature.FEATURE_TOOL_CALLS,
+    "chat.messages.parts.image": Feature.FEATURE_IMAGES,
+    "chat.messages.parts.file": Feature.FEATURE_FILES,
+    "chat.messages.parts.audio": Feature.FEATURE_AUDIO,
     "sampling.num_outputs": Feature.FEATURE_NUM_OUTPUTS,
     "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
     "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
@@ -47,7 +54,7 @@ ABSENT = frozenset(
 
 def name_of(path: str) -> str:
     """Return the Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; "" if it needs none."""
-    number = _NEEDED.get(path)
+    number = _NEEDED.get(_INDEX.sub("", path))
     return "" if number is None else Feature.Name(number)
 
 

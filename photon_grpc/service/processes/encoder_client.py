@@ -36,6 +36,7 @@ from photon_grpc.frontend.encoder import (
     unpacked,
 )
 from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.input.chat_json import json_fields, texts_of
 from photon_grpc.frontend.input.prompt import Prepared
 from photon_grpc.service.processes.child import Child, ChildCommand
 from photon_grpc.service.processes.encoder import SMALL_JOB_BYTES, max_memory_bytes
@@ -196,6 +197,5 @@ def _texts(input: TextInput | ChatInput) -> Iterator[str]:
     if isinstance(input, TextInput):
         yield input.text
         return
-    yield from (input.template_args_json, input.tools_json)
-    for message in input.messages:
-        yield from (message.role, message.content, message.name, message.tool_call_id, message.tool_calls_json)
+    yield from texts_of(input)
+    yield from [text for _, text in json_fields(input)]
