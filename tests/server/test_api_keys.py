@@ -41,6 +41,8 @@ def methods_of(*services: object) -> dict[str, str]:
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+#: For the keys of those who generate, too: they ask for features.
+GET_MODEL = f"/{MODELS.full_name}/GetModel"
 SCOPED = methods_of(INFERENCE, MODELS)
 SERVED = [
     *SCOPED,
@@ -127,9 +129,14 @@ async def test_a_method_that_is_served_is_named_in_the_log(
 @pytest.mark.parametrize("method", SCOPED)
 async def test_a_key_without_the_scope_is_denied(channel: grpc.aio.Channel, method: str) -> None:
     lacking = "mod" if SCOPED[method] == INFERENCE.full_name else "gen"
-    for name in (lacking, "adm"):
+    for name in ("adm",) if method == GET_MODEL else (lacking, "adm"):
         error = await failure(raw(channel, method)(b"", metadata=bearer(SECRETS[name])))
         assert (error.code(), info_of(error).reason) == (DENIED, "SCOPE_REQUIRED")
+
+
+async def test_who_generates_may_read_the_model(channel: grpc.aio.Channel) -> None:
+    for name in ("gen", "mod"):
+        await raw(channel, GET_MODEL)(b"", metadata=bearer(SECRETS[name]))
 
 
 @pytest.mark.parametrize("name", ["gen", "all"])

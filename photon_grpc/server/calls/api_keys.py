@@ -22,15 +22,18 @@ _AUTHORIZATION = "authorization"
 _SCHEME = "bearer"
 
 #: Any key is enough.
-_NO_SCOPE = ""
-#: Service -> the scope it needs. Any other service needs _SCOPE_OF_OTHERS.
+_NO_SCOPE: tuple[str, ...] = ()
+_MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+#: Service -> the scopes of which it needs one. Any other service needs _SCOPE_OF_OTHERS.
 _SCOPES = {
-    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: "generate",
-    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: ("generate",),
+    _MODELS: ("models",),
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: ("admin",),
     **dict.fromkeys((descriptors.HEALTH, descriptors.LOAD_REPORTS, *descriptors.REFLECTION), _NO_SCOPE),
 }
-_SCOPE_OF_OTHERS = "admin"
+_SCOPE_OF_OTHERS = ("admin",)
+#: Who generates may read the features: clients ask for them before they send a field that an older server ignores.
+_SCOPES_OF_METHODS = {f"/{_MODELS}/GetModel": ("models", "generate")}
 
 #: Value of --api-keys-exempt -> the services that it exempts.
 _EXEMPTIONS = {
@@ -54,14 +57,14 @@ class ApiKeys:
         service = details.method.removeprefix("/").rpartition("/")[0]
         if is_served and service in self._exempt:
             return
-        scope = _SCOPES.get(service, _SCOPE_OF_OTHERS) if is_served else _NO_SCOPE
-        call.check_key = partial(self._checked_key, details, scope)
-        call.owner = self._checked_key(details, scope).name
+        scopes = _SCOPES_OF_METHODS.get(details.method) or _SCOPES.get(service, _SCOPE_OF_OTHERS)
+        call.check_key = partial(self._checked_key, details, scopes if is_served else _NO_SCOPE)
+        call.owner = call.check_key().name
 
-    def _checked_key(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
+    def _checked_key(self, details: grpc.HandlerCallDetails, scopes: tuple[str, ...]) -> ApiKey:
         """Return the call's key. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
         key = self._key(details)
-        _check_scope(key, scope)
+        _check_scope(key, scopes)
         return key
 
     def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
@@ -77,6 +80,7 @@ class ApiKeys:
         return key
 
 
-def _check_scope(key: ApiKey, scope: str) -> None:
-    if scope != _NO_SCOPE and scope not in key.scopes:
-        raise ScopeRequired(f"this method needs the scope {scope!r}; the key has {', '.join(sorted(key.scopes))}")
+def _check_scope(key: ApiKey, scopes: tuple[str, ...]) -> None:
+    if scopes and set(scopes).isdisjoint(key.scopes):
+        needed = " or ".join(map(repr, scopes))
+        raise ScopeRequired(f"this method needs the scope {needed}; the key has {', '.join(sorted(key.scopes))}")
