@@ -31,8 +31,8 @@ from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestE
 from photon_grpc.v1 import inference_pb2
 
 _DIGEST_CHARS = 16
-#: Options that decide when a request runs, not its answer: a run may resume with others.
-_NOT_OF_ANSWERS = {field.name for field in (*fields_of("cache"), *fields_of("scheduling"))}
+#: Options that do not affect the answer: a run may resume with others.
+_NOT_OF_ANSWERS = {"labels"} | {field.name for field in (*fields_of("cache"), *fields_of("scheduling"))}
 #: The beginning of a line of the output, by which an unfinished one is recognized.
 _BEGIN = b'{"line": '
 _INSTEAD = "name another file, or overwrite it with --overwrite"

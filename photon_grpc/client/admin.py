@@ -131,7 +131,7 @@ class AdminClient:
 
     def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
         error = to_error(failure, self.target)
-        if isinstance(error, FeatureNotSupported):
+        if isinstance(error, FeatureNotSupported) and not error.field:  # else it refuses a field
             remedy = "it has its own address, which the server logs at start: `admin service on unix:…`"
             return FeatureNotSupported(f"{self.target} serves no AdminService; {remedy}")
         return error

@@ -23,6 +23,7 @@ from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import Multiplex, MultiplexGenerateCall
+from photon_grpc.client.newer_fields import NewerFields
 from photon_grpc.client.options import build_request, write_chat_options, write_prompt
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
@@ -69,6 +70,7 @@ class Client:
         self._sets = DescriptorSets(self._refuses_unknown_fields)
         #: Whether it uses only ready servers -> the channel.
         self._channels: dict[bool, grpc.aio.Channel] = {}
+        self._newer_fields = NewerFields(self._default_model, target)
 
     async def generate(
         self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]
@@ -92,10 +94,13 @@ class Client:
         request = build_request(prompt, options)
         # Kept for resumed calls, when another span may be current.
         open_call = partial(self._open_stream, metadata=self._call_metadata())
-        detached = self._sets.detach(request, options.get("message_type"))
         policy = replace(self._policy, is_after_grpc=True)
-        call = ResumingCall(request, detached.opener(open_call), self.target, options.get("timeout"), policy)
-        return Stream(call, self.target, answer_types(options))
+
+        def start() -> MessageCall:
+            detached = self._sets.detach(request, options.get("message_type"))
+            return ResumingCall(request, detached.opener(open_call), self.target, options.get("timeout"), policy)
+
+        return Stream(self._newer_fields.opened(request, start), self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
         """Return a message of a generated class, with `generate`'s options. Raise MessageMismatch if it is cut off."""
@@ -135,7 +140,7 @@ class Client:
         def open_call() -> MultiplexGenerateCall:
             return self._inference.MultiplexGenerate(metadata=metadata)
 
-        return Multiplex(open_call, self.target, self._policy, self._sets)
+        return Multiplex(open_call, self.target, self._policy, self._newer_fields, self._sets)
 
     async def models(self) -> list[Model]:
         """Return every served model, the default one first."""
@@ -160,6 +165,7 @@ class Client:
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
         write_chat_options(request, chat)
+        await self._newer_fields.check(request)
         return tuple((await self._unary(self._models.Tokenize, request)).token_ids)
 
     async def detokenize(
@@ -196,6 +202,7 @@ class Client:
         """Cancel what still runs and close the connection; the next call opens another."""
         self._sets.forget()
         channels, self._channels = self._channels, {}
+        self._newer_fields = NewerFields(self._default_model, self.target)
         for channel in channels.values():
             await channel.close()
 
@@ -230,6 +237,7 @@ class Client:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
+        await self._newer_fields.check(request)
         timeout_s = self._policy.timeout_of(options.get("timeout"))
         detached = self._sets.detach(request, options.get("message_type"))
         response = await detached.answer(self._send_generate, request, timeout_s)
@@ -239,6 +247,9 @@ class Client:
         self, request: inference_pb2.GenerateRequest, timeout_s: float
     ) -> inference_pb2.GenerateResponse:
         return await self._raised(self._inference.Generate(request, timeout=timeout_s, metadata=self._call_metadata()))
+
+    async def _default_model(self) -> model_pb2.GetModelResponse:
+        return await self._unary(self._models.GetModel, model_pb2.GetModelRequest())
 
     def _open_stream(
         self, request: inference_pb2.GenerateRequest, timeout_s: float, *, metadata: Metadata

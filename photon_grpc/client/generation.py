@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.client.answer_types import AnswerTypes, parsed, unwrapped
+from photon_grpc.client.enum_name import enum_name
 from photon_grpc.client.message_type import read_message
 from photon_grpc.core.generation import Candidate, OutputUsage, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
@@ -22,7 +23,11 @@ NO_TYPES = AnswerTypes()
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an output. `reason` is a FinishReason of the proto without its prefix, such as "MAX_TOKENS"."""
+    """The end of an output.
+
+    `reason` is a FinishReason of the proto without its prefix, such as "MAX_TOKENS", or a number if this client does
+    not know it.
+    """
 
     reason: str
     stop_string: str | None = None
@@ -220,9 +225,7 @@ def read_tool_calls(messages: Iterable[pb.ToolCall]) -> tuple[ToolCall, ...]:
 
 def read_finish(message: pb.Finish) -> Finish:
     matched = message.WhichOneof("matched")
-    # A reason of a newer server has no name here, so its number is used.
-    known = message.reason in pb.FinishReason.values()
-    reason = pb.FinishReason.Name(message.reason).removeprefix(_REASON_PREFIX) if known else str(int(message.reason))
+    reason = enum_name(pb.FinishReason, message.reason, _REASON_PREFIX)
     return Finish(reason, **({matched: getattr(message, matched)} if matched else {}))
 
 

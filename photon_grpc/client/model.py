@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from photon_grpc.client.enum_name import enum_name
 from photon_grpc.v1 import model_pb2 as pb
 
 
@@ -35,18 +35,13 @@ def read_model(message: pb.Model) -> Model:
     return Model(
         name=message.name,
         aliases=tuple(message.aliases),
-        state=_name(pb.ModelState, message.state, "MODEL_STATE_"),
+        state=enum_name(pb.ModelState, message.state, "MODEL_STATE_"),
         max_context_tokens=message.max_context_tokens,
         vocab_size=message.vocab_size,
         eos_token_ids=tuple(message.eos_token_ids),
-        features=tuple(_name(pb.Feature, number, "FEATURE_") for number in message.features),
+        features=tuple(enum_name(pb.Feature, number, "FEATURE_") for number in message.features),
         limits={limit.name: getattr(message.limits, limit.name) for limit in pb.Limits.DESCRIPTOR.fields},
         revision=message.revision,
         dtype=message.dtype,
         quantization=message.quantization,
     )
-
-
-def _name(kind: Any, number: int, prefix: str) -> str:
-    """Return an enum value's name without prefix; its number if it is unknown, as of a newer server."""
-    return str(kind.Name(number)).removeprefix(prefix) if number in kind.values() else str(number)

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -15,6 +16,7 @@ from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.descriptor_sets import ALL_IN_REQUESTS, AllInRequests
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.joined_outputs import joined_outputs
+from photon_grpc.client.newer_fields import NewerFields
 from photon_grpc.client.options import build_request
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import RetryPolicy
@@ -101,24 +103,31 @@ class Multiplex:
         open_call: Callable[[], MultiplexGenerateCall],
         target: str,
         policy: RetryPolicy,
+        newer_fields: NewerFields,
         sets: AllInRequests = ALL_IN_REQUESTS,
     ) -> None:
-        """Take the call to open and the retry policy for single requests; gRPC itself retries only whole streams."""
+        """Take the call to open, and the retry policy and the check for single requests.
+
+        gRPC itself retries only whole streams.
+        """
         self._sets = sets
         self._open_call = open_call
         self._target = target
         self._policy = policy
+        self._newer_fields = newer_fields
         self._wires: list[_Wire] = []
         self._is_closed = False
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """See Client.stream."""
-        call = self._call(build_request(prompt, options), options)
+        request = build_request(prompt, options)
+        call = self._newer_fields.opened(request, partial(self._call, request, options))
         return Stream(call, self._target, answer_types(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """See Client.generate."""
         request = build_request(prompt, options)
+        await self._newer_fields.check(request)
         request.stream.max_tokens_per_message = _AT_THE_END
         call = self._call(request, options)
         messages: list[pb.StreamGenerateResponse] = []

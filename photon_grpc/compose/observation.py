@@ -10,7 +10,7 @@ from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
 from photon_grpc.server.calls.guard import NO_COUNTS, CallRules, KeyCheck
 from photon_grpc.server.observe.failure_log import FailureLog
-from photon_grpc.server.observe.metrics import CallMetrics, KeyMetrics, RequestMetrics
+from photon_grpc.server.observe.metrics import CallMetrics, KeyMetrics, LabelMetrics, RequestMetrics
 from photon_grpc.server.observe.request_log import RequestLog
 
 
@@ -37,6 +37,8 @@ def observation(config: ServerConfig) -> Observation:
         observers.append(RequestMetrics(counts))
         if config.api_keys_file:
             observers.append(KeyMetrics(counts, (key.name for key in read_api_keys(config.api_keys_file))))
+        if config.metrics_label:
+            observers.append(LabelMetrics(counts, config.metrics_label))
     if config.log_requests:
         observers.append(RequestLog())
     return Observation(tuple(observers), counts, FailureLog(has_requests=not config.log_requests))

@@ -267,6 +267,13 @@ class ServerConfig:
         "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served.",
         metavar="ADDR",
     )
+    metrics_label: tuple[str, ...] = flag(
+        (),
+        "Label of requests to count by in metrics, which have the first 64 of its values in each front end and the "
+        "rest as `other`; repeatable. Unset: labels are only in the request log and in spans.",
+        many=True,
+        metavar="KEY",
+    )
     log_requests: bool = flag(False, "Write a JSON line to stderr for every request that ends, without its text.")
     log_level: str = flag("info", "Lowest level written to stderr.", choices=("debug", "info", "warning", "error"))
     log_format: str = flag(

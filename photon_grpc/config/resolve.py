@@ -17,6 +17,7 @@ from typing import Any
 
 from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
 from photon_grpc.config.formats import WANTED, foreign_weights
+from photon_grpc.config.label_key import LABEL_KEY, LABEL_KEY_RULE, MAX_LABELS
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
 
@@ -93,6 +94,7 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
     _check_connection_age(config.server)
     _check_admin(config.server, origins["admin_listen"])
     _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
+    _check_metrics_labels(config.server, origins["metrics_label"])
     _check_distinct(config.server)
     try:
         if any_directory and model_path(config.model.model).is_dir():
@@ -214,6 +216,17 @@ def _check_connection_age(server: ServerConfig) -> None:
 def _check_metrics(address: str, source: str) -> None:
     if address and split_address(address, source)[0] == address:
         raise _bad_address(source, f"{address!r} is not an HTTP address; write HOST:PORT or [IPV6]:PORT")
+
+
+def _check_metrics_labels(server: ServerConfig, source: str) -> None:
+    keys, flag = server.metrics_label, "--metrics-label"
+    if keys and not server.metrics_listen:
+        raise ConfigError(f"{source}: has no effect without --metrics-listen; set both", field=flag)
+    if len(keys) > MAX_LABELS:
+        raise ConfigError(f"{source}: {len(keys)} labels are given; {MAX_LABELS} are allowed", field=flag)
+    for key in keys:
+        if not LABEL_KEY.fullmatch(key):
+            raise ConfigError(f"{source} {key}: the key of a label is {LABEL_KEY_RULE}", field=flag)
 
 
 def _check_distinct(server: ServerConfig) -> None:

@@ -5,9 +5,11 @@ Each is a pure function of numbers that raises an error of `photon_grpc.errors` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from photon_grpc.config.label_key import LABEL_KEY, LABEL_KEY_RULE, MAX_LABELS
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import Request
@@ -15,6 +17,9 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
 
 MAX_REQUEST_ID_CHARS = FIELDS["request_id"].max_chars
+_MAX_LABEL_CHARS = FIELDS["labels"].max_chars
+#: Characters of a wrong key in an error.
+_MAX_KEY_CHARS = 64
 _MAX_TOKENS = "stop.max_tokens"
 
 
@@ -48,6 +53,18 @@ def check_request_id(request_id: str, field: str = "request_id") -> None:
         raise InvalidRequest(message, field=field, needed=len(request_id), limit=MAX_REQUEST_ID_CHARS)
     if not (request_id.isascii() and request_id.isprintable()):
         raise InvalidRequest(f"{field}: must be printable ASCII", field=field)
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for too many labels, a wrong key or a long value."""
+    check_count(len(labels), MAX_LABELS, "labels")
+    for key, value in labels.items():
+        field = f"labels[{json.dumps(key[:_MAX_KEY_CHARS])}]"
+        if not LABEL_KEY.fullmatch(key):
+            raise InvalidRequest(f"{field}: a key is {LABEL_KEY_RULE}", field=field)
+        if len(value) > _MAX_LABEL_CHARS:
+            message = f"{field}: has {len(value)} characters; {_MAX_LABEL_CHARS} are allowed"
+            raise InvalidRequest(message, field=field, needed=len(value), limit=_MAX_LABEL_CHARS)
 
 
 def check_not_empty(request: Request) -> None:

@@ -149,6 +149,8 @@ class Origin(msgspec.Struct):
     caller: str = ""
     #: When it arrived, in wall-clock seconds since the epoch; told, never reckoned with.
     create_time_s: float = 0.0
+    #: The caller's notes for observers, checked; by key.
+    labels: tuple[tuple[str, str], ...] = ()
 
     def reason(self, error: BaseException | None) -> str:
         """Return the reason of a request that ended with `error`; "" for None.

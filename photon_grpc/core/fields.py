@@ -266,6 +266,18 @@ class RequestOptions(TypedDict, total=False):
             verbs=ONE_REQUEST,
         ),
     ]
+    labels: Annotated[
+        Mapping[str, str],
+        Field(
+            help="A note for the server's log, traces and metrics",
+            flag="--label",
+            metavar="KEY=VALUE",
+            max_chars=128,
+            default=(),
+            is_for_llm=False,
+            verbs=ANSWERS,
+        ),
+    ]
     parse_special_tokens: Annotated[bool, Field(help="Parse special tokens spelled out in the prompt.", verbs=ANSWERS)]
     continue_from: Annotated[
         Sequence[int],

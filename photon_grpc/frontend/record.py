@@ -1,6 +1,7 @@
 """The record of a finished request, made where it ends and passed to all who count, log or trace requests.
 
-It is plain data and holds no text of a caller or a model. It costs time once per request, none per token.
+It is plain data. Of a caller's text it holds only the labels, which are for its readers. It costs time once per
+request, none per token.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ from photon_grpc.v1 import model_pb2 as pb
 _DEFAULT_PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
 
+#: Features of every model.
+_OF_THE_SERVER = (pb.FEATURE_MULTIPLEX, pb.FEATURE_UNKNOWN_FIELDS_REFUSED)
+
 _STATES = {
     State.LOADING: pb.MODEL_STATE_LOADING,
     State.SERVING: pb.MODEL_STATE_READY,
@@ -109,7 +112,7 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         default_sampling=_sampling_message(facts.default_sampling),
-        features=[*(pb.Feature.Value(f"FEATURE_{name}") for name in facts.features), pb.FEATURE_MULTIPLEX],
+        features=[*(pb.Feature.Value(f"FEATURE_{name}") for name in facts.features), *_OF_THE_SERVER],
         limits=_limits_message(facts.limits),
         revision=facts.revision,
         dtype=facts.dtype,

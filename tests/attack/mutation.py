@@ -144,6 +144,12 @@ def _groups(message: bytes, draw: random.Random) -> bytes:
     return message + bytes((tag | 3,)) * depth + bytes((tag | 4,)) * draw.choice((0, depth))
 
 
+def _unknown_field(message: bytes, draw: random.Random) -> bytes:
+    """A field of a newer release, in the message or, where the draw hits a field, within it."""
+    field = draw.choice((b"\xa0\x38\x01", b"\xa2\x38\x02hi", b"\xa3\x38\x08\x01\xa4\x38"))
+    return message + (field if draw.random() < 0.5 else bytes((draw.randrange(1, 16) << 3 | 2, len(field))) + field)
+
+
 _MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     _noise,
     _flip,
@@ -153,4 +159,5 @@ _MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     _huge_length,
     _huge_number,
     _groups,
+    _unknown_field,
 )

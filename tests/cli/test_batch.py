@@ -147,9 +147,10 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path, out: Path) -> None:
 
 def test_a_lone_surrogate_in_an_id_and_a_bias_by_name_are_accepted(tmp_path: Path, out: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_text('{"prompt": "x", "id": "\\ud800", "logit_bias": {"5": 1.5}}\n')
+    source.write_text('{"prompt": "x", "id": "\\ud800", "logit_bias": {"5": 1.5}, "labels": {"a": "b"}}\n')
     with serving_in_a_thread(HI) as fake:
-        assert run(fake, str(source), out) == 0
+        assert run(fake, str(source), out, "--label", "run=1") == 0
+    assert dict(fake.requests[0].labels) == {"a": "b"}
     assert dict(fake.requests[0].sampling.logit_bias) == {5: 1.5}
     assert json.loads(out.read_bytes())["id"] == "\ud800"
 
@@ -257,6 +258,7 @@ def test_a_second_run_may_use_other_scheduling_flags(tmp_path: Path, out: Path) 
     with serving_in_a_thread(HI) as fake:
         assert run(fake, source, out, *flags, "--timeout", "5") == 0
         again = ["--seed", "1", "--logit-bias", "6=2", "--logit-bias", "5=1", "--timeout", "60", "--priority", "1"]
+        again += ["--label", "run=2"]
         assert run(fake, source, out, *again, "--concurrency", "1") == 0
     assert len(fake.requests) == 1
 

@@ -146,9 +146,9 @@ def test_an_answer_can_be_constrained(
 
 def test_set_reads_json_where_an_option_is_more_than_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = '/set logit_bias {"42": -1.5}\n/set stop_token_ids [5, 17]\n/set stop_strings ["a b", "c"]\n'
-    typed += '/set json_schema {"type": "integer"}\nhi\n'
+    typed += '/set labels {"team": "search"}\n/set json_schema {"type": "integer"}\nhi\n'
     (request,) = chat(typed, monkeypatch)
-    assert dict(request.sampling.logit_bias) == {42: -1.5}
+    assert dict(request.sampling.logit_bias) == {42: -1.5} and dict(request.labels) == {"team": "search"}
     assert (list(request.stop.stop_token_ids), list(request.stop.stop_strings)) == ([5, 17], ["a b", "c"])
     assert request.structured_output.json_schema == '{"type": "integer"}'
 
@@ -208,6 +208,7 @@ def test_a_chat_continues_with_the_first_of_several_outputs(monkeypatch: pytest.
         ('/set logit_bias {"42": 200}', "sampling.logit_bias[42]: must lie between -100 and 100, is 200"),
         ("/set ignore_eos maybe", "ignore_eos must be on or off, got 'maybe'"),
         ("/set logit_bias 1", "logit_bias must be a JSON object of ids: {\"42\": -1.5}, got '1'"),
+        ('/set labels {"a": 1}', 'labels must be a JSON object of texts: {"team": "search"}'),
         ('/set stop_strings "a"', 'stop_strings must be a JSON list of texts: ["a", "b"]'),
         ("/set stop_token_ids [true]", "stop_token_ids must be a JSON list of ids: [5, 17]"),
         ("/set json_schema {", "json_schema must be a JSON Schema, got '{'"),

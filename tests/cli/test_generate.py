@@ -57,12 +57,16 @@ def test_flags_are_written_into_the_request(
         assert main.main(["generate", "-", *flags.split()]) == 0
         assert main.main(["generate", "hi", "--system", "be brief"]) == 0
         flags = "--logit-bias 4=-1.5 --logit-bias 5=2 --allowed-token-id 7 --score-token-id 8 --session-id s"
+        flags += " --label team=search --label zone=a=b"
         assert main.main(["generate", "x", *flags.split()]) == 0
         assert main.main(["generate", "x", "--logit-bias", "four"]) == 2
-    assert "'four' is not ID=X" in capsys.readouterr().err
+        assert main.main(["generate", "x", "--label", "team"]) == 2
+    told = capsys.readouterr().err
+    assert "'four' is not ID=X" in told and "'team' is not KEY=VALUE" in told
     request, chat, shaped = fake.requests
     assert dict(shaped.sampling.logit_bias) == {4: -1.5, 5: 2.0} and shaped.cache.session_id == "s"
     assert (list(shaped.sampling.allowed_token_ids.ids), list(shaped.output.score_token_ids.ids)) == ([7], [8])
+    assert dict(shaped.labels) == {"team": "search", "zone": "a=b"}
     assert request.text == "from stdin"
     assert request.model == "m"
     assert request.stop.max_tokens == 5

@@ -22,7 +22,7 @@ DESCRIBED = {"protobuf"}
 def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
     in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name} - DESCRIBED
-    in_proto |= {"message_type", "model", "request_id", "parse_special_tokens", "continue_from"}
+    in_proto |= {"message_type", "model", "request_id", "parse_special_tokens", "continue_from", "labels"}
     in_proto |= set(fields["chat"].message_type.fields_by_name) - {"messages"}
     assert set(Options.__annotations__) == in_proto
 

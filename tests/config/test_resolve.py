@@ -59,8 +59,9 @@ def test_metrics_are_served_at_a_port(address: str) -> None:
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    # Neither goes without the other, nor a grace without an age.
+    # Neither goes without the other, nor a grace without an age, nor a label without metrics.
     beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key", "PHOTON_MAX_CONNECTION_AGE": "9"}
+    beside["PHOTON_METRICS_LISTEN"] = "127.0.0.1:9"
     by_variable = resolve({}, beside | {setting.variable: another(setting)})
     by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, beside)
     assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default
@@ -163,6 +164,13 @@ def test_port_0_may_be_given_more_than_once() -> None:
         ({"listen": ["h:1", "h:2", "h:1"]}, {}, ["--listen", "h:1 is given more than once"]),
         ({"listen": ["h:1"], "metrics_listen": "h:1"}, {}, ["--metrics-listen", "h:1 is given more than once"]),
         ({"listen": ["unix:/s"]}, {"PHOTON_ADMIN_LISTEN": "unix:/s"}, ["--admin-listen", "unix:/s is given more"]),
+        ({"metrics_label": ["team"]}, {}, ["--metrics-label", "without --metrics-listen"]),
+        ({"metrics_label": ["Team"], "metrics_listen": "h:1"}, {}, ["--metrics-label", "Team", "a-z, 0-9 and _"]),
+        (
+            {"metrics_label": [f"k{number}" for number in range(17)], "metrics_listen": "h:1"},
+            {},
+            ["--metrics-label", "17 labels", "16 are allowed"],
+        ),
         ({"max_num_sequences": 3}, {}, ["max_num_sequences", "did you mean max_num_seqs"]),
     ],
 )

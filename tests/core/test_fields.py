@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from photon_grpc.config.model_dir import GenerationDefaults
 from photon_grpc.core.field import Field
@@ -17,6 +17,9 @@ from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.model import RequestLimits
 from photon_grpc.runner.slot_table import _Numbers
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
+from photon_grpc.v1.annotations_pb2 import Range
+from photon_grpc.v1.annotations_pb2 import range as range_option
 
 PROTO = Path(__file__).parents[2] / "protos/photon_grpc/v1/inference.proto"
 #: The options that the protos spell in another way.
@@ -27,7 +30,7 @@ CHECKED = [field for field in FIELDS.values() if field.is_checked]
 def comment_of(field: Field) -> str:
     """Return the comment of an option in the proto."""
     name = IN_PROTO.get(field.name, field.name)
-    found = re.search(rf"((?:  +//[^\n]*\n)+) +[^\n/]* {name} = \d+;", PROTO.read_text())
+    found = re.search(rf"((?:  +//[^\n]*\n)+) +[^\n/]* {name} = \d+[ ;]", PROTO.read_text())
     assert found, name
     return " ".join(found[1].replace("//", " ").split())
 
@@ -75,6 +78,63 @@ def test_values_within_the_sure_range_pass_the_check(field: Field) -> None:
         except InvalidRequest as error:
             assert not (least <= value <= most) and error.field == field.path
             assert str(value) in str(error) or str(field.max_chars) in str(error)
+
+
+def declared_range(field: Field) -> Range:
+    """Return the annotation that the declaration of an option demands. It leaves out what the type rules out anyway."""
+    kind, bounds = proto_field(field), field.bounds
+    most_of_type = {FieldDescriptor.CPPTYPE_INT32: 2**31 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
+    least_of_type = {
+        **dict.fromkeys((FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64), 0),
+        FieldDescriptor.CPPTYPE_INT32: -(2**31),
+    }
+    found = Range()
+    if bounds is not None:
+        is_named = isinstance(bounds.most, str)
+        has_most = not is_named and bounds.most < most_of_type.get(kind.cpp_type, math.inf)
+        if is_named or has_most or bounds.least != least_of_type.get(kind.cpp_type):
+            found.minimum, found.exclusive_minimum = bounds.least, bounds.is_open
+        if is_named:
+            found.maximum_limit = bounds.most
+        elif has_most:
+            found.maximum = bounds.most
+        if bounds.off is not None:
+            found.off = bounds.off
+    if field.max_items.startswith("limits."):
+        found.maximum_limit = field.max_items.removeprefix("limits.")
+    if field.max_chars:
+        found.maximum_characters = field.max_chars
+    return found
+
+
+def annotated_ranges(message: Descriptor, seen: set[str]) -> dict[str, Range]:
+    """Return the annotations in a message and in all below it, by the full name of the field."""
+    if message.full_name in seen:
+        return {}
+    seen.add(message.full_name)
+    found = {}
+    for field in message.fields:
+        if field.GetOptions().HasExtension(range_option):
+            found[field.full_name] = field.GetOptions().Extensions[range_option]
+        if field.message_type is not None:
+            found |= annotated_ranges(field.message_type, seen)
+    return found
+
+
+def test_the_ranges_in_the_protos_are_those_of_the_declarations() -> None:
+    """Neither has a bound that the other lacks."""
+    declared = {proto_field(field).full_name: declared_range(field) for field in FIELDS.values()}
+    requests = [
+        method.input_type
+        for module in (pb, model_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    ]
+    seen: set[str] = set()
+    annotated = {name: found for request in requests for name, found in annotated_ranges(request, seen).items()}
+    assert annotated == {name: found for name, found in declared.items() if found != Range()}
+    limits = {found.maximum_limit for found in annotated.values()} - {""}
+    assert limits <= {field.name for field in model_pb2.Limits.DESCRIPTOR.fields}
 
 
 def test_every_number_of_a_draw_has_a_column_in_the_slot_table() -> None:

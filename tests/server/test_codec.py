@@ -44,7 +44,8 @@ def assign(message: Message, path: str) -> None:
         message = getattr(message, name)
     field = message.DESCRIPTOR.fields_by_name[leaf]
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        getattr(message, leaf)[1] = 1.0
+        key, value = ("a", "x") if leaf == "labels" else (1, 1.0)
+        getattr(message, leaf)[key] = value
     elif field.message_type is not None and field.is_repeated:
         getattr(message, leaf).add()
     elif field.message_type is not None:

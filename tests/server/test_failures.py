@@ -90,10 +90,6 @@ async def test_malformed_bytes_on_a_request_stream(channel: grpc.aio.Channel) ->
     assert (error.code(), info_of(error).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
 
 
-async def test_unknown_fields_of_newer_clients_are_no_error(channel: grpc.aio.Channel) -> None:
-    await raw(channel, GENERATE)(ASK.SerializeToString() + b"\xfa\x3f\x01x")
-
-
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 @pytest.mark.parametrize("started", [False, True])
 async def test_an_unforeseen_exception_reveals_nothing(

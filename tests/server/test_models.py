@@ -48,12 +48,12 @@ async def test_invalid_page_tokens_and_sizes_are_named(models: Stub) -> None:
 @pytest.mark.parametrize("name", ["", "demo", "default"])
 async def test_a_model_reports_all_its_facts(models: Stub, name: str) -> None:
     model = (await models.GetModel(pb.GetModelRequest(model=name))).model
-    assert (model.name, list(model.aliases), model.base_model) == ("demo", ["default"], "")
+    assert (model.name, list(model.aliases)) == ("demo", ["default"])
     assert (model.max_context_tokens, model.vocab_size, list(model.eos_token_ids)) == (4096, 100, [2, 3])
     expected = ipb.SamplingParams(temperature=0.5, top_k=40)
     assert model.default_sampling == expected
     by_model = [pb.FEATURE_TEXT, pb.FEATURE_CHAT, pb.FEATURE_NUM_OUTPUTS]
-    assert list(model.features) == [*by_model, pb.FEATURE_MULTIPLEX]
+    assert list(model.features) == [*by_model, pb.FEATURE_MULTIPLEX, pb.FEATURE_UNKNOWN_FIELDS_REFUSED]
     assert (model.revision, model.dtype, model.quantization) == ("abc", "float32", "")
     limits = model.limits
     assert (limits.max_num_outputs, limits.max_logprobs) == (8, 20)

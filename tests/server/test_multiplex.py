@@ -586,6 +586,26 @@ async def test_a_large_item_of_too_many_fields_is_refused_unparsed(service: Serv
     caller.call.cancel()
 
 
+async def test_an_unknown_field_fails_its_request_alone(service: Service) -> None:
+    caller = await running(service, "whole")
+    newer = pb.GenerateRequest(request_id="newer", text="hi", sampling=pb.SamplingParams(seed=1))
+    newer.sampling.MergeFromString(b"\xd0\x05\x01")  # field 90
+    cancel = pb.MultiplexGenerateRequest.Cancel(request_id="whole")
+    cancel.MergeFromString(b"\xd0\x05\x01")
+    await caller.call.write(pb.MultiplexGenerateRequest(generate=newer))
+    await caller.call.write(pb.MultiplexGenerateRequest(cancel=cancel))
+    await caller.call.write(pb.MultiplexGenerateRequest.FromString(b"\x1a\x00"))  # an action that is new
+    await until(lambda: len(caller.errors()) == 3)
+    # The id of a request that runs stands in no refusal of another action: its caller would take it for ended.
+    assert caller.errors() == [(each, "FEATURE_NOT_SUPPORTED") for each in ("newer", "", "")]
+    paths = [info(item.error).metadata["field"] for item in caller.items if item.HasField("error")]
+    assert paths == ["generate.sampling.90", "cancel.90", "3"]
+    service.link.step((1, TOKEN), finished=(done(1),))
+    await until(lambda: caller.num_finished() == 1)
+    assert len(service.link.adds) == 1
+    caller.call.cancel()
+
+
 async def test_the_number_of_open_streams_is_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     service.server._inference.places.limit = 2
     callers = [await running(service, f"r{number}") for number in range(2)]

@@ -3169,7 +3169,7 @@ var File_photon_grpc_v1_inference_proto protoreflect.FileDescriptor
 
 const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"\x1ephoton_grpc/v1/inference.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a photon_grpc/v1/annotations.proto\"\xe9\x06\n" +
+	"\x1ephoton_grpc/v1/inference.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a photon_grpc/v1/annotations.proto\"\xf2\x06\n" +
 	"\x0fGenerateRequest\x12&\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tB\a\x92\xfe\x18\x030\x80\x01R\trequestId\x12\x14\n" +
@@ -3188,8 +3188,8 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"scheduling\x18\f \x01(\v2!.photon_grpc.v1.SchedulingOptionsR\n" +
 	"scheduling\x125\n" +
 	"\x06stream\x18\r \x01(\v2\x1d.photon_grpc.v1.StreamOptionsR\x06stream\x120\n" +
-	"\x14parse_special_tokens\x18\x0e \x01(\bR\x12parseSpecialTokens\x12C\n" +
-	"\x06labels\x18\x0f \x03(\v2+.photon_grpc.v1.GenerateRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x14parse_special_tokens\x18\x0e \x01(\bR\x12parseSpecialTokens\x12L\n" +
+	"\x06labels\x18\x0f \x03(\v2+.photon_grpc.v1.GenerateRequest.LabelsEntryB\a\x92\xfe\x18\x030\x80\x01R\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +

@@ -25,11 +25,12 @@ from photon_grpc.cli.load.load import RequestResult, Session, Turn, Workload, as
 from photon_grpc.cli.terminal.connection import key_metadata, tls_credentials
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.multiplex import Multiplex
+from photon_grpc.client.newer_fields import NewerFields
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import RetryPolicy
 from photon_grpc.client.status import to_error
 from photon_grpc.errors import PhotonError
-from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 _CONNECT_TIMEOUT_S = 30.0
 #: Failures are counted; only what met the end of an idle stream on its way is sent again.
@@ -53,8 +54,12 @@ class LoadClient:
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._multiplex = None
         if load.multiplex:
+            models = model_pb2_grpc.ModelServiceStub(channel)
             self._multiplex = Multiplex(
-                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target, _POLICY
+                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()),
+                load.target,
+                _POLICY,
+                NewerFields(lambda: models.GetModel(model_pb2.GetModelRequest(), metadata=key_metadata()), load.target),
             )
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0

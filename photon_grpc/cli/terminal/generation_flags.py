@@ -78,6 +78,18 @@ class _Bias(click.ParamType):  # type: ignore[type-arg]
         return number, _number(FIELDS["logit_bias"], float).convert(bias, param, ctx)
 
 
+class _Label(click.ParamType):  # type: ignore[type-arg]
+    """The key and the value of a label: KEY=VALUE."""
+
+    name = "label"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        key, equals, text = str(value).partition("=")
+        if not key or not equals:
+            self.fail(f"{value!r} is not KEY=VALUE, such as team=search", param, ctx)
+        return key, text
+
+
 class _Ids(click.ParamType):  # type: ignore[type-arg]
     """A list of token ids: ID,ID,…."""
 
@@ -106,7 +118,13 @@ def _type_of(field: Field) -> Any:
     """Return the type of a flag's value, or of each value if the flag is repeatable."""
     if field.name == "tools":
         return _ToolsFile()
-    by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
+    by_metavar = {
+        "FILE": _TextFile(),
+        "FILE MESSAGE": (_BinaryFile(), str),
+        "ID=X": _Bias(),
+        "KEY=VALUE": _Label(),
+        "ID,…": _Ids(),
+    }
     if field.metavar in by_metavar:
         return by_metavar[field.metavar]
     if field.kind in (int, float):
@@ -168,8 +186,8 @@ def _with(options: Iterable[Callable[[F], F]], function: F) -> F:
 def to_options(flags: dict[str, Any]) -> Any:
     """Return the options of the client's calls: the flags that were set, by field name. Raise ConfigError."""
     options = {name: value for name, value in flags.items() if value is not None and value != ()}
-    if "logit_bias" in options:
-        options["logit_bias"] = dict(options["logit_bias"])
+    for name in {"logit_bias", "labels"} & options.keys():
+        options[name] = dict(options[name])
     if "message_type" in options:
         options["message_type"] = _message_type(*options["message_type"])
     return options

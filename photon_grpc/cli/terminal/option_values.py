@@ -82,6 +82,13 @@ def _read_typed_bias(text: str) -> dict[Any, float]:
     return {int(token): float(bias) for token, bias in json.loads(text).items()}
 
 
+def _read_labels(text: str) -> dict[str, str]:
+    labels = json.loads(text)
+    if not isinstance(labels, dict) or any(type(value) is not str for value in labels.values()):
+        raise ValueError
+    return labels
+
+
 def _read_json(text: str) -> str:
     json.loads(text)
     return text
@@ -101,6 +108,7 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     Sequence[str]: (_read_list(str), 'a JSON list of texts: ["a", "b"]'),
     _TYPES["tools"]: (_read_list(dict), 'a JSON list of tools: [{"name": "now"}]'),
     _TYPES["logit_bias"]: (_read_typed_bias, 'a JSON object of ids: {"42": -1.5}'),
+    _TYPES["labels"]: (_read_labels, 'a JSON object of texts: {"team": "search"}'),
     _TYPES["json_schema"]: (_read_json, "a JSON Schema"),
     _TYPES["message_type"]: (_read_message_type, "the file of a FileDescriptorSet and the name of a message"),
 }

@@ -25,6 +25,7 @@ from photon_grpc.server.calls.call import Call, CallCounts, CallEnding, CallFail
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import MessageReceiver
+from photon_grpc.server.wire.unknown import refusing_unknown
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -134,7 +135,7 @@ class _Method:
     def __init__(self, handler: Any, receiver: MessageReceiver, counts: CallCounts, max_bytes: int) -> None:
         """Wrap `handler`; `max_bytes` limits each message of a stream of requests."""
         self._behavior = _behavior(handler)
-        self._parse = handler.request_deserializer or _unparsed
+        self._parse = refusing_unknown(handler.request_deserializer or _unparsed)
         self._takes_stream = handler.request_streaming
         self._receiver = receiver
         self._counts = counts

@@ -90,7 +90,10 @@ class MessageReceiver:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def message(self, call: Call, parse: Parse) -> Any:
-        """Return the only message. Raise MalformedMessage (also without one), InvalidRequest, QueueFull."""
+        """Return the only message.
+
+        Raise MalformedMessage (also without one), InvalidRequest, FeatureNotSupported (an unknown field), QueueFull.
+        """
         received = await self._receive(call)
         if received is grpc.aio.EOF:
             # A cancelled call also reads EOF; its task is about to be cancelled.
@@ -227,7 +230,11 @@ class Messages:
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next message. Raise MalformedMessage, InvalidRequest (too large, too many fields), QueueFull."""
+        """Return the next message.
+
+        Raise MalformedMessage, InvalidRequest (too large, too many fields), FeatureNotSupported (an unknown field),
+        QueueFull.
+        """
         self._since_s = time.monotonic()
         message = await self._call.context.read()
         self._since_s = None
@@ -241,7 +248,7 @@ class Messages:
 
 
 def parsed(message: bytes, parse: Parse) -> Any:
-    """Return the parsed message. Raise MalformedMessage."""
+    """Return the parsed message. Raise MalformedMessage, and what `parse` raises for fields that it refuses."""
     try:
         return parse(message)
     except DecodeError:

@@ -1,8 +1,9 @@
 """The metrics for Prometheus.
 
 A name is `photon_` and vLLM's suffix if the meaning is the same. Metrics of calls have the names of gRPC's
-interceptors. Buckets are vLLM's, with finer ones below. No label holds text from a caller; API keys appear by the name
-in their file. The supervisor loads this module, so it imports no grpc.
+interceptors. Buckets are vLLM's, with finer ones below. API keys appear by the name in their file. No other label holds
+text from a caller, except the values of request labels that --metrics-label names. The supervisor loads this module,
+so it imports no grpc.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+#: Values of a request label with series of their own, in each front end; more are counted under OTHER.
+MAX_LABEL_VALUES = 64
+OTHER = "other"
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
 #: Base classes that are never raised, and reasons that end calls before they are requests. Cancelled is its own metric.
@@ -88,6 +92,16 @@ PROMPT_TOKENS_BY_KEY = Metric(
 GENERATION_TOKENS_BY_KEY = Metric(
     "photon_generation_tokens_by_key_total", "Output tokens that the requests of an API key were billed.", ("key",)
 )
+REQUESTS_BY_LABEL = Metric(
+    "photon_requests_by_label_total",
+    "Requests that ended, by their labels that --metrics-label names.",
+    ("label", "value", "outcome"),
+)
+GENERATION_TOKENS_BY_LABEL = Metric(
+    "photon_generation_tokens_by_label_total",
+    "Output tokens that requests with a label that --metrics-label names were billed.",
+    ("label", "value"),
+)
 LOOP_LAG_S = Metric(
     "photon_event_loop_lag_seconds",
     "By how much the event loops of front ends were late for a timer that they have every 50 ms.",
@@ -101,7 +115,7 @@ HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHO
 COUNTED = (
     *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST),
     *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
-    *(PROMPT_TOKENS_BY_KEY, GENERATION_TOKENS_BY_KEY),
+    *(PROMPT_TOKENS_BY_KEY, GENERATION_TOKENS_BY_KEY, REQUESTS_BY_LABEL, GENERATION_TOKENS_BY_LABEL),
     *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S),
 )
 
@@ -170,6 +184,37 @@ class KeyMetrics:
     def _add(self, key: str, usage: Usage) -> None:
         self._counts.add(PROMPT_TOKENS_BY_KEY, key, amount=usage.prompt_tokens)
         self._counts.add(GENERATION_TOKENS_BY_KEY, key, amount=usage.output_tokens)
+
+
+class LabelMetrics:
+    """Counters of requests by their labels; a RequestObserver.
+
+    Values come from callers, so each front end counts at most MAX_LABEL_VALUES of a label and the rest as OTHER.
+    """
+
+    def __init__(self, counts: Counts, keys: Iterable[str]) -> None:
+        """Count by the labels in `keys`."""
+        self._counts = counts
+        #: Label -> the values that have series.
+        self._values: dict[str, set[str]] = {key: set() for key in keys}
+
+    def ended(self, record: RequestRecord) -> None:
+        for key, value in record.origin.labels:
+            if (values := self._values.get(key)) is None:
+                continue
+            if len(values) < MAX_LABEL_VALUES:
+                values.add(value)
+            counted = value if value in values else OTHER
+            self._counts.add(REQUESTS_BY_LABEL, key, counted, _outcome(record))
+            self._counts.add(GENERATION_TOKENS_BY_LABEL, key, counted, amount=record.usage.output_tokens)
+
+
+def _outcome(record: RequestRecord) -> str:
+    if not record.reason:
+        return "answered"
+    if record.reason == Cancelled.reason:
+        return "cancelled"
+    return "failed" if record.usage.output_tokens else "rejected"
 
 
 def finished_reason(reason: FinishReason) -> str:

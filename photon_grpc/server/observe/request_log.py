@@ -15,6 +15,8 @@ from photon_grpc.server.observe.metrics import finished_reason
 LOGGER = "photon_grpc.access"
 
 _LOG = logging.getLogger(LOGGER)
+#: Bytes of labels in a line, which has to stay below 4 KiB to be written at once.
+_MAX_LABEL_BYTES = 2048
 #: version-traceid-parentid-flags, of any version but the forbidden ff.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
@@ -37,6 +39,7 @@ def fields(record: RequestRecord) -> dict[str, object]:
         "api_key": origin.owner,
         "method": origin.method,
         "model": origin.model,
+        "labels": _labels(origin.labels),
         "code": code_of(from_reason(record.reason, "")).name if record.reason else "OK",
         "reason": record.reason,
         "field": record.field,
@@ -53,6 +56,18 @@ def fields(record: RequestRecord) -> dict[str, object]:
         "total_ms": _ms(record.total_s),
         "trace_id": _trace_id(origin.traceparent),
     }
+
+
+def _labels(labels: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return the labels that fit the line, and how many do not."""
+    found: dict[str, str] = {}
+    room = _MAX_LABEL_BYTES
+    for key, value in labels:
+        room -= len(json.dumps({key: value}))
+        if room < 0:
+            return found | {"…": f"{len(labels) - len(found)} more"}
+        found[key] = value
+    return found
 
 
 def _ms(duration_s: float | None) -> float | None:

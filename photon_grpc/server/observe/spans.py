@@ -149,6 +149,8 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, str | int | float 
     yield "photon.preemption_count", record.num_preemptions
     if origin.owner:
         yield "photon.api_key.name", origin.owner
+    for key, value in origin.labels:
+        yield f"photon.label.{key}", value
 
 
 def _code(record: RequestRecord) -> grpc.StatusCode:

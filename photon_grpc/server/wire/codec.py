@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.core.admission import check_count, check_labels, check_prompt
 from photon_grpc.core.ask import (
     NOTHING_SET,
     UNWRITTEN,
@@ -52,7 +52,13 @@ _DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if fie
 
 
 def ask_of(request: pb.GenerateRequest, facts: ModelFacts, origin: Origin, *, replaces: bool = False) -> Ask:
-    """Return the Ask in `request`; typed output has the grammar UNWRITTEN. Raise InvalidRequest."""
+    """Return the Ask in `request`; typed output has the grammar UNWRITTEN. Raise InvalidRequest.
+
+    `origin` gets the labels, which observers see even if the request is refused for another field.
+    """
+    if request.labels:
+        check_labels(request.labels)
+        origin.labels = tuple(sorted(request.labels.items()))
     refuse_empty(request)
     _check_durations(request)
     has = request.HasField
