@@ -8,6 +8,7 @@ from pathlib import Path
 import photon_grpc
 from photon_grpc import errors
 from photon_grpc.client import MessageMismatch, Options, Unreachable
+from photon_grpc.v1 import errors_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA = ROOT / "clients" / "java"
@@ -34,7 +35,8 @@ def test_errors_are_named_as_in_python() -> None:
     ours = {name: parent for name, parent in tree(errors.PhotonError).items() if name in vars(errors)}
     ours |= {cls.__name__: cls.__bases__[0].__name__ for cls in OF_CLIENTS}
     ours = {name: parent for name, parent in ours.items() if name not in NOT_OF_CLIENTS}
-    assert theirs == {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
+    ours = {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
+    assert theirs == ours | {"DescriptorSetUnknown": "RequestError", "WrongMessageType": "MessageMismatch"}
 
 
 def test_every_class_has_the_reason_of_python() -> None:
@@ -44,7 +46,14 @@ def test_every_class_has_the_reason_of_python() -> None:
     theirs |= dict.fromkeys(["MessageMismatch"], *re.findall(r'"(MESSAGE_[A-Z]+)"', source))
     names = {name for name in tree(errors.PhotonError).keys() - NOT_OF_CLIENTS if name in vars(errors)}
     classes = [*(getattr(errors, name) for name in names), *OF_CLIENTS]
-    assert theirs == {cls.__name__: cls.reason for cls in classes}
+    assert theirs == {cls.__name__: cls.reason for cls in classes} | {"DescriptorSetUnknown": "DESCRIPTOR_SET_UNKNOWN"}
+
+
+def test_every_reason_of_the_api_has_a_class() -> None:
+    source = (SOURCES / "PhotonException.java").read_text()
+    theirs = set(re.findall(r'Map\.entry\("([A-Z_]+)", \w+::new\)', source))
+    names = {name.removeprefix("ERROR_REASON_") for name in errors_pb2.ErrorReason.keys()}
+    assert names - {"UNSPECIFIED"} <= theirs
 
 
 def test_options_are_named_as_in_python() -> None:

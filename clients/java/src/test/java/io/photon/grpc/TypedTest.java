@@ -87,9 +87,9 @@ class TypedTest {
 
   @Test
   void argumentsOfAToolCallAreAMessage() {
-    var call = new ToolCall(0, "Money", "{\"currency\":\"EUR\",\"cents\":\"150\"}");
+    var call = new ToolCall(0, "Money", "{\"currency\":\"EUR\",\"cents\":\"150\"}", "");
     assertEquals(Money.newBuilder().setCurrency("EUR").setCents(150).build(), call.arguments(Money.class));
-    var broken = new ToolCall(0, "Money", "{\"colour\":1}");
+    var broken = new ToolCall(0, "Money", "{\"colour\":1}", "");
     assertThrows(PhotonException.MessageMismatch.class, () -> broken.arguments(Money.class));
   }
 
@@ -97,10 +97,11 @@ class TypedTest {
   void aToolIsDescribedByItsMessage() {
     var chat = new Chat().user("What is it?");
     var request = Request.chat(chat).tools(Map.of(Invoice.class, "Writes an invoice."));
-    var tools = JsonParser.parseString(request.toProto().getChat().getToolsJson()).getAsJsonArray();
-    var function = tools.get(0).getAsJsonObject().getAsJsonObject("function");
-    var fields = function.getAsJsonObject("parameters").getAsJsonObject("properties");
-    assertEquals("Invoice", function.get("name").getAsString());
+    var tool = request.toProto().getChat().getTools(0);
+    var fields = JsonParser.parseString(tool.getParametersJson()).getAsJsonObject().getAsJsonObject("properties");
+    assertEquals("Invoice", tool.getName());
+    assertEquals("Writes an invoice.", tool.getDescription());
+    assertFalse(tool.hasStrict());
     assertEquals("date-time", fields.getAsJsonObject("issued").get("format").getAsString());
     assertEquals("boolean", fields.getAsJsonObject("isPaid").get("type").getAsString());
     assertEquals("array", fields.getAsJsonObject("items").get("type").getAsString());
