@@ -6,6 +6,7 @@ import com.google.common.util.concurrent.MoreExecutors;
 import io.grpc.CallOptions;
 import io.grpc.ChannelCredentials;
 import io.grpc.ClientCall;
+import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -25,6 +26,7 @@ import io.photon.grpc.v1.Feature;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.GenerateResponse;
 import io.photon.grpc.v1.GetModelRequest;
+import io.photon.grpc.v1.GetModelResponse;
 import io.photon.grpc.v1.InferenceServiceGrpc;
 import io.photon.grpc.v1.ListModelsRequest;
 import io.photon.grpc.v1.ModelServiceGrpc;
@@ -230,32 +232,30 @@ public final class Client extends Generator implements AutoCloseable {
     }
     var dispatch = new Dispatch(servers, request.toProto());
     var message = dispatch.message();
-    var deadline = deadline(request);
+    var options = options(deadline(request));
     if (message == null) {
-      return await(wholeAsync(dispatch, deadline));
+      return await(wholeAsync(dispatch, options));
     }
-    var options = options(deadline);
     var answer = raised(
         () -> ClientCalls.blockingUnaryCall(channel, InferenceServiceGrpc.getGenerateMethod(), options, message));
-    dispatch.arrived();
+    dispatch.arrived(answer.getRelease());
     return answer;
   }
 
   @Override
   CompletableFuture<GenerateResponse> wholeAsync(Request request) {
-    var deadline = deadline(request);
+    var options = options(deadline(request));
     var message = request.toProto();
     return request.hedgeAfter() == null
-        ? wholeAsync(new Dispatch(servers, message), deadline)
+        ? wholeAsync(new Dispatch(servers, message), options)
         : new Hedge(
-            wholeAsync(new Dispatch(servers, message), deadline),
-            () -> wholeAsync(new Dispatch(servers, hedge(message)), deadline),
+            wholeAsync(new Dispatch(servers, message), options),
+            () -> wholeAsync(new Dispatch(servers, hedge(message)), options),
             request.hedgeAfter());
   }
 
-  private CompletableFuture<GenerateResponse> wholeAsync(Dispatch dispatch, Deadline deadline) {
-    var options = options(deadline);
-    return new DispatchedAnswer(dispatch, deadline, message -> unary(message, options)).begin();
+  private CompletableFuture<GenerateResponse> wholeAsync(Dispatch dispatch, CallOptions options) {
+    return new DispatchedAnswer(dispatch, options.getDeadline(), message -> unary(message, options)).begin();
   }
 
   @Override
@@ -271,7 +271,16 @@ public final class Client extends Generator implements AutoCloseable {
   }
 
   private CompletableFuture<Boolean> refusesUnknownFields() {
-    var call = channel.newCall(ModelServiceGrpc.getGetModelMethod(), options(deadline()));
+    // Others wait for the answer, too: the context of the first one's caller may be cancelled.
+    var before = Context.ROOT.attach();
+    try {
+      return refusesUnknownFields(channel.newCall(ModelServiceGrpc.getGetModelMethod(), options(deadline())));
+    } finally {
+      Context.ROOT.detach(before);
+    }
+  }
+
+  private CompletableFuture<Boolean> refusesUnknownFields(ClientCall<GetModelRequest, GetModelResponse> call) {
     return answer(call, GetModelRequest.getDefaultInstance())
         .handle(
             (response, failure) -> {

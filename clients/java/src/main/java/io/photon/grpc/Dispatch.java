@@ -40,9 +40,18 @@ final class Dispatch {
     return servers.refuseUnknownFields(deadline).handle(this::admitted);
   }
 
-  /** Whether to send a request that failed before its answer once more, now with its set. */
+  /**
+   * Whether to send a request that failed before its answer once more, now with its set: a replica that is older than
+   * digests, among others that are not, misses a set.
+   */
   boolean again(PhotonException error) {
-    if (!isShort() || !(error instanceof PhotonException.DescriptorSetUnknown)) {
+    var isOfDigest =
+        switch (error.code()) {
+          case FAILED_PRECONDITION -> error instanceof PhotonException.DescriptorSetUnknown;
+          case INVALID_ARGUMENT, UNIMPLEMENTED -> true;
+          default -> false;
+        };
+    if (!isShort() || !isOfDigest) {
       return false;
     }
     servers.sets.owe(digest);
@@ -50,8 +59,15 @@ final class Dispatch {
     return true;
   }
 
-  /** An answer came. */
-  void arrived() {
+  /**
+   * An answer came, from a server of this release. Throw FeatureNotSupported where it does not say one: replicas take
+   * turns, and this one is older than a field that it has ignored.
+   */
+  void arrived(String release) {
+    if (!field.isEmpty() && release.isEmpty()) {
+      servers.forget();
+      throw PhotonException.ignored(field);
+    }
     if (digest != null && !isShort()) {
       servers.sets.add(digest);
     }

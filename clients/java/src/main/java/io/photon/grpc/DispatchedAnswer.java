@@ -43,10 +43,18 @@ final class DispatchedAnswer extends CompletableFuture<GenerateResponse> {
     whenComplete((answer, failure) -> call.cancel(true));
   }
 
+  private void arrived(GenerateResponse answer) {
+    try {
+      dispatch.arrived(answer.getRelease());
+      complete(answer);
+    } catch (PhotonException ignored) {
+      completeExceptionally(ignored);
+    }
+  }
+
   private void take(GenerateResponse answer, Throwable failure) {
     if (failure == null) {
-      dispatch.arrived();
-      complete(answer);
+      arrived(answer);
     } else if (!isDone() && dispatch.again(Statuses.error(failure))) {
       begin();
     } else {

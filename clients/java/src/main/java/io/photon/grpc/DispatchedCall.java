@@ -31,6 +31,7 @@ final class DispatchedCall implements MessageCall, MessageCall.Listener {
   private int attempts = 1;
   private boolean wasCut;
   private boolean hasMessages;
+  private PhotonException refusal;
 
   // Under the lock: what other threads ask for.
   private MessageCall call;
@@ -93,16 +94,28 @@ final class DispatchedCall implements MessageCall, MessageCall.Listener {
     synchronized (this) {
       demand--;
     }
-    if (!hasMessages) {
-      hasMessages = true;
-      dispatch.arrived();
+    if (refusal == null && (hasMessages || arrived(message))) {
+      listener.onMessage(message);
     }
-    listener.onMessage(message);
+  }
+
+  private boolean arrived(StreamGenerateResponse message) {
+    hasMessages = true;
+    try {
+      dispatch.arrived(message.getStart().getRelease());
+      return true;
+    } catch (PhotonException ignored) {
+      refusal = ignored;
+      cancel();
+      return false;
+    }
   }
 
   @Override
   public void onEnd(PhotonException error) {
-    if (error == null || hasMessages) {
+    if (refusal != null) {
+      listener.onEnd(refusal);
+    } else if (error == null || hasMessages) {
       listener.onEnd(error);
     } else if (dispatch.again(error)) {
       sendAgain();

@@ -14,6 +14,7 @@ import io.photon.grpc.v1.ChatMessage;
 import io.photon.grpc.v1.ContentPart;
 import io.photon.grpc.v1.Feature;
 import io.photon.grpc.v1.GenerateRequest;
+import io.photon.grpc.v1.GenerationStart;
 import java.security.MessageDigest;
 import java.time.Duration;
 import java.util.List;
@@ -105,6 +106,40 @@ class DispatchTest {
       }
       assertEquals(List.of(1), client.tokenize(TOOLS));
       assertEquals(1, server.asked.get());
+    }
+  }
+
+  /** One replica was asked; another one answers. */
+  @Test
+  void anAnswerOfAnOlderReplicaIsNoAnswer() throws Exception {
+    try (var server = new ScriptedServer();
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      server.script = request -> Script.of(DONE.toBuilder().setStart(GenerationStart.getDefaultInstance()).build());
+      for (var call : calls(client, many)) {
+        var error = assertThrows(PhotonException.FeatureNotSupported.class, () -> call.apply(TOOLS));
+        assertEquals("chat.tools", error.field());
+        assertEquals("done", call.apply(Request.text("x")));
+      }
+    }
+  }
+
+  @Test
+  void aDigestThatAnOlderReplicaIgnoresIsSentAsItsSet() throws Exception {
+    try (var server = new ScriptedServer();
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      var noSet = Script.failing(failure(Status.Code.INVALID_ARGUMENT, "INVALID_CONSTRAINT"));
+      client.generate(TYPED);
+      for (var call : calls(client, many)) {
+        server.script = request -> hasSet(request) ? Script.of(DONE) : noSet;
+        for (int i = 0; i < 20; i++) {
+          assertEquals("done", call.apply(TYPED));
+        }
+      }
+      assertTrue(server.requests.stream().anyMatch(request -> !hasSet(request)));
+      server.script = request -> noSet;
+      assertThrows(PhotonException.InvalidConstraint.class, () -> client.generate(TYPED));
     }
   }
 

@@ -16,6 +16,7 @@ import io.photon.grpc.v1.Finish;
 import io.photon.grpc.v1.FinishReason;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.GenerateResponse;
+import io.photon.grpc.v1.GenerationStart;
 import io.photon.grpc.v1.GetModelRequest;
 import io.photon.grpc.v1.GetModelResponse;
 import io.photon.grpc.v1.InferenceServiceGrpc;
@@ -53,8 +54,11 @@ final class ScriptedServer implements AutoCloseable {
 
   static final StreamGenerateResponse HEARTBEAT = StreamGenerateResponse.newBuilder().setSequence(1).build();
 
+  static final String RELEASE = "0.1.0";
+
   static final StreamGenerateResponse DONE =
       StreamGenerateResponse.newBuilder()
+          .setStart(GenerationStart.newBuilder().setRelease(RELEASE))
           .addDeltas(
               Output.newBuilder()
                   .setText("done")
@@ -127,7 +131,11 @@ final class ScriptedServer implements AutoCloseable {
       var whole = GenerateResponse.newBuilder();
       play(
           request,
-          (asked, message) -> whole.addAllOutputs(message.getDeltasList()).setUsage(message.getUsage()),
+          (asked, message) ->
+              whole
+                  .addAllOutputs(message.getDeltasList())
+                  .setUsage(message.getUsage())
+                  .setRelease(message.getStart().getRelease()),
           (asked, error) -> {
             if (error == null) {
               observer.onNext(whole.build());
