@@ -14,7 +14,9 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Flow;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -101,6 +103,18 @@ class HeartbeatTest {
     }
   }
 
+  @Test
+  void aSubscriberOfAClosedClientIsTold() throws Exception {
+    try (var server = new ScriptedServer()) {
+      for (var resume : List.of(true, false)) {
+        var client = Client.builder(server.target()).resume(resume).build();
+        client.close();
+        var error = assertThrows(ExecutionException.class, () -> published(client));
+        assertEquals(PhotonException.Closed.class, error.getCause().getClass());
+      }
+    }
+  }
+
   private static StatusRuntimeException forbidden() {
     var end = failure(Status.Code.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT");
     end.getTrailers().put(Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER), "-1");
@@ -134,6 +148,6 @@ class HeartbeatTest {
                 over.complete(texts);
               }
             });
-    return over.get();
+    return over.get(20, TimeUnit.SECONDS);
   }
 }
