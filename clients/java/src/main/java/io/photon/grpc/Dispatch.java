@@ -117,7 +117,8 @@ final class Dispatch {
 
   private static GenerateRequest withDigest(GenerateRequest request, ByteString digest) {
     var shorter = request.toBuilder();
-    shorter.getStructuredOutputBuilder().getProtobufBuilder().clearFileDescriptorSet().setFileDescriptorSetSha256(digest);
+    var type = shorter.getStructuredOutputBuilder().getProtobufBuilder();
+    type.clearFileDescriptorSet().setFileDescriptorSetSha256(digest);
     return shorter.build();
   }
 }

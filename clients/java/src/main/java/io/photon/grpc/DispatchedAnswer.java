@@ -6,7 +6,7 @@ import io.photon.grpc.v1.GenerateResponse;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Function;
 
-/** The answer to a request whose server is asked first what it takes, or which is sent a second time in another form. */
+/** The answer to a request whose server may be asked first what it takes, or which may be sent in two forms. */
 final class DispatchedAnswer extends CompletableFuture<GenerateResponse> {
   private final Dispatch dispatch;
   private final Deadline deadline;

@@ -6,9 +6,8 @@ import java.util.List;
 
 /**
  * One whole output. {@code tokenIds} and {@code scores} are there where the request asks for them; {@code reasoning},
- * {@code content} and {@code toolCalls} are the parts of a chat's text, where the model has them;
- * {@code message} is that of typed output, and {@code usage} counts the tokens of this output, both null where the server
- * sent none.
+ * {@code content} and {@code toolCalls} are the parts of a chat's text, where the model has them. {@code message} is
+ * that of typed output, and {@code usage} counts the tokens of this output; null where the server sent none.
  */
 public record Output(
     int index,

@@ -266,7 +266,7 @@ public class PhotonException extends RuntimeException {
     }
   }
 
-  /** No replica has the descriptor set of a digest; for sets in typed requests, the client then sends the set itself. */
+  /** The replica has no descriptor set with a digest; the client then sends the set itself where it has it. */
   public static class DescriptorSetUnknown extends RequestError {
     DescriptorSetUnknown(String message, Facts facts) {
       super(message, facts);

@@ -5,7 +5,8 @@ import java.util.List;
 
 /**
  * Known when a request is admitted; told with the first token. {@code seed} is the one in use, also when the server
- * drew it; {@code release} is the server's version, "" where it is older than this field; the prompt's ids and scores are there where the request asks for them.
+ * drew it; {@code release} is the server's version, "" where it is older than this field; the prompt's ids and scores
+ * are there where the request asks for them.
  */
 public record Start(
     String requestId,

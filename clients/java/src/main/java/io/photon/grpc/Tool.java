@@ -4,9 +4,9 @@ import com.google.protobuf.Internal;
 import com.google.protobuf.Message;
 
 /**
- * Something that a chat's model may ask its reader to call. {@code parametersJson} is a JSON Schema of its arguments; "":
- * it takes none. {@code strict}, with {@code toolChoice}: whether arguments must validate against the schema; null: they
- * must.
+ * Something that a chat's model may ask its reader to call. {@code parametersJson} is a JSON Schema of its arguments;
+ * "": it takes none. {@code strict}, with {@code toolChoice}: whether arguments must validate against the schema; null:
+ * they must.
  */
 public record Tool(String name, String description, String parametersJson, Boolean strict) {
   public Tool(String name, String description, String parametersJson) {

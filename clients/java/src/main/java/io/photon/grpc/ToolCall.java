@@ -4,8 +4,8 @@ import com.google.protobuf.Message;
 import java.util.List;
 
 /**
- * A call that an output asks its reader to make; {@code index} is 0, 1, ... in its output. {@code id} names the call for the
- * message that answers it; a resumed stream has the same.
+ * A call that an output asks its reader to make; {@code index} is 0, 1, ... in its output. {@code id} names the call for
+ * the message that answers it; a resumed stream has the same.
  */
 public record ToolCall(int index, String name, String argumentsJson, String id) {
   /** The arguments as a message; throw MessageMismatch where the model wrote what {@code type} does not have. */
