@@ -8,8 +8,11 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.acme.v1.Invoice;
 import com.acme.v1.Money;
 import com.google.gson.JsonParser;
+import com.google.protobuf.ByteString;
 import com.google.protobuf.DescriptorProtos.FileDescriptorProto;
 import com.google.protobuf.DescriptorProtos.FileDescriptorSet;
+import io.photon.grpc.v1.StructuredOutput;
+import java.security.MessageDigest;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -83,6 +86,25 @@ class TypedTest {
     assertEquals(
         List.of("acme/v1/invoice.proto", "acme/v1/money.proto"),
         files.stream().map(FileDescriptorProto::getName).toList());
+  }
+
+  @Test
+  void aServerTakesTheDigestOfASetThatItHas() throws Exception {
+    var padding = FileDescriptorProto.newBuilder().setName("padding.proto");
+    padding.addMessageTypeBuilder().setName("P".repeat(Dispatch.MAX_SET_BYTES));
+    var set = FileDescriptorSet.parseFrom(MessageType.of(Money.class).describe().getFileDescriptorSet()).toBuilder();
+    var bytes = set.addFile(padding).build().toByteString();
+    var digest = ByteString.copyFrom(MessageDigest.getInstance("SHA-256").digest(bytes.toByteArray()));
+    var described = StructuredOutput.Protobuf.newBuilder().setMessageType("acme.v1.Money");
+    var whole = described.clone().setFileDescriptorSet(bytes).build();
+    var byDigest = described.clone().setFileDescriptorSetSha256(digest).build();
+    Money money = null;
+    for (var type : List.of(whole, whole, byDigest)) {
+      var typed = request(1).with(message -> message.getStructuredOutputBuilder().setProtobuf(type));
+      var answer = CLIENT.generate(typed).outputs().get(0).message(Money.class);
+      assertTrue(money == null || money.equals(answer));
+      money = answer;
+    }
   }
 
   @Test
