@@ -7,7 +7,8 @@ from pathlib import Path
 
 import photon_grpc
 from photon_grpc import errors
-from photon_grpc.client import MessageMismatch, Options, Unreachable
+from photon_grpc.client import MessageMismatch, Options, Unreachable, WrongMessageType
+from photon_grpc.v1 import errors_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA = ROOT / "clients" / "java"
@@ -16,7 +17,7 @@ SOURCES = JAVA / "src" / "main" / "java" / "io" / "photon" / "grpc"
 #: Errors of the Python program that no client has.
 NOT_OF_CLIENTS = {"StartupError", "ConfigError", "ModelLoadError"}
 #: Errors that occur only in clients.
-OF_CLIENTS = (MessageMismatch, Unreachable)
+OF_CLIENTS = (MessageMismatch, WrongMessageType, Unreachable)
 #: Options that are arguments of the call in Java.
 NOT_OF_REQUESTS = {"message_type"}
 
@@ -34,7 +35,8 @@ def test_errors_are_named_as_in_python() -> None:
     ours = {name: parent for name, parent in tree(errors.PhotonError).items() if name in vars(errors)}
     ours |= {cls.__name__: cls.__bases__[0].__name__ for cls in OF_CLIENTS}
     ours = {name: parent for name, parent in ours.items() if name not in NOT_OF_CLIENTS}
-    assert theirs == {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
+    ours = {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
+    assert theirs == ours
 
 
 def test_every_class_has_the_reason_of_python() -> None:
@@ -42,9 +44,17 @@ def test_every_class_has_the_reason_of_python() -> None:
     theirs = {name: reason for reason, name in re.findall(r'Map\.entry\("([A-Z_]+)", (\w+)::new\)', source)}
     # No server sends it.
     theirs |= dict.fromkeys(["MessageMismatch"], *re.findall(r'"(MESSAGE_[A-Z]+)"', source))
+    theirs |= dict.fromkeys(["WrongMessageType"], *re.findall(r'"(WRONG_[A-Z_]+)"', source))
     names = {name for name in tree(errors.PhotonError).keys() - NOT_OF_CLIENTS if name in vars(errors)}
     classes = [*(getattr(errors, name) for name in names), *OF_CLIENTS]
     assert theirs == {cls.__name__: cls.reason for cls in classes}
+
+
+def test_every_reason_of_the_api_has_a_class() -> None:
+    source = (SOURCES / "PhotonException.java").read_text()
+    theirs = set(re.findall(r'Map\.entry\("([A-Z_]+)", \w+::new\)', source))
+    values = errors_pb2.ErrorReason.keys()
+    assert {value.removeprefix("ERROR_REASON_") for value in values} - {"UNSPECIFIED"} <= theirs
 
 
 def test_options_are_named_as_in_python() -> None:

@@ -83,6 +83,11 @@ final class Channels {
     return config;
   }
 
+  @SuppressWarnings("unchecked")
+  static Map<String, Object> retryPolicy() {
+    return (Map<String, Object>) objects(read().get("methodConfig")).get(0).get("retryPolicy");
+  }
+
   private static Map<String, Object> read() {
     try (var file = Channels.class.getResourceAsStream("service_config.json");
         var reader = new InputStreamReader(file, StandardCharsets.UTF_8)) {

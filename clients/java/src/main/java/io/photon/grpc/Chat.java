@@ -21,9 +21,22 @@ public final class Chat {
     return add(message("assistant", content));
   }
 
-  /** An answer that asks for tool calls: a JSON array, handed to the template. */
+  /** An output as a turn of the conversation, with the calls that it asks for. Reasoning is left out. */
+  public Chat assistant(Output output) {
+    var hasParts = !output.content().isEmpty() || !output.reasoning().isEmpty() || !output.toolCalls().isEmpty();
+    var turn = message("assistant", hasParts ? output.content() : output.text());
+    output.toolCalls().forEach(call -> turn.addToolCalls(call.toProto()));
+    return add(turn);
+  }
+
+  /** An answer that asks for tool calls: a JSON array in the template's own form. */
   public Chat assistant(String content, String toolCallsJson) {
     return add(message("assistant", content).setToolCallsJson(toolCallsJson));
+  }
+
+  /** What the tool of a call returned. */
+  public Chat tool(ToolCall call, String content) {
+    return add(message("tool", content).setName(call.name()).setToolCallId(call.id()));
   }
 
   /** The result of the tool call {@code toolCallId}. */

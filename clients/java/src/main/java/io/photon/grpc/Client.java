@@ -5,11 +5,14 @@ import com.google.common.util.concurrent.Futures;
 import com.google.common.util.concurrent.MoreExecutors;
 import io.grpc.CallOptions;
 import io.grpc.ChannelCredentials;
+import io.grpc.ClientCall;
+import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.health.v1.HealthCheckRequest;
@@ -19,20 +22,24 @@ import io.grpc.stub.ClientCalls;
 import io.grpc.stub.MetadataUtils;
 import io.netty.channel.EventLoopGroup;
 import io.photon.grpc.v1.DetokenizeRequest;
+import io.photon.grpc.v1.Feature;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.GenerateResponse;
 import io.photon.grpc.v1.GetModelRequest;
+import io.photon.grpc.v1.GetModelResponse;
 import io.photon.grpc.v1.InferenceServiceGrpc;
 import io.photon.grpc.v1.ListModelsRequest;
 import io.photon.grpc.v1.ModelServiceGrpc;
 import io.photon.grpc.v1.TokenIds;
 import io.photon.grpc.v1.TokenizeRequest;
+import io.photon.grpc.v1.TokenizeResponse;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
@@ -61,6 +68,7 @@ public final class Client extends Generator implements AutoCloseable {
   private final boolean resumes;
   private final int retries;
   private final EventLoopGroup group;
+  private final Servers servers = new Servers(this::refusesUnknownFields);
   final ManagedChannel channel;
   /** Connected only where it is used. */
   final ManagedChannel anyState;
@@ -99,6 +107,7 @@ public final class Client extends Generator implements AutoCloseable {
         defaultTimeout,
         resumes,
         Math.min(retries, Channels.MAX_RETRIES),
+        servers,
         () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), options),
         this::reconnect);
   }
@@ -131,7 +140,21 @@ public final class Client extends Generator implements AutoCloseable {
       case CHAT -> asked.setChat(prompt.getChat());
       default -> throw new PhotonException.InvalidRequest("input", "is neither text nor a chat");
     }
-    return model(ModelServiceGrpc.getTokenizeMethod(), asked.build()).getTokenIdsList();
+    return tokenize(asked.build()).getTokenIdsList();
+  }
+
+  private TokenizeResponse tokenize(TokenizeRequest request) {
+    var field = Cautious.first(request);
+    if (field.isEmpty()) {
+      return model(ModelServiceGrpc.getTokenizeMethod(), request);
+    }
+    var deadline = deadline();
+    if (!await(servers.refuseUnknownFields(deadline))) {
+      throw PhotonException.ignored(field);
+    }
+    return raised(
+        () ->
+            ClientCalls.blockingUnaryCall(channel, ModelServiceGrpc.getTokenizeMethod(), options(deadline), request));
   }
 
   /** The text that ids release. */
@@ -207,10 +230,16 @@ public final class Client extends Generator implements AutoCloseable {
     if (request.hedgeAfter() != null) {
       return await(wholeAsync(request));
     }
+    var dispatch = new Dispatch(servers, request.toProto());
+    var message = dispatch.message();
     var options = options(deadline(request));
-    var message = request.toProto();
-    return raised(
+    if (message == null) {
+      return await(wholeAsync(dispatch, options));
+    }
+    var answer = raised(
         () -> ClientCalls.blockingUnaryCall(channel, InferenceServiceGrpc.getGenerateMethod(), options, message));
+    dispatch.arrived(answer.getRelease());
+    return answer;
   }
 
   @Override
@@ -218,8 +247,51 @@ public final class Client extends Generator implements AutoCloseable {
     var options = options(deadline(request));
     var message = request.toProto();
     return request.hedgeAfter() == null
-        ? unary(message, options)
-        : new Hedge(unary(message, options), () -> unary(hedge(message), options), request.hedgeAfter());
+        ? wholeAsync(new Dispatch(servers, message), options)
+        : new Hedge(
+            wholeAsync(new Dispatch(servers, message), options),
+            () -> wholeAsync(new Dispatch(servers, hedge(message)), options),
+            request.hedgeAfter());
+  }
+
+  private CompletableFuture<GenerateResponse> wholeAsync(Dispatch dispatch, CallOptions options) {
+    return new DispatchedAnswer(dispatch, options.getDeadline(), message -> unary(message, options)).begin();
+  }
+
+  @Override
+  Servers servers() {
+    return servers;
+  }
+
+  /** A caller that resumes also continues what is cut before its first message. */
+  @Override
+  DispatchedCall.Retries retries(boolean isResumed) {
+    var codes = isResumed ? Set.of(Status.Code.RESOURCE_EXHAUSTED) : RetryPolicy.ours().codes();
+    return new DispatchedCall.Retries(Math.min(retries, Channels.MAX_RETRIES), codes);
+  }
+
+  private CompletableFuture<Boolean> refusesUnknownFields() {
+    // Others wait for the answer, too: the context of the first one's caller may be cancelled.
+    var before = Context.ROOT.attach();
+    try {
+      return refusesUnknownFields(channel.newCall(ModelServiceGrpc.getGetModelMethod(), options(deadline())));
+    } finally {
+      Context.ROOT.detach(before);
+    }
+  }
+
+  private CompletableFuture<Boolean> refusesUnknownFields(ClientCall<GetModelRequest, GetModelResponse> call) {
+    return answer(call, GetModelRequest.getDefaultInstance())
+        .handle(
+            (response, failure) -> {
+              var error = failure == null ? null : Statuses.error(failure);
+              if (error != null && error.code() != Status.Code.UNIMPLEMENTED) {
+                throw error;
+              }
+              channel.notifyWhenStateChanged(channel.getState(false), servers::forget);
+              var feature = Feature.FEATURE_UNKNOWN_FIELDS_REFUSED;
+              return error == null && response.getModel().getFeaturesList().contains(feature);
+            });
   }
 
   /** Where both calls come to one server after all, their ids must differ. */
@@ -229,14 +301,17 @@ public final class Client extends Generator implements AutoCloseable {
   }
 
   private CompletableFuture<GenerateResponse> unary(GenerateRequest message, CallOptions options) {
-    var call = channel.newCall(InferenceServiceGrpc.getGenerateMethod(), options);
+    return answer(channel.newCall(InferenceServiceGrpc.getGenerateMethod(), options), message);
+  }
+
+  private <Q, A> CompletableFuture<A> answer(ClientCall<Q, A> call, Q message) {
     var answer = ClientCalls.futureUnaryCall(call, message);
-    var result = new CompletableFuture<GenerateResponse>();
+    var result = new CompletableFuture<A>();
     Futures.addCallback(
         answer,
         new FutureCallback<>() {
           @Override
-          public void onSuccess(GenerateResponse response) {
+          public void onSuccess(A response) {
             result.complete(response);
           }
 

@@ -50,8 +50,22 @@ final class DeltaPublisher implements Flow.Publisher<Delta> {
     }
 
     void begin() {
-      call.start(this);
+      var closed = start();
       subscriber.onSubscribe(this);
+      if (closed != null) {
+        end(closed);
+      }
+    }
+
+    /** The error of a client that was closed; null: the call runs. */
+    private PhotonException start() {
+      try {
+        call.start(this);
+        return null;
+      } catch (PhotonException closed) {
+        isOver = true;
+        return closed;
+      }
     }
 
     @Override
@@ -64,7 +78,9 @@ final class DeltaPublisher implements Flow.Publisher<Delta> {
       executor.execute(
           () -> {
             isTold = true;
-            call.cancel();
+            if (!isOver) {
+              call.cancel();
+            }
           });
     }
 
@@ -83,6 +99,9 @@ final class DeltaPublisher implements Flow.Publisher<Delta> {
     }
 
     private void want(long deltas) {
+      if (isTold) {
+        return;
+      }
       if (deltas <= 0) {
         call.cancel();
         end(new IllegalArgumentException("request(" + deltas + "): at least 1 is asked for"));

@@ -37,7 +37,10 @@ final class Gatherer extends CompletableFuture<GenerateResponse> implements Mess
     if (message.hasStart()) {
       var start = message.getStart();
       whole.setRequestId(start.getRequestId()).setModel(start.getModel()).setSeed(start.getSeed());
-      whole.setPrompt(start.getPrompt());
+      whole.setPrompt(start.getPrompt()).setRelease(start.getRelease());
+      if (start.hasCreateTime()) {
+        whole.setCreateTime(start.getCreateTime());
+      }
     }
     message.getDeltasList().forEach(this::add);
     if (message.hasTiming()) {
@@ -57,10 +60,6 @@ final class Gatherer extends CompletableFuture<GenerateResponse> implements Mess
   }
 
   private void add(Output delta) {
-    var output = outputs.computeIfAbsent(delta.getIndex(), index -> Output.newBuilder());
-    var text = output.getText() + delta.getText();
-    var reasoning = output.getReasoning() + delta.getReasoning();
-    var content = output.getContent() + delta.getContent();
-    output.mergeFrom(delta).setText(text).setReasoning(reasoning).setContent(content);
+    Joins.join(outputs.computeIfAbsent(delta.getIndex(), index -> Output.newBuilder()), delta);
   }
 }

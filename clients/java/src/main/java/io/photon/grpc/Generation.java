@@ -1,13 +1,19 @@
 package io.photon.grpc;
 
 import io.photon.grpc.v1.GenerateResponse;
+import java.time.Instant;
 import java.util.List;
 
-/** The whole result of a call. The short forms are those of the first output. */
+/**
+ * The whole result of a call. The short forms are those of the first output; {@code usage} counts all outputs. {@code
+ * release} is the server's version, "" where it is older than this field, as {@code createTime} is null.
+ */
 public record Generation(
     String requestId,
     String model,
     long seed,
+    Instant createTime,
+    String release,
     List<Output> outputs,
     Usage usage,
     Timing timing,
@@ -18,6 +24,8 @@ public record Generation(
         message.getRequestId(),
         message.getModel(),
         message.getSeed(),
+        message.hasCreateTime() ? Durations.read(message.getCreateTime()) : null,
+        message.getRelease(),
         message.getOutputsList().stream().map(output -> Output.of(output, withTokenIds)).toList(),
         Usage.of(message.getUsage()),
         Timing.of(message.getTiming()),

@@ -75,6 +75,11 @@ public abstract sealed class Generator permits Client, Multiplex {
   /** Look again, now, for replicas that were gone. */
   abstract void reconnect();
 
+  abstract Servers servers();
+
+  /** What is tried again of a stream whose answer has begun without a message. */
+  abstract DispatchedCall.Retries retries(boolean isResumed);
+
   abstract GenerateResponse whole(Request request);
 
   abstract CompletableFuture<GenerateResponse> wholeAsync(Request request);
@@ -82,8 +87,17 @@ public abstract sealed class Generator permits Client, Multiplex {
   MessageCall openStream(GenerateRequest request, Deadline deadline, Executor executor) {
     var options = options(deadline).withExecutor(executor);
     return resumes
-        ? new ResumingCall(request, executor, rest -> open(rest, options), this::reconnect)
-        : open(request, options);
+        ? new ResumingCall(request, executor, rest -> dispatched(rest, options), this::reconnect)
+        : dispatched(request, options);
+  }
+
+  private MessageCall dispatched(GenerateRequest request, CallOptions options) {
+    return new DispatchedCall(
+        new Dispatch(servers(), request),
+        options.getDeadline(),
+        retries(resumes),
+        options.getExecutor(),
+        message -> open(message, options));
   }
 
   /** The options of a call that is made now. */

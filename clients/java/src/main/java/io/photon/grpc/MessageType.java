@@ -1,13 +1,14 @@
 package io.photon.grpc;
 
-import com.google.protobuf.Any;
 import com.google.protobuf.DescriptorProtos.FileDescriptorSet;
+import com.google.protobuf.Descriptors.Descriptor;
 import com.google.protobuf.Descriptors.FileDescriptor;
 import com.google.protobuf.Internal;
 import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.protobuf.Message;
 import com.google.protobuf.util.JsonFormat;
 import io.photon.grpc.v1.StructuredOutput;
+import io.photon.grpc.v1.TypedMessage;
 import java.util.LinkedHashMap;
 import java.util.Map;
 
@@ -18,19 +19,31 @@ record MessageType<T extends Message>(Class<T> type, T empty) {
 
   private static final JsonFormat.Parser PARSER = JsonFormat.parser();
 
+  /** Of a class: its file and all that it imports, large ones megabytes. */
+  private static final ClassValue<StructuredOutput.Protobuf> DESCRIBED =
+      new ClassValue<>() {
+        @Override
+        protected StructuredOutput.Protobuf computeValue(Class<?> type) {
+          return described(Internal.getDefaultInstance(type.asSubclass(Message.class)).getDescriptorForType());
+        }
+      };
+
   static <T extends Message> MessageType<T> of(Class<T> type) {
     return new MessageType<>(type, Internal.getDefaultInstance(type));
   }
 
-  /** The class's file and all that it imports. */
   StructuredOutput.Protobuf describe() {
+    return DESCRIBED.get(type);
+  }
+
+  private static StructuredOutput.Protobuf described(Descriptor message) {
     var files = new LinkedHashMap<String, FileDescriptor>();
-    gather(empty.getDescriptorForType().getFile(), files);
+    gather(message.getFile(), files);
     var set = FileDescriptorSet.newBuilder();
     files.values().forEach(file -> set.addFile(file.toProto()));
     return StructuredOutput.Protobuf.newBuilder()
         .setFileDescriptorSet(set.build().toByteString())
-        .setMessageType(name())
+        .setMessageType(message.getFullName())
         .build();
   }
 
@@ -38,12 +51,21 @@ record MessageType<T extends Message>(Class<T> type, T empty) {
     return empty.getDescriptorForType().getFullName();
   }
 
-  /** Throw MessageMismatch where the server's message is of another type. */
-  T unpack(Any message) {
+  /** Throw WrongMessageType for a message of another type, MessageMismatch for none or one that cannot be read. */
+  @SuppressWarnings("unchecked")
+  T unpack(TypedMessage message) {
+    if (message == null) {
+      throw new PhotonException.MessageMismatch("the output has no message; " + name() + " is wanted");
+    }
+    var url = message.getTypeUrl();
+    var got = url.substring(url.lastIndexOf('/') + 1);
+    if (!got.equals(name())) {
+      throw new PhotonException.WrongMessageType(got, name());
+    }
     try {
-      return message.unpack(type);
-    } catch (InvalidProtocolBufferException other) {
-      throw new PhotonException.MessageMismatch("the server's message is no " + name());
+      return (T) empty.getParserForType().parseFrom(message.getValue());
+    } catch (InvalidProtocolBufferException broken) {
+      throw new PhotonException.MessageMismatch("the server's bytes are no " + name() + ": " + broken.getMessage());
     }
   }
 

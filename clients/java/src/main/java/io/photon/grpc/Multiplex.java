@@ -22,6 +22,7 @@ public final class Multiplex extends Generator implements AutoCloseable {
   /** No message but the first and the last. */
   private static final int AT_THE_END = -1;
 
+  private final Servers servers;
   private final int retries;
   private final Supplier<ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse>> calls;
   private final Runnable reconnect;
@@ -34,10 +35,12 @@ public final class Multiplex extends Generator implements AutoCloseable {
       Duration defaultTimeout,
       boolean resumes,
       int retries,
+      Servers servers,
       Supplier<ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse>> calls,
       Runnable reconnect) {
     super(defaultTimeout, resumes);
     this.retries = retries;
+    this.servers = servers;
     this.calls = calls;
     this.reconnect = reconnect;
   }
@@ -60,6 +63,17 @@ public final class Multiplex extends Generator implements AutoCloseable {
   @Override
   void reconnect() {
     reconnect.run();
+  }
+
+  @Override
+  Servers servers() {
+    return servers;
+  }
+
+  /** Its calls try again themselves. */
+  @Override
+  DispatchedCall.Retries retries(boolean isResumed) {
+    return DispatchedCall.Retries.NONE;
   }
 
   @Override

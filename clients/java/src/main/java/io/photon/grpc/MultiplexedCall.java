@@ -62,7 +62,7 @@ final class MultiplexedCall implements MessageCall {
   void tell(StreamGenerateResponse message) {
     executor.execute(
         () -> {
-          hasMessages = true;
+          hasMessages |= !Joins.isHeartbeat(message);
           listener.onMessage(message);
         });
   }

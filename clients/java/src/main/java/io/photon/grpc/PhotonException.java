@@ -1,11 +1,14 @@
 package io.photon.grpc;
 
 import io.grpc.Status;
+import io.photon.grpc.v1.ErrorReason;
 import java.io.Serializable;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.function.BiFunction;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /**
  * A failed call. The classes are named as in the other languages, and a test holds them to the same tree; catch one of
@@ -20,12 +23,20 @@ public class PhotonException extends RuntimeException {
    * retryAfter}, are null where the server told none.
    */
   record Facts(
-      Status.Code code, String reason, List<Violation> violations, Long needed, Long limit, Duration retryAfter)
+      Status.Code code,
+      String reason,
+      List<Violation> violations,
+      Long needed,
+      Long limit,
+      Duration retryAfter,
+      boolean isFinal)
       implements Serializable {
-    static Facts of(Status.Code code, String reason) {
-      return new Facts(code, reason, List.of(), null, null, null);
+    static Facts of(Status.Code code, String reason, Violation... violations) {
+      return new Facts(code, reason, List.of(violations), null, null, null, false);
     }
   }
+
+  static final String DEADLINE_PASSED = "the deadline has passed";
 
   private final Facts facts;
 
@@ -42,6 +53,14 @@ public class PhotonException extends RuntimeException {
   /** The word of the server's ErrorInfo, for example "QUEUE_FULL"; kept as it is where this client does not know it. */
   public String reason() {
     return facts.reason();
+  }
+
+  /**
+   * The reason in the API's enum, for a switch over its values; UNSPECIFIED where it has none: groups, failures of this
+   * side, and what a newer server says.
+   */
+  public ErrorReason errorReason() {
+    return API_REASONS.getOrDefault(reason(), ErrorReason.ERROR_REASON_UNSPECIFIED);
   }
 
   /** The path of the first refused field, for example "sampling.top_p"; empty where no field is to blame. */
@@ -68,6 +87,11 @@ public class PhotonException extends RuntimeException {
     return facts.retryAfter();
   }
 
+  /** Whether the server says that the same call cannot succeed. */
+  boolean isFinal() {
+    return facts.isFinal();
+  }
+
   /** The exception of a reason; one that this client does not know is told by its code. */
   static PhotonException of(String message, Facts facts) {
     var known = BY_REASON.get(facts.reason());
@@ -82,6 +106,20 @@ public class PhotonException extends RuntimeException {
   static PhotonException notReady(String target, Duration timeout) {
     var message = target + " was not ready within " + timeout.toSeconds() + " s";
     return new ModelLoading(message, Facts.of(Status.Code.UNAVAILABLE, "MODEL_LOADING"));
+  }
+
+  static PhotonException deadlinePassed() {
+    return new DeadlinePassed(DEADLINE_PASSED, Facts.of(Status.Code.DEADLINE_EXCEEDED, "DEADLINE_PASSED"));
+  }
+
+  static PhotonException ignored(String field) {
+    var problem =
+        "the server is older than the field "
+            + field
+            + " and would ignore it (it lacks FEATURE_UNKNOWN_FIELDS_REFUSED); upgrade the server, or leave the field"
+            + " unset";
+    var facts = Facts.of(Status.Code.UNIMPLEMENTED, "FEATURE_NOT_SUPPORTED", new Violation(field, problem));
+    return new FeatureNotSupported(problem, facts);
   }
 
   static PhotonException cut(String type, Finish finish) {
@@ -112,13 +150,7 @@ public class PhotonException extends RuntimeException {
     InvalidRequest(String field, String problem) {
       this(
           field + ": " + problem,
-          new Facts(
-              Status.Code.INVALID_ARGUMENT,
-              "INVALID_REQUEST",
-              List.of(new Violation(field, problem)),
-              null,
-              null,
-              null));
+          Facts.of(Status.Code.INVALID_ARGUMENT, "INVALID_REQUEST", new Violation(field, problem)));
     }
   }
 
@@ -234,6 +266,13 @@ public class PhotonException extends RuntimeException {
     }
   }
 
+  /** The replica has no descriptor set with a digest; the client then sends the set itself where it has it. */
+  public static class DescriptorSetUnknown extends RequestError {
+    DescriptorSetUnknown(String message, Facts facts) {
+      super(message, facts);
+    }
+  }
+
   /** The deadline has passed. */
   public static class DeadlinePassed extends RequestError {
     DeadlinePassed(String message, Facts facts) {
@@ -283,7 +322,31 @@ public class PhotonException extends RuntimeException {
   /** What came is no whole message of the type that was asked for. */
   public static class MessageMismatch extends RequestError {
     MessageMismatch(String message) {
-      super(message, Facts.of(Status.Code.UNKNOWN, "MESSAGE_MISMATCH"));
+      this(message, "MESSAGE_MISMATCH");
+    }
+
+    MessageMismatch(String message, String reason) {
+      super(message, Facts.of(Status.Code.UNKNOWN, reason));
+    }
+  }
+
+  /** The message is of another type; {@link #got} and {@link #want} are full names. */
+  public static class WrongMessageType extends MessageMismatch {
+    private final String got;
+    private final String want;
+
+    WrongMessageType(String got, String want) {
+      super("the message is a " + got + "; " + want + " is wanted", "WRONG_MESSAGE_TYPE");
+      this.got = got;
+      this.want = want;
+    }
+
+    public String got() {
+      return got;
+    }
+
+    public String want() {
+      return want;
     }
   }
 
@@ -382,6 +445,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("QUEUE_TIMEOUT", QueueTimeout::new),
           Map.entry("QUOTA_EXCEEDED", QuotaExceeded::new),
           Map.entry("KV_CAPACITY", KVCapacity::new),
+          Map.entry("DESCRIPTOR_SET_UNKNOWN", DescriptorSetUnknown::new),
           Map.entry("DEADLINE_UNREACHABLE", DeadlineUnreachable::new),
           Map.entry("DEADLINE_PASSED", DeadlinePassed::new),
           Map.entry("NUMERIC_FAILURE", NumericFailure::new),
@@ -397,6 +461,13 @@ public class PhotonException extends RuntimeException {
           Map.entry("ENGINE_FAILURE", EngineFailure::new),
           Map.entry("IDLE_STREAM_EVICTED", IdleStreamEvicted::new),
           Map.entry("UNREACHABLE", Unreachable::new));
+
+  private static final String API_PREFIX = "ERROR_REASON_";
+
+  private static final Map<String, ErrorReason> API_REASONS =
+      Stream.of(ErrorReason.values())
+          .filter(each -> each != ErrorReason.UNRECOGNIZED)
+          .collect(Collectors.toUnmodifiableMap(each -> each.name().substring(API_PREFIX.length()), each -> each));
 
   private static final Map<Status.Code, String> REASONS =
       Map.of(

@@ -81,6 +81,11 @@ final class Progress {
     if (message.hasUsage()) {
       told.setUsage(inOne(message.getUsage()));
     }
+    for (var delta : told.getDeltasBuilderList()) {
+      if (delta.hasUsage()) {
+        delta.getUsageBuilder().setOutputTokens(delta.getUsage().getOutputTokens() + carried);
+      }
+    }
     return told.build();
   }
 

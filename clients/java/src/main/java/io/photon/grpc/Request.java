@@ -62,6 +62,15 @@ public final class Request {
     return this;
   }
 
+  /**
+   * Notes beside the request: in the server's request log and spans, and in metrics for the labels that its operator
+   * allows.
+   */
+  public Request labels(Map<String, String> labels) {
+    proto.clearLabels().putAllLabels(labels);
+    return this;
+  }
+
   public Request parseSpecialTokens(boolean parse) {
     proto.setParseSpecialTokens(parse);
     return this;
@@ -272,13 +281,19 @@ public final class Request {
     return this;
   }
 
+  /** Messages before the first token, for proxies that close an idle stream; nobody sees them. */
+  public Request heartbeatInterval(Duration interval) {
+    streaming().setHeartbeatInterval(Durations.write(interval));
+    return this;
+  }
+
   /** Variables for the chat's template: a JSON object. */
   public Request templateArgsJson(String json) {
     chat("template_args_json").setTemplateArgsJson(json);
     return this;
   }
 
-  /** Tools for the chat's template: a JSON array of definitions. */
+  /** Tools in the template's own form, a JSON array; in place of {@code tools}. */
   public Request toolsJson(String json) {
     chat("tools_json").setToolsJson(json);
     return this;
@@ -286,7 +301,14 @@ public final class Request {
 
   /** Tools whose arguments are messages: a class and what its tool does; a tool is named like its message. */
   public Request tools(Map<Class<? extends Message>, String> tools) {
-    return toolsJson(Tools.json(tools));
+    return tools(tools.entrySet().stream().map(tool -> Tool.of(tool.getKey(), tool.getValue())).toArray(Tool[]::new));
+  }
+
+  /** Tools that the model may call. Calls come as {@link ToolCall}s; {@link Chat} takes them and their answers. */
+  public Request tools(Tool... tools) {
+    var chat = chat("tools").clearTools();
+    Arrays.stream(tools).forEach(tool -> chat.addTools(tool.toProto()));
+    return this;
   }
 
   /** {@code "auto"} (unset), {@code "required"} or the name of the tool that is called. */

@@ -84,7 +84,7 @@ final class ResumingCall implements MessageCall, MessageCall.Listener {
       listener.onEnd(null);
     } else if (!isCut(error)) {
       listener.onEnd(error);
-    } else if (progress.hasManyOutputs()) {
+    } else if (progress.hasManyOutputs() && progress.hasStarted()) {
       listener.onEnd(error.saying("; a stream with num_outputs above 1 cannot be resumed"));
     } else {
       search(error);

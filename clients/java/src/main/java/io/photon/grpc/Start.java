@@ -5,22 +5,24 @@ import java.util.List;
 
 /**
  * Known when a request is admitted; told with the first token. {@code seed} is the one in use, also when the server
- * drew it; the prompt's ids and scores are there where the request asks for them.
+ * drew it; {@code release} is the server's version, "" where it is older than this field; the prompt's ids and scores
+ * are there where the request asks for them.
  */
 public record Start(
     String requestId,
     String model,
     long seed,
     Instant createTime,
+    String release,
     List<Integer> promptTokenIds,
     List<TokenScore> promptScores) {
   static Start of(io.photon.grpc.v1.GenerationStart message) {
-    var created = message.getCreateTime();
     return new Start(
         message.getRequestId(),
         message.getModel(),
         message.getSeed(),
-        Instant.ofEpochSecond(created.getSeconds(), created.getNanos()),
+        message.hasCreateTime() ? Durations.read(message.getCreateTime()) : null,
+        message.getRelease(),
         List.copyOf(message.getPrompt().getTokenIdsList()),
         TokenScore.of(message.getPrompt().getScoresList()));
   }

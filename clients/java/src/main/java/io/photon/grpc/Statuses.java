@@ -12,10 +12,10 @@ import io.grpc.StatusException;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import io.photon.grpc.PhotonException.Violation;
-import io.photon.grpc.v1.RequestError;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.CompletionException;
 
 /** A gRPC status and its details as a {@link PhotonException}. */
 final class Statuses {
@@ -27,7 +27,7 @@ final class Statuses {
   static PhotonException error(Status status, Metadata trailers) {
     var details = StatusProto.fromStatusAndTrailers(status, trailers).getDetailsList();
     if (status.getCode() == Status.Code.DEADLINE_EXCEEDED && ours(details).isEmpty()) {
-      var passed = error(status.getCode(), "the deadline has passed", details, retryAfter(details, trailers));
+      var passed = error(status.getCode(), PhotonException.DEADLINE_PASSED, details, trailers);
       passed.initCause(status.asRuntimeException(trailers));
       return passed;
     }
@@ -35,7 +35,7 @@ final class Statuses {
     if (status.getCause() != null) {
       message += ": " + status.getCause().getMessage();
     }
-    var error = error(status.getCode(), message, details, retryAfter(details, trailers));
+    var error = error(status.getCode(), message, details, trailers);
     if (status.getCause() != null) {
       error.initCause(status.getCause());
     }
@@ -47,6 +47,9 @@ final class Statuses {
     if (failure instanceof PhotonException known) {
       return known;
     }
+    if (failure instanceof CompletionException wrapped && wrapped.getCause() != null) {
+      return error(wrapped.getCause());
+    }
     var trailers =
         failure instanceof StatusRuntimeException raised
             ? raised.getTrailers()
@@ -55,19 +58,25 @@ final class Statuses {
   }
 
   /** The exception of a failed request of a multiplexed stream. */
-  static PhotonException error(RequestError item) {
+  static PhotonException error(com.google.rpc.Status item) {
     var details = item.getDetailsList();
     var code = Status.fromCodeValue(item.getCode()).getCode();
-    return error(code, item.getMessage(), details, retryAfter(details, new Metadata()));
+    return error(code, item.getMessage(), details, new Metadata());
   }
 
   private static PhotonException error(
-      Status.Code code, String message, List<Any> details, Duration retryAfter) {
+      Status.Code code, String message, List<Any> details, Metadata trailers) {
     var info = ours(details);
     var reason = info.map(ErrorInfo::getReason).orElse(PhotonException.reasonOf(code));
     var facts =
         new PhotonException.Facts(
-            code, reason, violations(details, info), number(info, "needed"), number(info, "limit"), retryAfter);
+            code,
+            reason,
+            violations(details, info),
+            number(info, "needed"),
+            number(info, "limit"),
+            retryAfter(details, trailers),
+            isFinal(trailers));
     return PhotonException.of(message, facts);
   }
 
@@ -92,6 +101,12 @@ final class Statuses {
     }
     var milliseconds = number(trailers.get(PUSHBACK));
     return milliseconds == null || milliseconds < 0 ? null : Duration.ofMillis(milliseconds);
+  }
+
+  /** Whether the server says that asking again cannot help. */
+  private static boolean isFinal(Metadata trailers) {
+    var milliseconds = number(trailers.get(PUSHBACK));
+    return milliseconds != null && milliseconds < 0;
   }
 
   private static <T extends Message> Optional<T> find(List<Any> details, Class<T> type) {

@@ -4,14 +4,12 @@ import com.google.gson.Gson;
 import com.google.protobuf.Descriptors.Descriptor;
 import com.google.protobuf.Descriptors.EnumValueDescriptor;
 import com.google.protobuf.Descriptors.FieldDescriptor;
-import com.google.protobuf.Internal;
-import com.google.protobuf.Message;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 
-/** Definitions, for a chat, of tools whose arguments are messages: JSON Schemas of their proto3 JSON. */
+/** The arguments of tools that take messages: JSON Schemas of their proto3 JSON. */
 final class Tools {
   private static final String GOOGLE = "google.protobuf.";
   /** As proto3 JSON writes them. */
@@ -24,26 +22,15 @@ final class Tools {
           GOOGLE + "ListValue", Map.of("type", "array"),
           GOOGLE + "Value", Map.of());
 
-  /** Throw InvalidRequest for a type that holds itself. */
-  static String json(Map<Class<? extends Message>, String> tools) {
-    return new Gson()
-        .toJson(tools.entrySet().stream().map(tool -> definition(tool.getKey(), tool.getValue())).toList());
-  }
-
-  private static Map<String, Object> definition(Class<? extends Message> type, String description) {
-    var arguments = Internal.getDefaultInstance(type).getDescriptorForType();
-    var schema = object(arguments, Set.of());
-    return Map.of(
-        "type",
-        "function",
-        "function",
-        Map.of("name", arguments.getName(), "description", description, "parameters", schema));
+  /** The JSON Schema of a message's proto3 JSON. Throw InvalidRequest for a type that holds itself. */
+  static String schema(Descriptor message) {
+    return new Gson().toJson(object(message, Set.of()));
   }
 
   private static Map<String, Object> object(Descriptor message, Set<String> around) {
     var within = new TreeSet<>(around);
     if (!within.add(message.getFullName())) {
-      throw new PhotonException.InvalidRequest("chat.tools_json", message.getFullName() + " holds itself");
+      throw new PhotonException.InvalidRequest("chat.tools", message.getFullName() + " holds itself");
     }
     var fields = new LinkedHashMap<String, Object>();
     message.getFields().forEach(field -> fields.put(field.getJsonName(), field(field, within)));

@@ -26,7 +26,6 @@ import io.photon.grpc.v1.MultiplexGenerateRequest;
 import io.photon.grpc.v1.MultiplexGenerateResponse;
 import io.photon.grpc.v1.MultiplexItem;
 import io.photon.grpc.v1.Output;
-import io.photon.grpc.v1.RequestError;
 import io.photon.grpc.v1.StreamGenerateResponse;
 import io.photon.grpc.v1.Timing;
 import io.photon.grpc.v1.Usage;
@@ -55,7 +54,7 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   volatile int standsAfter = Integer.MAX_VALUE;
 
   /** Told to a request of a multiplexed stream the first so many times that it comes. */
-  volatile RequestError refusal;
+  volatile com.google.rpc.Status refusal;
 
   volatile int refusals;
 

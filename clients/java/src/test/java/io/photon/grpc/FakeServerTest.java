@@ -8,7 +8,6 @@ import com.google.protobuf.Any;
 import com.google.rpc.ErrorInfo;
 import com.google.rpc.RetryInfo;
 import io.grpc.Status;
-import io.photon.grpc.v1.RequestError;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -82,7 +81,7 @@ class FakeServerTest {
       assertEquals(-1, second.getSampling().getSeed());
       assertEquals("mine", second.getRequestId());
       assertTrue(second.getContinueFrom().getIdsCount() >= 5);
-      assertEquals(new Usage(3, 0, 60), stream.usage());
+      assertEquals(new Usage(3, 0, 60, 0, 0), stream.usage());
     }
   }
 
@@ -305,9 +304,9 @@ class FakeServerTest {
     }
   }
 
-  private static RequestError queueFull(Duration retryAfter) {
+  private static com.google.rpc.Status queueFull(Duration retryAfter) {
     var info = ErrorInfo.newBuilder().setDomain("photon-grpc").setReason("QUEUE_FULL");
-    var error = RequestError.newBuilder().setCode(Status.Code.RESOURCE_EXHAUSTED.value());
+    var error = com.google.rpc.Status.newBuilder().setCode(Status.Code.RESOURCE_EXHAUSTED.value());
     error.setMessage("the queue is full").addDetails(Any.pack(info.build()));
     if (retryAfter != null) {
       error.addDetails(Any.pack(RetryInfo.newBuilder().setRetryDelay(Durations.write(retryAfter)).build()));

@@ -2,9 +2,9 @@ package io.photon.grpc;
 
 import io.grpc.InsecureChannelCredentials;
 import io.netty.channel.EventLoopGroup;
-import io.photon.grpc.v1.AdminServiceGrpc;
-import io.photon.grpc.v1.GetLoadRequest;
-import io.photon.grpc.v1.Load;
+import io.photon.grpc.admin.v1.AdminServiceGrpc;
+import io.photon.grpc.admin.v1.GetLoadRequest;
+import io.photon.grpc.admin.v1.Load;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.net.ServerSocket;

@@ -8,8 +8,11 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.acme.v1.Invoice;
 import com.acme.v1.Money;
 import com.google.gson.JsonParser;
+import com.google.protobuf.ByteString;
 import com.google.protobuf.DescriptorProtos.FileDescriptorProto;
 import com.google.protobuf.DescriptorProtos.FileDescriptorSet;
+import io.photon.grpc.v1.StructuredOutput;
+import java.security.MessageDigest;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -86,10 +89,29 @@ class TypedTest {
   }
 
   @Test
+  void aServerTakesTheDigestOfASetThatItHas() throws Exception {
+    var padding = FileDescriptorProto.newBuilder().setName("padding.proto");
+    padding.addMessageTypeBuilder().setName("P".repeat(Dispatch.MAX_SET_BYTES));
+    var set = FileDescriptorSet.parseFrom(MessageType.of(Money.class).describe().getFileDescriptorSet()).toBuilder();
+    var bytes = set.addFile(padding).build().toByteString();
+    var digest = ByteString.copyFrom(MessageDigest.getInstance("SHA-256").digest(bytes.toByteArray()));
+    var described = StructuredOutput.Protobuf.newBuilder().setMessageType("acme.v1.Money");
+    var whole = described.clone().setFileDescriptorSet(bytes).build();
+    var byDigest = described.clone().setFileDescriptorSetSha256(digest).build();
+    Money money = null;
+    for (var type : List.of(whole, whole, byDigest)) {
+      var typed = request(1).with(message -> message.getStructuredOutputBuilder().setProtobuf(type));
+      var answer = CLIENT.generate(typed).outputs().get(0).message(Money.class);
+      assertTrue(money == null || money.equals(answer));
+      money = answer;
+    }
+  }
+
+  @Test
   void argumentsOfAToolCallAreAMessage() {
-    var call = new ToolCall(0, "Money", "{\"currency\":\"EUR\",\"cents\":\"150\"}");
+    var call = new ToolCall(0, "Money", "{\"currency\":\"EUR\",\"cents\":\"150\"}", "");
     assertEquals(Money.newBuilder().setCurrency("EUR").setCents(150).build(), call.arguments(Money.class));
-    var broken = new ToolCall(0, "Money", "{\"colour\":1}");
+    var broken = new ToolCall(0, "Money", "{\"colour\":1}", "");
     assertThrows(PhotonException.MessageMismatch.class, () -> broken.arguments(Money.class));
   }
 
@@ -97,10 +119,11 @@ class TypedTest {
   void aToolIsDescribedByItsMessage() {
     var chat = new Chat().user("What is it?");
     var request = Request.chat(chat).tools(Map.of(Invoice.class, "Writes an invoice."));
-    var tools = JsonParser.parseString(request.toProto().getChat().getToolsJson()).getAsJsonArray();
-    var function = tools.get(0).getAsJsonObject().getAsJsonObject("function");
-    var fields = function.getAsJsonObject("parameters").getAsJsonObject("properties");
-    assertEquals("Invoice", function.get("name").getAsString());
+    var tool = request.toProto().getChat().getTools(0);
+    var fields = JsonParser.parseString(tool.getParametersJson()).getAsJsonObject().getAsJsonObject("properties");
+    assertEquals("Invoice", tool.getName());
+    assertEquals("Writes an invoice.", tool.getDescription());
+    assertFalse(tool.hasStrict());
     assertEquals("date-time", fields.getAsJsonObject("issued").get("format").getAsString());
     assertEquals("boolean", fields.getAsJsonObject("isPaid").get("type").getAsString());
     assertEquals("array", fields.getAsJsonObject("items").get("type").getAsString());
