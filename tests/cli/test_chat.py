@@ -176,7 +176,7 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
     script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json=arguments, id="aZ09bcdef")
     monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/set tool_choice\n/tool rain\n"))
     with serving_in_a_thread(script, HI) as fake:
-        fake.features.append(model_pb2.FEATURE_TOOL_CALLS)
+        fake.features.extend([model_pb2.FEATURE_TOOL_CALLS, model_pb2.FEATURE_UNKNOWN_FIELDS_REFUSED])
         flags = ["--tools", str(tmp_path / "tools.json"), "--template-args", "{}", "--tool-choice", "required"]
         assert main.main(["chat", "--target", fake.target, *flags]) == 0
     asked, answered = fake.requests

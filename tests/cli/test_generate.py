@@ -22,6 +22,7 @@ from photon_grpc.cli.terminal.terminal import Stopwatch
 from photon_grpc.client import Options, Timing, Usage
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
 from tests.client.described import NAME, descriptor_set
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread, typed
 
@@ -109,7 +110,7 @@ def test_help_explains_the_flags_of_chats_where_they_make_a_chat(verb: str, caps
     assert main.main([verb, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "implies" not in shown
-    assert ("--system, --tools and --template-args do so, too." in shown) == (verb == "generate")
+    assert ("--system, --tools, --tools-json and --template-args do so, too." in shown) == (verb == "generate")
 
 
 def test_every_option_has_a_flag() -> None:
@@ -259,6 +260,7 @@ def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pyt
     script = [message("<tool_call>...", start=True, finish=EOS)]
     script[0].deltas[0].tool_calls.add(index=0, name="f", arguments_json='{"a": 1}', id="i")
     with serving_in_a_thread(script) as fake:
+        fake.features.append(model_pb2.FEATURE_UNKNOWN_FIELDS_REFUSED)
         flags = ["--tools", str(tmp_path / "tools.json"), "--json", "--target", fake.target]
         assert main.main(["generate", "hi", *flags]) == 0
         assert main.main(["generate", "hi", *flags, "--tool-choice", "f"]) == 0

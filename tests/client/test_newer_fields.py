@@ -24,7 +24,10 @@ from .fake_server import FakeServer, Refusal, error_info, message, serving
 
 REFUSING = model_pb2.FEATURE_UNKNOWN_FIELDS_REFUSED
 #: An assistant's turn with a field that older servers would ignore.
-NEWER = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": "{}"}]}]
+NEWER = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": "{}"}]},
+]
 PATH = "chat.messages[1].tool_calls"
 
 

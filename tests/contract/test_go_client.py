@@ -90,7 +90,7 @@ def test_errors_have_the_names_reasons_and_families_of_python() -> None:
 
 
 def test_options_have_the_names_of_python() -> None:
-    source = (GO / "photon" / "options.go").read_text() + (GO / "photon" / "typed.go").read_text()
+    source = "".join((GO / "photon" / f"{name}.go").read_text() for name in ("options", "tools", "typed"))
     options = {name.lower() for name in re.findall(r"^func With(\w+)\(", source, re.MULTILINE)}
     assert {name.replace("_", "") for name in Options.__annotations__} <= options
 

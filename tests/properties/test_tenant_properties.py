@@ -14,7 +14,7 @@ from tests.properties.drawn_requests import OPTIONS, complete, drawn_requests, t
 #: Constraints: tests/compose/test_structured_output.py and test_typed_output.py; of chats: test_answers.py.
 ELSEWHERE = {
     *("json_schema", "json_object", "regex", "choices", "grammar", "message_type"),
-    *("tools_json", "tool_choice", "template_args_json", "add_generation_prompt"),
+    *("tools", "tools_json", "tool_choice", "template_args_json", "add_generation_prompt"),
     # Of the prompt alone.
     "parse_special_tokens",
 }

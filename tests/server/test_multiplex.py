@@ -679,7 +679,8 @@ async def test_an_items_deadline_is_the_earlier_of_its_own_and_the_calls(service
     options.timeout.FromMilliseconds(1)
     caller = Caller(service.stub, timeout=60).read()
     await caller.generate("late", text="held", scheduling=options)
-    await until(lambda: service.encoder.num_waiting == 1)
+    # On a busy machine it may be late before it waits.
+    await until(lambda: service.encoder.num_waiting == 1 or bool(caller.errors()))
     await asyncio.sleep(0.01)
     service.encoder.may_begin.set()
     await until(lambda: bool(caller.errors()))
