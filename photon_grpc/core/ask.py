@@ -147,7 +147,7 @@ class Origin(msgspec.Struct):
     traceparent: str = ""
     #: Whose share of preparation it uses: the API key, else the host that it came from.
     caller: str = ""
-    #: When it arrived, in wall-clock seconds since the epoch; told, never reckoned with.
+    #: When it arrived, in wall-clock seconds since the epoch; only reported.
     create_time_s: float = 0.0
     #: The caller's notes for observers, checked; by key.
     labels: tuple[tuple[str, str], ...] = ()

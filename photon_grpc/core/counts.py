@@ -20,7 +20,7 @@ class Metric:
 
     name: str
     help: str
-    #: Names of its labels. Their values come from a closed set, never from a caller's text.
+    #: Names of its labels. Their values come from a closed set, or are bounded in number if callers choose them.
     labels: Labels = ()
     #: Upper bounds of the buckets, ascending, inclusive.
     bounds: tuple[float, ...] = ()
@@ -63,9 +63,9 @@ class Counts:
         """Return the series that have changed since the last `acknowledge`."""
         return tuple([Series(name, labels, tuple(self._values[name, labels])) for name, labels in self._changed])
 
-    def acknowledge(self) -> None:
-        """Note that what `changed` returned has arrived."""
-        self._changed.clear()
+    def acknowledge(self, series: Iterable[Series]) -> None:
+        """Note that these series, which `changed` has just returned, have arrived."""
+        self._changed.difference_update((each.name, each.labels) for each in series)
 
     def _of(self, metric: Metric, labels: Labels) -> list[float]:
         key = (metric.name, labels)

@@ -64,11 +64,15 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
         wants_text=wants_text,
         wants_ids=ask.output.token_ids,
         scores=logprobs,
-        parser=model.answer_parser(ask.input, request.prompt_ids, CallIds(request.request_id, index))
+        parser=model.answer_parser(ask.input, request.prompt_ids, _call_ids(request, index))
         if wants_text and is_chat
         else None,
         ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
     )
+
+
+def _call_ids(request: Request, index: int) -> CallIds:
+    return CallIds(request.request_id, index, len(request.prompt_ids))
 
 
 def _logprobs(request: Request, model: ServedModel) -> OutputLogprobs:

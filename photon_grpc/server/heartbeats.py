@@ -50,8 +50,13 @@ class _Beats:
 
 async def _abandon(admitted: asyncio.Task[TokenStream], error: BaseException) -> None:
     """End an admission whose call has ended. Its stream, if there is one already, has no other owner."""
+    # A callback, since the call may be cancelled again while this waits.
+    admitted.add_done_callback(lambda done: _close_result(done, error))
     admitted.cancel()
     await asyncio.wait((admitted,))
+
+
+def _close_result(admitted: asyncio.Task[TokenStream], error: BaseException) -> None:
     if not admitted.cancelled() and admitted.exception() is None:
         admitted.result().close(error)
 
@@ -63,7 +68,7 @@ def _something_in(stream: TokenStream) -> asyncio.Future[None]:
 
 
 class NoHeartbeats:
-    """Those of a request that wants none."""
+    """No heartbeats."""
 
     is_due = False
 
@@ -75,7 +80,7 @@ class NoHeartbeats:
 
 
 class Heartbeats(NoHeartbeats):
-    """Those of one of many requests: when the next one is due."""
+    """The heartbeats of one request on a shared stream."""
 
     def __init__(self, interval_s: float, on_due: Callable[[], None]) -> None:
         self._interval_s = interval_s

@@ -21,7 +21,7 @@ QWEN = AnswerFormat.of(QWEN3)
 LLAMA = AnswerFormat.of(LLAMA3)
 CHAT = ChatInput((ChatMessage("user", "hi"),))
 WITH_TOOLS = ChatInput((ChatMessage("user", "hi"),), tools_json='[{"name": "f"}]')
-IDS = CallIds("r", 0)
+IDS = CallIds("r", 0, 1)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 

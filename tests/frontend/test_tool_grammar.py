@@ -38,7 +38,7 @@ OSLO = '{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}'
 TAGGED_OSLO = f"<tool_call>\n{OSLO}\n</tool_call>"
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 FORM = CallForm(TAGGED)
-IDS = CallIds("r", 0)
+IDS = CallIds("r", 0, 1)
 
 
 def ask(form: CallForm = FORM, name: str | None = None, tools: Any = TOOLS) -> ConstraintAsk:

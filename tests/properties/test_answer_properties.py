@@ -25,7 +25,7 @@ from tests.frontend.small_tokenizers import definition
 from tests.frontend.test_answer import MALFORMED
 
 QWEN = AnswerFormat.of(QWEN3)
-IDS = CallIds("r", 0)
+IDS = CallIds("r", 0, 1)
 CHAT = ChatInput((ChatMessage("user", "hi"),), tools_json='[{"name": "f"}]')
 WORDS = st.sampled_from(
     ["a", " ", "\n", "é日", "🙂", "{", "}", '"', "<", "</", "<tool", "</tool_call>", "<think>", "\\"]

@@ -48,33 +48,49 @@ def called(deltas: list[Delta], index: int = 0) -> list[str]:
     return ids([call for delta in deltas if delta.index == index for call in delta.tool_calls])
 
 
+def made(talker: Talker, request_id: str, output: int = 0) -> list[str]:
+    """Return the ids of the two calls of an output for the last prompt."""
+    num_prompt = len(talker.link.adds[-1].request.prompt_ids)
+    return [CallIds(request_id, output, num_prompt).of(index) for index in range(2)]
+
+
+async def test_turns_of_a_conversation_under_one_request_id_have_different_ids(qwen: Talker) -> None:
+    options: Any = {"tools": TOOLS, "request_id": "r-1"}
+    first = await qwen.generate(SAYS, **options)
+    longer = [*CHAT, {"role": "assistant", "content": "hm"}, {"role": "user", "content": "again"}]
+    call = asyncio.create_task(qwen.client.generate(longer, **options))
+    await qwen.answer(SAYS, len(qwen.link.adds))
+    assert set(ids(first.tool_calls)).isdisjoint(ids((await call).tool_calls))
+
+
 def test_an_id_is_nine_letters_and_digits_of_a_digest() -> None:
-    number = int(hashlib.sha256(b"r-1\n2\n3").hexdigest(), 16)
+    number = int(hashlib.sha256(b"r-1\n7\n2\n3").hexdigest(), 16)
     expected = ""
     for _ in range(9):
         expected += (string.digits + string.ascii_letters)[number % 62]
         number //= 62
-    assert CallIds("r-1", 2).of(3) == expected
-    drawn = {CallIds(f"r{n % 10}", n // 10 % 10).of(n // 100) for n in range(2000)}
+    assert CallIds("r-1", 2, 7).of(3) == expected
+    drawn = {CallIds(f"r{n % 10}", n // 10 % 10, n // 1000).of(n // 100 % 10) for n in range(2000)}
     assert len(drawn) == 2000 and all(re.fullmatch(r"[0-9A-Za-z]{9}", each) for each in drawn)
 
 
 async def test_every_method_gives_a_call_the_same_id(qwen: Talker) -> None:
     options: Any = {"tools": TOOLS, "request_id": "r-1"}
-    expected = [CallIds("r-1", 0).of(index) for index in range(2)]
     for _ in range(2):
-        assert ids((await qwen.generate(SAYS, **options)).tool_calls) == expected
+        first = ids((await qwen.generate(SAYS, **options)).tool_calls)
+        expected = made(qwen, "r-1")
+        assert first == expected
         assert called(await qwen.stream(SAYS, **options, max_tokens_per_message=5)) == expected
         assert called(await qwen.multiplex(SAYS, build_request(CHAT, options))) == expected
     several = (await qwen.generate(SAYS, num_outputs=2, **options)).outputs
     assert ids(several[0].tool_calls) == expected
-    assert ids(several[1].tool_calls) == [CallIds("r-1", 1).of(index) for index in range(2)]
+    assert ids(several[1].tool_calls) == made(qwen, "r-1", 1)
 
 
 async def test_an_id_that_the_server_assigns_counts_as_well(qwen: Talker) -> None:
     first, second = [await qwen.generate(SAYS, tools=TOOLS) for _ in range(2)]
     for result in (first, second):
-        assert ids(result.tool_calls) == [CallIds(result.request_id, 0).of(index) for index in range(2)]
+        assert ids(result.tool_calls) == made(qwen, result.request_id)
     assert set(ids(first.tool_calls)).isdisjoint(ids(second.tool_calls))
 
 
@@ -103,7 +119,7 @@ async def test_a_stream_that_the_client_resumes_keeps_its_ids(qwen: Talker) -> N
     await qwen.answer(SAYS, 1)
     request_id = link.adds[0].request.request_id
     assert link.adds[1].request.request_id == request_id and link.adds[1].request.continued_ids
-    assert called(await reading) == [CallIds(request_id, 0).of(index) for index in range(2)]
+    assert called(await reading) == made(qwen, request_id)
 
 
 async def read(stream: Any) -> list[Delta]:
@@ -144,7 +160,7 @@ def vars_of(call: ToolCall) -> dict[str, Any]:
 
 async def test_ids_satisfy_the_template_that_is_strictest_about_them() -> None:
     async with talking("{%- set bos_token, eos_token = '<s>', '</s>' %}" + MISTRAL) as talker:
-        call = ToolCall(0, "weather", '{"city": "Oslo"}', CallIds("r", 0).of(0))
+        call = ToolCall(0, "weather", '{"city": "Oslo"}', CallIds("r", 0, 1).of(0))
         messages = [
             {"role": "user", "content": "Umbrella?"},
             {"role": "assistant", "content": None, "tool_calls": [call]},

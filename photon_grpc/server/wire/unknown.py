@@ -1,8 +1,8 @@
 """Refusal of requests with fields that this release does not know.
 
 Protobuf keeps such fields aside, so that a newer caller's parameter would have no effect and no error. A field counts
-as unknown in any message of a request, also if its number is known and its wire type is not. Unknown values of enums
-are no unknown fields; no request has an enum.
+as unknown in any message of a request, also if its number is known and its wire type is not. An unknown enum value is
+not an unknown field; no request has enums.
 """
 
 from __future__ import annotations

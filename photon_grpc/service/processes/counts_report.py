@@ -16,6 +16,10 @@ from photon_grpc.server.observe.metrics import LOOP_LAG_S
 INTERVAL_S = 0.5
 #: Interval at which the delay of the event loop is measured; every longer delay is noticed.
 _LAG_INTERVAL_S = 0.05
+#: Callers' labels may make a series of 700 bytes; a message of the control channel holds 128 KiB.
+_SERIES_A_MESSAGE = 64
+#: Leaves room for other messages among those that the channel keeps unsent.
+_MESSAGES_A_REPORT = 16
 
 
 class CountsReport:
@@ -41,16 +45,18 @@ class CountsReport:
             self.send()
 
     def send(self) -> None:
-        """Report all changes."""
+        """Report the changes; if there are very many, the next report has the rest."""
         series, now = self._counts.changed(), (self.life, self._frontend.load)
         if not series and now == self._sent:
             return
         try:
-            self._control.send(Counted(*now, series))
+            for first in range(0, max(len(series), 1), _SERIES_A_MESSAGE)[:_MESSAGES_A_REPORT]:
+                part = series[first : first + _SERIES_A_MESSAGE]
+                self._control.send(Counted(*now, part))
+                self._counts.acknowledge(part)
         except (OSError, BufferError):
             # The supervisor is gone or reads nothing; the next report repeats these changes.
             return
-        self._counts.acknowledge()
         self._sent = now
 
 
