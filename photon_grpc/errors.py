@@ -115,6 +115,8 @@ class ModelNotFound(RequestError):
 
 class FeatureNotSupported(RequestError):
     reason = "FEATURE_NOT_SUPPORTED"
+    #: False: the release does not know the field, whatever the model has.
+    is_of_model = True
 
 
 class DuplicateRequestId(RequestError):

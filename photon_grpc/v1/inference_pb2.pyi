@@ -243,7 +243,7 @@ class ChatInput(_message.Message):
     """Append the opening of the assistant's turn. Unset: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """Oldest first, at least one."""
+        """Oldest first, 1 to 4,096."""
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
@@ -254,7 +254,7 @@ class ChatInput(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """Tools that the model may call; passed to the template in the form that it expects. At most 128, names unique."""
+        """Tools that the model may call, in the form that templates of transformers document. At most 128, names unique."""
 
     def __init__(
         self,
@@ -318,7 +318,8 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 class ToolChoice(_message.Message):
     """Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
     after the reasoning of a model with FEATURE_REASONING. Each call names one of the tools, and its arguments validate
-    against the tool's parameters, a JSON Schema as in StructuredOutput. A tool without parameters takes an empty object.
+    against the tool's parameters, a JSON Schema as in StructuredOutput, unless its `strict` is false. A tool without
+    parameters takes an empty object.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -387,11 +388,14 @@ class ChatMessage(_message.Message):
     """Tool calls of an assistant message: a JSON array, in the template's own form. Not allowed with tool_calls."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """Tool calls of an assistant message, as an output returned them; passed to the template in the form that it expects."""
+        """Tool calls of an assistant message, as an output returned them; passed on in the form that templates of transformers
+        document: arguments are an object. A template that expects something else needs tool_calls_json. At most 2,048 in
+        all messages.
+        """
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """The message in parts. Texts are joined without a separator."""
+        """The message in parts. Texts are joined without a separator. At most 4,096 in all messages."""
 
     def __init__(
         self,
@@ -1187,8 +1191,8 @@ class ToolCall(_message.Message):
     """A JSON object, as the model wrote it."""
     id: _builtins.str
     """Names the call for the message that answers it (ChatMessage.tool_call_id): 9 letters and digits, derived from the
-    request's id, the output's index and this index, so that a resumed or repeated stream has the same. In a request
-    any text; empty: not passed to the template.
+    request's id, the prompt's length, the output's index and this index. A stream that is resumed or repeated with the
+    request_id of its start has the same. In a request any text; empty: not passed to the template.
     """
     def __init__(
         self,

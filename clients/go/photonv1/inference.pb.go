@@ -366,7 +366,7 @@ func (x *TokenIds) GetIds() []uint32 {
 // A conversation, rendered by the model's chat template.
 type ChatInput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Oldest first, at least one.
+	// Oldest first, 1 to 4,096.
 	Messages []*ChatMessage `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Variables for the template: a JSON object.
 	TemplateArgsJson string `protobuf:"bytes,2,opt,name=template_args_json,json=templateArgsJson,proto3" json:"template_args_json,omitempty"`
@@ -378,7 +378,7 @@ type ChatInput struct {
 	// tools_json, and a model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No
 	// effect on Tokenize.
 	ToolChoice *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
-	// Tools that the model may call; passed to the template in the form that it expects. At most 128, names unique.
+	// Tools that the model may call, in the form that templates of transformers document. At most 128, names unique.
 	Tools         []*Tool `protobuf:"bytes,6,rep,name=tools,proto3" json:"tools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -532,7 +532,8 @@ func (x *Tool) GetStrict() bool {
 
 // Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
 // after the reasoning of a model with FEATURE_REASONING. Each call names one of the tools, and its arguments validate
-// against the tool's parameters, a JSON Schema as in StructuredOutput. A tool without parameters takes an empty object.
+// against the tool's parameters, a JSON Schema as in StructuredOutput, unless its `strict` is false. A tool without
+// parameters takes an empty object.
 type ToolChoice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one.
@@ -632,9 +633,11 @@ type ChatMessage struct {
 	ToolCallId string `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
 	// Tool calls of an assistant message: a JSON array, in the template's own form. Not allowed with tool_calls.
 	ToolCallsJson string `protobuf:"bytes,5,opt,name=tool_calls_json,json=toolCallsJson,proto3" json:"tool_calls_json,omitempty"`
-	// Tool calls of an assistant message, as an output returned them; passed to the template in the form that it expects.
+	// Tool calls of an assistant message, as an output returned them; passed on in the form that templates of transformers
+	// document: arguments are an object. A template that expects something else needs tool_calls_json. At most 2,048 in
+	// all messages.
 	ToolCalls []*ToolCall `protobuf:"bytes,6,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
-	// The message in parts. Texts are joined without a separator.
+	// The message in parts. Texts are joined without a separator. At most 4,096 in all messages.
 	Parts         []*ContentPart `protobuf:"bytes,7,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1978,8 +1981,8 @@ type ToolCall struct {
 	// A JSON object, as the model wrote it.
 	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
 	// Names the call for the message that answers it (ChatMessage.tool_call_id): 9 letters and digits, derived from the
-	// request's id, the output's index and this index, so that a resumed or repeated stream has the same. In a request
-	// any text; empty: not passed to the template.
+	// request's id, the prompt's length, the output's index and this index. A stream that is resumed or repeated with the
+	// request_id of its start has the same. In a request any text; empty: not passed to the template.
 	Id            string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -128,8 +128,8 @@ def _facts(error: errors.PhotonError) -> dict[str, str]:
         facts["needed"] = str(error.needed)
     if error.limit is not None:
         facts["limit"] = str(error.limit)
-    if isinstance(error, errors.FeatureNotSupported) and (feature := features.name_of(error.field)):
-        facts["feature"] = feature
+    if isinstance(error, errors.FeatureNotSupported) and error.is_of_model and (f := features.name_of(error.field)):
+        facts["feature"] = f
     return facts
 
 

@@ -208,14 +208,13 @@ def read_message_type(files: bytes, name: str) -> MessageType:
 
 def _check(described: Described) -> None:
     files, digest, name = described
-    for field, value in ((FIELD, files or digest or name in WELL_KNOWN_TYPES), (_NAME_FIELD, name)):
-        if not value:
-            raise InvalidRequest(f"{field}: must not be empty", field=field)
+    if not (files or digest or name in WELL_KNOWN_TYPES):
+        raise InvalidRequest(f"{FIELD}: must not be empty, unless file_descriptor_set_sha256 is set", field=FIELD)
+    if not name:
+        raise InvalidRequest(f"{_NAME_FIELD}: must not be empty", field=_NAME_FIELD)
     if len(digest) not in (0, _DIGEST_BYTES):
         problem = f"has {len(digest)} bytes; a SHA-256 digest has {_DIGEST_BYTES}"
-        raise InvalidRequest(
-            f"{_DIGEST_FIELD}: {problem}", field=_DIGEST_FIELD, needed=len(digest), limit=_DIGEST_BYTES
-        )
+        raise InvalidRequest(f"{_DIGEST_FIELD}: {problem}", field=_DIGEST_FIELD)
     if len(files) > _MAX_SET_BYTES:
         problem = f"has {len(files)} bytes; {_MAX_SET_BYTES} are allowed"
         raise refused(problem, needed=len(files), limit=_MAX_SET_BYTES)

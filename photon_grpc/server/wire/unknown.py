@@ -52,6 +52,7 @@ def refusing_unknown(parse: Parse) -> Parse:
         else:
             refusal = _search(parse(data), _MAX_SEARCHED) or FeatureNotSupported(f"a field is not known {_REMEDY}")
         if refusal is not None:
+            refusal.is_of_model = False
             raise refusal
         return message
 
@@ -114,7 +115,7 @@ def _unknown(path: str, message: Message, unknown: Any) -> FeatureNotSupported:
         entry: Any = GetMessageClass(known.message_type).FromString(unknown.data)
         for within_entry in _unknown_in(entry):
             return _unknown(f"{path}[{_shown(entry.key)}]", entry, within_entry)
-    text = f"field {number} ({known.name}){within} has a wire type that is not known {_REMEDY}"
+    text = f"field {number} ({known.name}){within} has another type in release {__version__}; compare the protos"
     return FeatureNotSupported(text, field=path)
 
 
