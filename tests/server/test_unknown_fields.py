@@ -210,3 +210,13 @@ def test_any_unknown_field_anywhere_is_named_and_none_is_made_up(
     with pytest.raises(FeatureNotSupported) as caught:
         parse(message.SerializeToString())
     assert caught.value.field == f"{path}.900".lstrip(".")
+
+
+@pytest.mark.parametrize("at", [0, 9_000])
+def test_a_field_beyond_what_is_searched_is_refused_too(at: int) -> None:
+    request = pb.GenerateRequest(chat=pb.ChatInput(messages=[pb.ChatMessage(content="some text")] * 9_500))
+    refusing_unknown(pb.GenerateRequest.FromString)(request.SerializeToString())
+    request.chat.messages[at].MergeFromString(b"\xa0\x38\x01")
+    with pytest.raises(FeatureNotSupported) as refused:
+        refusing_unknown(pb.GenerateRequest.FromString)(request.SerializeToString())
+    assert refused.value.field == ("" if at else "chat.messages[0].900")

@@ -32,6 +32,8 @@ _PACKAGES = frozenset(each.DESCRIPTOR.package for each in (inference_pb2, model_
 _SMALL_BYTES = 2**14
 #: Messages within a refused one that are searched on the event loop, in a few milliseconds.
 _MAX_SEARCHED = 2**10
+#: The same in the parsing thread. Searching more takes longer than comparing sizes, which names no path.
+_MAX_SEARCHED_IN_THREAD = 2**13
 _LENGTH = 2
 _MAX_KEY_CHARS = 63
 _REMEDY = f"to this release ({__version__}); upgrade the server first"
@@ -46,11 +48,12 @@ def refusing_unknown(parse: Parse) -> Parse:
     def parse_known(data: bytes) -> Any:
         message = parse(data)
         if len(data) > _SMALL_BYTES:
-            refusal = _search(message)
+            messages = _messages(message, "")
+            refusal = _search(islice(messages, _MAX_SEARCHED_IN_THREAD)) or _compare_sizes(message, messages)
         elif _is_whole_without_unknown(message, data) or parse(data).ByteSize() == message.ByteSize():
             refusal = None
         else:
-            refusal = _search(parse(data), _MAX_SEARCHED) or FeatureNotSupported(f"a field is not known {_REMEDY}")
+            refusal = _search(islice(_messages(parse(data), ""), _MAX_SEARCHED)) or _without_path()
         if refusal is not None:
             refusal.is_of_model = False
             raise refusal
@@ -68,9 +71,22 @@ def _is_whole_without_unknown(message: Message, data: bytes) -> bool:
     return message.SerializeToString() == data
 
 
-def _search(request: Message, most: int | None = None) -> FeatureNotSupported | None:
-    """Return the refusal of the first unknown field in the request, or in `most` of its messages."""
-    for path, message in islice(_messages(request, ""), most):
+def _compare_sizes(request: Message, unsearched: Iterator[tuple[str, Message]]) -> FeatureNotSupported | None:
+    """Return the refusal of an unknown field in the messages that were not searched."""
+    if next(unsearched, None) is None:
+        return None
+    num_bytes = request.ByteSize()
+    request.DiscardUnknownFields()
+    return None if request.ByteSize() == num_bytes else _without_path()
+
+
+def _without_path() -> FeatureNotSupported:
+    return FeatureNotSupported(f"a field is not known {_REMEDY}")
+
+
+def _search(messages: Iterable[tuple[str, Message]]) -> FeatureNotSupported | None:
+    """Return the refusal of the first unknown field of these messages themselves."""
+    for path, message in messages:
         for unknown in _unknown_in(message):
             return _unknown(path, message, unknown)
     return None
