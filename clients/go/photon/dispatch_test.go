@@ -149,6 +149,25 @@ func TestReplicasInTurnEachLearnASet(t *testing.T) {
 	}
 }
 
+func TestReplicasInTurnEachLearnASetByHedgedCalls(t *testing.T) {
+	replicas := []*fake{newFake(t), newFake(t), newFake(t)}
+	for _, f := range replicas {
+		f.features = refusesUnknown
+	}
+	client, large := newClient(t, nil, replicas...), withLargeType(t)
+	connectToAll(t, client, replicas...)
+	for range 30 {
+		if _, err := client.Generate(t.Context(), photon.Text("x"), large, photon.WithHedgeAfter(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range replicas {
+		if told := forms(f); !strings.HasSuffix(told, "dddd") {
+			t.Error(told)
+		}
+	}
+}
+
 func TestReplicasInTurnOfAnotherBalancerEachLearnASet(t *testing.T) {
 	replicas := []*fake{newFake(t), newFake(t)}
 	for _, f := range replicas {

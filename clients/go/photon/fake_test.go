@@ -1,6 +1,7 @@
 package photon_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -40,6 +41,8 @@ type fake struct {
 	before func(request *pb.GenerateRequest, n int) error
 	// Behind the last message.
 	after error
+	// The id of a request that has none.
+	assignedID string
 	// Headers go before the first message.
 	sendsHeaders bool
 	// Messages with only a sequence before the first one.
@@ -188,7 +191,7 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 		message := &pb.StreamGenerateResponse{Sequence: int64(f.heartbeats + n + 1)}
 		if n == 0 {
 			message.Start = &pb.GenerationStart{
-				RequestId: request.RequestId, Model: "fake", Seed: seed, CreateTime: arrival, Release: "1.2.3",
+				RequestId: cmp.Or(request.RequestId, f.assignedID), Model: "fake", Seed: seed, CreateTime: arrival, Release: "1.2.3",
 			}
 		}
 		p := known + n

@@ -2,12 +2,16 @@ package photon
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
+
+// maxRequestIDLength is the most characters that servers take.
+const maxRequestIDLength = 128
 
 type attempt struct {
 	answer *pb.GenerateResponse
@@ -49,4 +53,14 @@ func (c *Client) hedged(ctx context.Context, request *pb.GenerateRequest, delay 
 			}
 		}
 	}
+}
+
+// attemptID is the id of the n-th attempt at a request, counted from 1; the first one's is the caller's. Where the
+// caller gave none, the server assigns one.
+func attemptID(id string, n int) string {
+	if id == "" || n == 1 {
+		return id
+	}
+	suffix := "~" + strconv.Itoa(n)
+	return id[:min(len(id), maxRequestIDLength-len(suffix))] + suffix
 }

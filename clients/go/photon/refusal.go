@@ -180,6 +180,7 @@ const (
 	unfit   fitness = iota
 	fit             // where there is none that is better
 	fitting         // at once
+	nearest         // at once, even where an attempt of the same hedged call went
 )
 
 type chooserKey struct{}
@@ -209,10 +210,13 @@ func (g *guard) choose(r *replica) (fitness, error) {
 		}
 	}
 	g.chosen.Store(r)
-	if g.near != nil && g.near != r {
-		return fit, nil
+	switch g.near {
+	case nil:
+		return fitting, nil
+	case r:
+		return nearest, nil
 	}
-	return fitting, nil
+	return fit, nil
 }
 
 func (g *guard) nobody() error { return ignored(g.field) }

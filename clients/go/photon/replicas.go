@@ -81,6 +81,8 @@ func (p apartPicker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 			case how == fit:
 				possible = &result
 				continue
+			case how == nearest:
+				return result, nil
 			}
 		}
 		possible = &result

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -15,10 +14,7 @@ import (
 	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
 )
 
-const (
-	defaultResumeTimeout = time.Minute
-	maxRequestIDLength   = 128
-)
+const defaultResumeTimeout = time.Minute
 
 // resumedCall is a call that, cut after output began, goes on elsewhere: the ids that came are sent back as
 // continue_from with the seed of the first Start, and the server sends what follows them. Its reader sees one stream.
@@ -35,7 +31,7 @@ type resumedCall struct {
 	// When the first and the current call were opened, and how many ids had come before the current one.
 	began, opened time.Time
 	numBefore     int
-	resumptions   int
+	isResumed     bool
 
 	// Of the first message; nil before it.
 	start      *pb.GenerationStart
@@ -60,7 +56,7 @@ func (r *resumedCall) Recv() (*pb.StreamGenerateResponse, error) {
 	case err == nil:
 		return r.take(message), nil
 	case r.isOver:
-		// What is lost behind the last message is the status alone.
+		// Only the status was lost.
 		return nil, io.EOF
 	case r.start == nil || !errors.Is(err, Unavailable):
 		return nil, err
@@ -74,7 +70,7 @@ func (r *resumedCall) Recv() (*pb.StreamGenerateResponse, error) {
 func (r *resumedCall) resume(cut error) (*pb.StreamGenerateResponse, error) {
 	lost := time.Now()
 	for tries := 0; ; tries++ {
-		r.resumptions++
+		r.isResumed = true
 		r.opened, r.numBefore = time.Now(), len(r.ids)
 		r.current = r.open(r.ctx, r.rest())
 		message, err := r.current.Recv()
@@ -87,17 +83,21 @@ func (r *resumedCall) resume(cut error) (*pb.StreamGenerateResponse, error) {
 		case time.Since(lost) > r.limit:
 			return nil, err
 		}
-		if err := pause(r.ctx, err, tries); err != nil {
+		again := pause
+		if errors.Is(err, DuplicateRequestId) {
+			// The server has not noticed yet that the connection of the call before is lost.
+			again = backOff
+		}
+		if err := again(r.ctx, err, tries); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// rest asks for what follows the ids that came. It has an id of its own: where the server has not noticed yet that the
-// connection is lost, the one before is still in flight.
+// rest asks for what follows the ids that came, under the id that the server reported: ids of tool calls derive from it.
 func (r *resumedCall) rest() *pb.GenerateRequest {
 	rest := proto.CloneOf(r.request)
-	rest.RequestId = attemptID(r.request.RequestId, r.resumptions+1)
+	rest.RequestId = r.start.RequestId
 	rest.ContinueFrom = &pb.TokenIds{Ids: slices.Concat(r.request.GetContinueFrom().GetIds(), r.ids)}
 	made(&rest.Sampling).Seed = &r.start.Seed
 	elapsed := r.opened.Sub(r.began)
@@ -126,7 +126,7 @@ func (r *resumedCall) take(message *pb.StreamGenerateResponse) *pb.StreamGenerat
 			delta.Usage.OutputTokens += uint32(r.numBefore)
 		}
 	}
-	if r.resumptions > 0 {
+	if r.isResumed {
 		r.account(message.Usage, message.Timing)
 	}
 	r.isOver = message.Timing != nil
@@ -155,16 +155,6 @@ func notResumable(cut error, numOutputs uint32) error {
 	told := *failure
 	told.Message += fmt.Sprintf("; a stream with num_outputs %d cannot be resumed", numOutputs)
 	return &told
-}
-
-// attemptID is the id of the n-th attempt at a request, counted from 1; the first one's is the caller's. Where the
-// caller gave none, the server assigns one.
-func attemptID(id string, n int) string {
-	if id == "" || n == 1 {
-		return id
-	}
-	suffix := "~" + strconv.Itoa(n)
-	return id[:min(len(id), maxRequestIDLength-len(suffix))] + suffix
 }
 
 func shortened(limit *durationpb.Duration, elapsed time.Duration) *durationpb.Duration {

@@ -99,7 +99,46 @@ func TestASeedThatTheServerDrewIsSentBack(t *testing.T) {
 	equal(t, "calls", len(requests), 2)
 	equal(t, "ids sent back", len(requests[1].ContinueFrom.Ids), 7)
 	equal(t, "seed sent back", requests[1].Sampling.GetSeed(), drawnSeed)
-	equal(t, "id of the second call", requests[1].RequestId, "mine~2")
+	equal(t, "id of the second call", requests[1].RequestId, "mine")
+}
+
+// The server assigns an id where the caller gives none, and may hold it for a while after the connection is lost.
+func TestAStreamIsResumedUnderTheIDOfItsStart(t *testing.T) {
+	for _, source := range sources {
+		t.Run(source.name, func(t *testing.T) {
+			f := newFake(t)
+			f.assignedID = "assigned"
+			cut, numHeld := cutOnce(7), atomic.Int32{}
+			f.before = func(request *pb.GenerateRequest, n int) error {
+				if request.ContinueFrom != nil && numHeld.Add(1) <= 2 {
+					return failure(codes.AlreadyExists, photon.DuplicateRequestId, nil)
+				}
+				return cut(request, n)
+			}
+			stream := source.open(t, newClient(t, nil, f)).Stream(t.Context(), photon.Text("x"), photon.WithSeed(3), photon.WithMaxTokens(20))
+			equal(t, "text", read(t, stream), fakeText(3, 20))
+			requests := f.seen()
+			equal(t, "calls", len(requests), 4)
+			for _, resumed := range requests[1:] {
+				equal(t, "id", resumed.RequestId, stream.Start().RequestID)
+			}
+		})
+	}
+}
+
+func TestAnIDThatStaysTakenEndsTheStreamInTime(t *testing.T) {
+	f := newFake(t)
+	cut := cutOnce(5)
+	f.before = func(request *pb.GenerateRequest, n int) error {
+		if request.ContinueFrom != nil {
+			return failure(codes.AlreadyExists, photon.DuplicateRequestId, nil)
+		}
+		return cut(request, n)
+	}
+	client := newClient(t, []photon.ClientOption{photon.WithResumeTimeout(200 * time.Millisecond)}, f)
+	if _, err := client.Stream(t.Context(), photon.Text("x")).Collect(); !errors.Is(err, photon.DuplicateRequestId) {
+		t.Fatal(err)
+	}
 }
 
 func TestWhatTheCallerAlreadyHadIsPromptAndWhatCameIsOutput(t *testing.T) {

@@ -58,6 +58,11 @@ func pause(ctx context.Context, err error, tries int) error {
 	if !isRetryable(err) {
 		return err
 	}
+	return backOff(ctx, err, tries)
+}
+
+// backOff waits as pause does, whatever the failure.
+func backOff(ctx context.Context, err error, tries int) error {
 	var failure *Error
 	errors.As(err, &failure)
 	wait := failure.RetryAfter

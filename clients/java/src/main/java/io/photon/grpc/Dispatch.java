@@ -15,6 +15,8 @@ final class Dispatch {
   /** A descriptor set of more bytes is sent once, then by its digest. */
   static final int MAX_SET_BYTES = 4 << 10;
 
+  private static final String SET_FIELD = "structured_output.protobuf.file_descriptor_set";
+
   private final Servers servers;
   private final GenerateRequest whole;
   /** Of a large descriptor set; null where there is none. */
@@ -45,13 +47,7 @@ final class Dispatch {
    * digests, among others that are not, misses a set.
    */
   boolean again(PhotonException error) {
-    var isOfDigest =
-        switch (error.code()) {
-          case FAILED_PRECONDITION -> error instanceof PhotonException.DescriptorSetUnknown;
-          case INVALID_ARGUMENT, UNIMPLEMENTED -> true;
-          default -> false;
-        };
-    if (!isShort() || !isOfDigest) {
+    if (!isShort() || !isOfDigest(error)) {
       return false;
     }
     servers.sets.owe(digest);
@@ -89,6 +85,14 @@ final class Dispatch {
       }
     }
     throw why == null ? PhotonException.ignored(field) : why;
+  }
+
+  /** Servers that ignore digests report that the set is missing. */
+  private static boolean isOfDigest(PhotonException error) {
+    var isMissing = error.getClass() == PhotonException.InvalidRequest.class && error.field().equals(SET_FIELD);
+    return isMissing
+        || error instanceof PhotonException.DescriptorSetUnknown
+        || error instanceof PhotonException.FeatureNotSupported;
   }
 
   private boolean isShort() {

@@ -18,6 +18,7 @@ final class Progress {
   private boolean hasStarted;
   private boolean isComplete;
   private long seed;
+  private String requestId = "";
 
   Progress(GenerateRequest request) {
     var asking = request.toBuilder();
@@ -52,16 +53,20 @@ final class Progress {
     if (message.hasStart()) {
       hasStarted = true;
       seed = message.getStart().getSeed();
+      requestId = message.getStart().getRequestId();
     }
     return carried == 0 && !isRepeated ? message : inOne(message);
   }
 
-  /** The request of the next call: it goes on behind what was delivered, for as long as is left. */
+  /**
+   * The request of the next call: it goes on behind what was delivered, for as long as is left, under the id that the
+   * server reported, from which ids of tool calls derive.
+   */
   GenerateRequest rest() {
     var request = first.toBuilder();
     carried = delivered.getIdsCount() - first.getContinueFrom().getIdsCount();
     if (hasStarted) {
-      request.getSamplingBuilder().setSeed(seed);
+      request.setRequestId(requestId).getSamplingBuilder().setSeed(seed);
     }
     if (delivered.getIdsCount() > 0) {
       request.setContinueFrom(delivered);

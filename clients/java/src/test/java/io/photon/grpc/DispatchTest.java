@@ -129,7 +129,8 @@ class DispatchTest {
     try (var server = new ScriptedServer();
         var client = Client.connect(server.target());
         var many = client.multiplex()) {
-      var noSet = Script.failing(failure(Status.Code.INVALID_ARGUMENT, "INVALID_CONSTRAINT"));
+      var field = "structured_output.protobuf.file_descriptor_set";
+      var noSet = Script.failing(failure(Status.Code.INVALID_ARGUMENT, "INVALID_REQUEST", field));
       client.generate(TYPED);
       for (var call : calls(client, many)) {
         server.script = request -> hasSet(request) ? Script.of(DONE) : noSet;
@@ -139,7 +140,30 @@ class DispatchTest {
       }
       assertTrue(server.requests.stream().anyMatch(request -> !hasSet(request)));
       server.script = request -> noSet;
-      assertThrows(PhotonException.InvalidConstraint.class, () -> client.generate(TYPED));
+      assertThrows(PhotonException.InvalidRequest.class, () -> client.generate(TYPED));
+    }
+  }
+
+  @Test
+  void aRequestWithADigestThatIsWrongOtherwiseIsNotSentAgain() throws Exception {
+    var refusals =
+        List.of(
+            failure(Status.Code.INVALID_ARGUMENT, "INVALID_REQUEST", "sampling.top_p"),
+            failure(Status.Code.INVALID_ARGUMENT, "PROMPT_TOO_LONG", "prompt"),
+            failure(
+                Status.Code.INVALID_ARGUMENT, "INVALID_CONSTRAINT", "structured_output.protobuf.file_descriptor_set"));
+    try (var server = new ScriptedServer();
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      client.generate(TYPED);
+      for (var refusal : refusals) {
+        server.script = request -> Script.failing(refusal);
+        for (var call : calls(client, many)) {
+          server.requests.clear();
+          assertThrows(PhotonException.InvalidRequest.class, () -> call.apply(TYPED));
+          assertEquals(List.of(false), server.requests.stream().map(DispatchTest::hasSet).toList());
+        }
+      }
     }
   }
 

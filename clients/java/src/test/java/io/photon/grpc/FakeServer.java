@@ -280,7 +280,8 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
       public StreamGenerateResponse next() {
         var message = StreamGenerateResponse.newBuilder();
         if (position == before) {
-          message.setStart(GenerationStart.newBuilder().setModel("fake").setSeed(request.getSampling().getSeed()));
+          var start = GenerationStart.newBuilder().setRequestId(request.getRequestId()).setModel("fake");
+          message.setStart(start.setSeed(request.getSampling().getSeed()));
         }
         var token = token(request.getSampling().getSeed(), position++);
         var delta = message.addDeltasBuilder().setText(" " + token);

@@ -1,5 +1,6 @@
 package io.photon.grpc;
 
+import static io.photon.grpc.ScriptedServer.failure;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -8,6 +9,11 @@ import com.google.protobuf.Any;
 import com.google.rpc.ErrorInfo;
 import com.google.rpc.RetryInfo;
 import io.grpc.Status;
+import io.photon.grpc.ScriptedServer.Script;
+import io.photon.grpc.v1.GenerateRequest;
+import io.photon.grpc.v1.GenerationStart;
+import io.photon.grpc.v1.Output;
+import io.photon.grpc.v1.StreamGenerateResponse;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -82,6 +88,37 @@ class FakeServerTest {
       assertEquals("mine", second.getRequestId());
       assertTrue(second.getContinueFrom().getIdsCount() >= 5);
       assertEquals(new Usage(3, 0, 60, 0, 0), stream.usage());
+    }
+  }
+
+  /** The server assigns an id where the caller gives none, and may hold it for a while after the connection is lost. */
+  @Test
+  void aStreamIsResumedUnderTheIdOfItsStart() throws Exception {
+    try (var server = new ScriptedServer();
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      var start = GenerationStart.newBuilder().setRequestId("assigned").setRelease(ScriptedServer.RELEASE);
+      var begun =
+          StreamGenerateResponse.newBuilder()
+              .setSequence(1)
+              .setStart(start)
+              .addDeltas(Output.newBuilder().setText("half ").addTokenIds(1))
+              .build();
+      server.script =
+          request ->
+              switch (server.requests.size()) {
+                case 1 -> Script.failing(failure(Status.Code.UNAVAILABLE, "ENGINE_FAILURE"), begun);
+                case 2, 3 -> Script.failing(failure(Status.Code.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID"));
+                default -> Script.of(ScriptedServer.DONE);
+              };
+      for (var calls : List.of(client, many)) {
+        server.requests.clear();
+        var text = new StringBuilder();
+        calls.stream(Request.text("x")).forEach(delta -> text.append(delta.text()));
+        assertEquals("half done", text.toString());
+        var ids = server.requests.stream().skip(1).map(GenerateRequest::getRequestId).toList();
+        assertEquals(List.of("assigned", "assigned", "assigned"), ids);
+      }
     }
   }
 

@@ -100,7 +100,13 @@ final class ScriptedServer implements AutoCloseable {
 
   /** A failure as servers tell it. */
   static StatusRuntimeException failure(Status.Code code, String reason) {
-    var info = ErrorInfo.newBuilder().setReason(reason).setDomain("photon-grpc").build();
+    return failure(code, reason, "");
+  }
+
+  /** A failure that names a field. */
+  static StatusRuntimeException failure(Status.Code code, String reason, String field) {
+    var info =
+        ErrorInfo.newBuilder().setReason(reason).setDomain("photon-grpc").putMetadata("field", field).build();
     var status = com.google.rpc.Status.newBuilder().setCode(code.value()).setMessage(reason);
     return StatusProto.toStatusRuntimeException(status.addDetails(Any.pack(info)).build());
   }
