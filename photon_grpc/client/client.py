@@ -96,11 +96,13 @@ class Client:
         open_call = partial(self._open_stream, metadata=self._call_metadata())
         policy = replace(self._policy, is_after_grpc=True)
 
-        def start() -> MessageCall:
+        def start(timeout_s: float) -> MessageCall:
             detached = self._sets.detach(request, options.get("message_type"))
-            return ResumingCall(request, detached.opener(open_call), self.target, options.get("timeout"), policy)
+            checked = self._newer_fields.opener(request, detached.opener(open_call))
+            return ResumingCall(request, checked, self.target, timeout_s, policy)
 
-        return Stream(self._newer_fields.opened(request, start), self.target, answer_types(options))
+        call = self._newer_fields.opened(request, start, policy.timeout_of(options.get("timeout")))
+        return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
         """Return a message of a generated class, with `generate`'s options. Raise MessageMismatch if it is cut off."""
@@ -165,8 +167,8 @@ class Client:
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
         write_chat_options(request, chat)
-        await self._newer_fields.check(request)
-        return tuple((await self._unary(self._models.Tokenize, request)).token_ids)
+        left_s = await self._newer_fields.check(request, self._policy.timeout_s)
+        return tuple((await self._unary(self._models.Tokenize, request, left_s)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
@@ -202,7 +204,7 @@ class Client:
         """Cancel what still runs and close the connection; the next call opens another."""
         self._sets.forget()
         channels, self._channels = self._channels, {}
-        self._newer_fields = NewerFields(self._default_model, self.target)
+        self._newer_fields.forget()
         for channel in channels.values():
             await channel.close()
 
@@ -237,10 +239,10 @@ class Client:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
-        await self._newer_fields.check(request)
-        timeout_s = self._policy.timeout_of(options.get("timeout"))
+        left_s = await self._newer_fields.check(request, self._policy.timeout_of(options.get("timeout")))
         detached = self._sets.detach(request, options.get("message_type"))
-        response = await detached.answer(self._send_generate, request, timeout_s)
+        response = await detached.answer(self._send_generate, request, left_s)
+        self._newer_fields.check_answer(request, response.release)
         return read_generation(response, answer_types(options))
 
     async def _send_generate(
@@ -262,8 +264,9 @@ class Client:
     def _call_metadata(self) -> Metadata:
         return with_trace_context(self._metadata)
 
-    async def _unary(self, method: Callable[..., Awaitable[T]], request: Message) -> T:
-        return await self._raised(method(request, timeout=self._policy.timeout_s, metadata=self._call_metadata()))
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Message, timeout_s: float | None = None) -> T:
+        timeout_s = self._policy.timeout_of(timeout_s)
+        return await self._raised(method(request, timeout=timeout_s, metadata=self._call_metadata()))
 
     async def _raised(self, call: Awaitable[T]) -> T:
         try:

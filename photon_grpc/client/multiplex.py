@@ -121,15 +121,16 @@ class Multiplex:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """See Client.stream."""
         request = build_request(prompt, options)
-        call = self._newer_fields.opened(request, partial(self._call, request, options))
+        timeout_s = self._policy.timeout_of(options.get("timeout"))
+        call = self._newer_fields.opened(request, partial(self._call, request, options), timeout_s)
         return Stream(call, self._target, answer_types(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """See Client.generate."""
         request = build_request(prompt, options)
-        await self._newer_fields.check(request)
+        left_s = await self._newer_fields.check(request, self._policy.timeout_of(options.get("timeout")))
         request.stream.max_tokens_per_message = _AT_THE_END
-        call = self._call(request, options)
+        call = self._call(request, options, left_s)
         messages: list[pb.StreamGenerateResponse] = []
         try:
             while isinstance(message := await call.read(), pb.StreamGenerateResponse):
@@ -161,9 +162,10 @@ class Multiplex:
         for wire in self._wires:
             await wire.close()
 
-    def _call(self, request: pb.GenerateRequest, options: Options) -> MessageCall:
+    def _call(self, request: pb.GenerateRequest, options: Options, timeout_s: float) -> MessageCall:
         open_call = self._sets.detach(request, options.get("message_type")).opener(self.ask)
-        return ResumingCall(request, open_call, self._target, options.get("timeout"), self._policy)
+        open_call = self._newer_fields.opener(request, open_call)
+        return ResumingCall(request, open_call, self._target, timeout_s, self._policy)
 
 
 #: Servers send at most this much of an id, by which an answer finds its request.

@@ -84,7 +84,7 @@ class ResumingCall:
 
     def _merged(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
         if self._is_silent:
-            if _is_heartbeat(message):
+            if is_heartbeat(message):
                 self._attempts.has_heartbeat = True
                 return message
             self._is_silent = False
@@ -166,7 +166,8 @@ class ResumingCall:
         return request
 
 
-def _is_heartbeat(message: pb.StreamGenerateResponse) -> bool:
+def is_heartbeat(message: pb.StreamGenerateResponse) -> bool:
+    """Return whether a message has only a sequence."""
     return not (message.deltas or message.HasField("start") or message.HasField("timing"))
 
 

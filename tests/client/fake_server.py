@@ -50,6 +50,7 @@ def message(text: str = "", *, start: bool = False, finish: int = 0, index: int 
     response = pb.StreamGenerateResponse()
     if start:
         response.start.request_id, response.start.model, response.start.seed = "r-1", "demo", 7
+        response.start.release = "0.1.0"
     delta = response.deltas.add(index=index, text=text)
     if finish:
         delta.finish.reason = finish
@@ -81,6 +82,8 @@ class FakeServer(
         self.is_stopping = False
         self.state: Any = model_pb2.MODEL_STATE_READY
         self.features: list[Any] = [model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT]
+        #: The release that answers say.
+        self.release = "0.1.0"
         self.target = ""
 
     async def StreamGenerate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -98,7 +101,7 @@ class FakeServer(
             self.ended.set()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        response = pb.GenerateResponse(request_id="r-1", model="demo", seed=7)
+        response = pb.GenerateResponse(request_id="r-1", model="demo", seed=7, release=self.release)
         response.usage.output_tokens = 3
         try:
             for step in await self._next(request, context):

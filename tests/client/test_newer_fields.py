@@ -15,7 +15,8 @@ from photon_grpc import errors
 from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.client import Client
 from photon_grpc.client.admin import AdminClient
-from photon_grpc.client.newer_fields import newer_field
+from photon_grpc.client.newer_fields import NewerFields, newer_field
+from photon_grpc.client.options import build_request
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 from photon_grpc.v1.annotations_pb2 import needs_refusal
@@ -39,14 +40,25 @@ class Release(FakeServer):
         self.features = list(features)
         self.num_asked = 0
         self.num_refusals = refusals
+        self.hangs = False
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: Any) -> model_pb2.GetModelResponse:
         self.num_asked += 1
+        if self.hangs:
+            await asyncio.sleep(60)
         if self.num_refusals:
             self.num_refusals -= 1
             refusal = Refusal(grpc.StatusCode.PERMISSION_DENIED, "no scope", [error_info("SCOPE_REQUIRED")])
             await context.abort(refusal.code, refusal.message, refusal.all_trailers())
         return await super().GetModel(request, context)
+
+    async def StreamGenerate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
+        async for step in super().StreamGenerate(request, context):
+            sent = pb.StreamGenerateResponse()
+            sent.CopyFrom(step)
+            if not self.release:
+                sent.start.release = ""
+            yield sent
 
     async def MultiplexGenerate(self, actions: Any, context: Any) -> AsyncIterator[pb.MultiplexGenerateResponse]:
         handle = 0
@@ -54,26 +66,27 @@ class Release(FakeServer):
             handle += 1
             self.requests.append(action.generate)
             response = message("ok", start=True, finish=pb.FINISH_REASON_EOS)
+            response.start.release = self.release
             item = pb.MultiplexItem(handle=handle, request_id=action.generate.request_id, response=response)
             yield pb.MultiplexGenerateResponse(items=[item])
 
 
-async def by_generate(client: Client, prompt: Any) -> str:
-    return (await client.generate(prompt)).text
+async def by_generate(client: Client, prompt: Any, **options: Any) -> str:
+    return (await client.generate(prompt, **options)).text
 
 
-async def by_stream(client: Client, prompt: Any) -> str:
-    return "".join([delta.text async for delta in client.stream(prompt)])
+async def by_stream(client: Client, prompt: Any, **options: Any) -> str:
+    return "".join([delta.text async for delta in client.stream(prompt, **options)])
 
 
-async def by_multiplexed_generate(client: Client, prompt: Any) -> str:
+async def by_multiplexed_generate(client: Client, prompt: Any, **options: Any) -> str:
     async with client.multiplex() as many:
-        return (await many.generate(prompt)).text
+        return (await many.generate(prompt, **options)).text
 
 
-async def by_multiplexed_stream(client: Client, prompt: Any) -> str:
+async def by_multiplexed_stream(client: Client, prompt: Any, **options: Any) -> str:
     async with client.multiplex() as many:
-        return "".join([delta.text async for delta in many.stream(prompt)])
+        return "".join([delta.text async for delta in many.stream(prompt, **options)])
 
 
 WAYS = (by_generate, by_stream, by_multiplexed_generate, by_multiplexed_stream)
@@ -104,6 +117,61 @@ async def test_a_server_that_refuses_unknown_fields_is_asked_once(way: Any) -> N
         answers = await asyncio.gather(*[way(client, NEWER) for _ in range(5)])
         assert (answers, fake.num_asked) == (["ok"] * 5, 1)
         assert fake.requests[-1].chat.messages[1].tool_calls[0].name == "f"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_answer_of_an_older_replica_is_refused(way: Any) -> None:
+    """One replica has named the feature for all, and another one gets the request."""
+    async with serving(Release(REFUSING)) as fake, Client(fake.target) as client:
+        fake.release = ""
+        with pytest.raises(errors.FeatureNotSupported, match=r"tool_calls and would ignore it") as caught:
+            await way(client, NEWER)
+        assert caught.value.field == PATH and len(fake.requests) == 1
+        assert await way(client, "hi") == "ok"
+        fake.release = "0.1.0"
+        assert (await way(client, NEWER), fake.num_asked) == ("ok", 2)
+
+
+async def test_a_stream_does_not_continue_at_an_older_replica() -> None:
+    heartbeat, older = pb.StreamGenerateResponse(sequence=1), message("b", start=True)
+    older.start.release = ""
+    lost = Refusal(grpc.StatusCode.UNAVAILABLE, "lost", [error_info("DRAINING")])
+    fake = Release(REFUSING)
+    fake.script = ([heartbeat, message("a", start=True), lost], [heartbeat, older, "hang"])
+    async with serving(fake), Client(fake.target) as client:
+        stream = client.stream(NEWER)  # type: ignore[arg-type]
+        assert (await anext(stream)).text == "a"
+        fake.ended.clear()
+        with pytest.raises(errors.FeatureNotSupported):
+            await anext(stream)
+        assert len(fake.requests) == 2
+        async with asyncio.timeout(10):
+            await fake.ended.wait()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_timeout_of_a_request_bounds_its_check(way: Any) -> None:
+    async with serving(Release(REFUSING)) as fake, Client(fake.target) as client:
+        fake.hangs = True
+        with pytest.raises(errors.DeadlinePassed, match=r"0.05 s have passed"):
+            await way(client, NEWER, timeout=0.05)
+        assert fake.num_asked == 1 and not fake.requests
+
+
+async def test_a_request_gets_the_time_that_its_check_leaves() -> None:
+    async def ask() -> model_pb2.GetModelResponse:
+        await asyncio.sleep(0.001)
+        return model_pb2.GetModelResponse(model=model_pb2.Model(features=[REFUSING]))
+
+    newer_fields, request = NewerFields(ask, "there"), build_request(NEWER, {})
+    assert 0 < await newer_fields.check(request, 30.0) < 30
+    assert await newer_fields.check(request, 30.0) == 30
+    async with serving(Release(REFUSING)) as fake, Client(fake.target) as client:
+        for way in (by_multiplexed_generate, by_multiplexed_stream):
+            await client.close()
+            assert await way(client, NEWER, timeout=30.0) == "ok"
+            assert fake.requests[-1].scheduling.timeout.ToNanoseconds() < 30e9
+        assert fake.num_asked == 2
 
 
 async def test_a_count_of_tokens_is_checked_too() -> None:
