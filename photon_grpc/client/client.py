@@ -67,10 +67,10 @@ class Client:
         self._retries = retries
         self._policy = RetryPolicy(max_retries=retries if resume else 0, resumes=resume, timeout_s=timeout)
         self._metadata = tuple(metadata)
-        self._sets = DescriptorSets(self._refuses_unknown_fields)
         #: Whether it uses only ready servers -> the channel.
         self._channels: dict[bool, grpc.aio.Channel] = {}
         self._newer_fields = NewerFields(self._default_model, target)
+        self._sets = DescriptorSets(self._newer_fields)
 
     async def generate(
         self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]
@@ -257,9 +257,6 @@ class Client:
         self, request: inference_pb2.GenerateRequest, timeout_s: float, *, metadata: Metadata
     ) -> MessageCall:
         return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=metadata)
-
-    async def _refuses_unknown_fields(self, model: str) -> bool:
-        return "UNKNOWN_FIELDS_REFUSED" in (await self.model(model)).features
 
     def _call_metadata(self) -> Metadata:
         return with_trace_context(self._metadata)

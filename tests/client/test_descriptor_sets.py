@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from photon_grpc.client import Client, SyncClient
-from photon_grpc.client.descriptor_sets import MIN_BYTES, REPEATS, DescriptorSets
+from photon_grpc.client.descriptor_sets import MAX_DIGESTS, MIN_BYTES, REPEATS, DescriptorSets
 from photon_grpc.client.message_type import describe, find_message_type
+from photon_grpc.client.newer_fields import NewerFields
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.generation import Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import DeadlinePassed, DescriptorSetUnknown, Draining, PhotonError, ScopeRequired
+from photon_grpc.errors import DeadlinePassed, DescriptorSetUnknown, Draining, ScopeRequired
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Update
 from photon_grpc.server.server import Server
 from photon_grpc.server.typed.message_type import MessageTypes
@@ -122,7 +123,7 @@ async def ask(client: Client, count: int, call: Callable[[Any], Any] = generate)
 
 
 async def until_it_may_name_sets(client: Client) -> None:
-    await until(lambda: client._sets._knows_digests.get("") is True)
+    await until(lambda: client._newer_fields.is_refusing is True)
 
 
 @pytest.mark.parametrize("call", [generate, stream])
@@ -181,7 +182,7 @@ async def test_small_sets_always_travel(arrived: list[str]) -> None:
     async with replicas(1) as running, Client(target_of(running)) as client:
         for _ in range(3):
             assert (await client.generate("x", message_type=NOTE)).message == NOTE(number="17")  # type: ignore[call-arg]
-        assert arrived == ["set"] * 3 and not client._sets._knows_digests
+        assert arrived == ["set"] * 3 and client._newer_fields.is_refusing is None
 
 
 async def test_a_closed_channel_is_forgotten(arrived: list[str]) -> None:
@@ -247,23 +248,123 @@ async def test_a_replica_that_is_older_than_digests_gets_the_set(call: Any) -> N
 async def test_servers_that_ignore_unknown_fields_always_get_the_set() -> None:
     async with serving(FakeServer(whole())) as fake, Client(fake.target) as client:
         await ask(client, 1)
-        await until(lambda: client._sets._knows_digests.get("") is False)
+        await until(lambda: client._newer_fields.is_refusing is False)
         await ask(client, 3)
         assert sent(fake) == ["set"] * 4
 
 
 @pytest.mark.parametrize(
-    ("failure", "knows_digests"), [(ScopeRequired("no"), [True]), (Draining(), []), (DeadlinePassed("late"), [])]
+    ("failure", "may_name"),
+    [(ScopeRequired("no"), True), (Draining(), False), (DeadlinePassed("late"), False), (ValueError("odd"), False)],
 )
-async def test_a_key_that_may_only_generate_names_sets(failure: PhotonError, knows_digests: list[bool]) -> None:
-    async def refuse(model: str) -> bool:
+async def test_a_key_that_may_only_generate_names_sets(failure: Exception, may_name: bool) -> None:
+    num_asked = 0
+
+    async def refuse() -> model_pb2.GetModelResponse:
+        nonlocal num_asked
+        num_asked += 1
         raise failure
 
-    sets = DescriptorSets(refuse)
-    sets.accepted(b"digest", "")
-    assert not sets.may_name(b"digest", "")
-    await until(lambda: list(sets._knows_digests.values()) == knows_digests)
-    assert sets.may_name(b"digest", "") is bool(knows_digests)
+    sets = DescriptorSets(NewerFields(refuse, "there"))
+    sets.accepted(b"digest")
+    assert not sets.may_name(b"digest")
+    await until(lambda: num_asked == 1 and sets._asking is None)
+    assert sets.may_name(b"digest") is may_name
+    # Any other failure leaves the question open.
+    sets.accepted(b"digest")
+    await until(lambda: num_asked == 1 + (not may_name) and sets._asking is None)
+
+
+class Asked(FakeServer):
+    """A server that notes the models whose features are read."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self.asked: list[str] = []
+        self.features.append(model_pb2.FEATURE_UNKNOWN_FIELDS_REFUSED)
+
+    async def GetModel(self, request: model_pb2.GetModelRequest, context: Any) -> model_pb2.GetModelResponse:
+        self.asked.append(request.model)
+        return await super().GetModel(request, context)
+
+
+async def test_one_answer_holds_for_tools_digests_and_all_models() -> None:
+    async with serving(Asked(whole())) as fake, Client(fake.target) as client:
+        await ask(client, 1)
+        await until_it_may_name_sets(client)
+        await client.generate([{"role": "user", "content": "hi"}], tools=[{"name": "f"}], message_type=INVOICE)
+        await client.generate("hi", model="demo", message_type=INVOICE)
+        assert (sent(fake), fake.asked) == (["set", "digest", "digest"], [""])
+
+
+async def knowing() -> DescriptorSets:
+    """Return the sets of a channel whose servers know digests."""
+
+    async def answer() -> model_pb2.GetModelResponse:
+        return model_pb2.GetModelResponse(model={"features": [model_pb2.FEATURE_UNKNOWN_FIELDS_REFUSED]})
+
+    newer_fields = NewerFields(answer, "there")
+    await newer_fields.ask()
+    return DescriptorSets(newer_fields)
+
+
+async def test_only_the_latest_digests_are_kept() -> None:
+    sets = await knowing()
+    for number in range(MAX_DIGESTS + 1):
+        sets.accepted(str(number).encode())
+    assert [sets.may_name(each) for each in (b"0", b"1", str(MAX_DIGESTS).encode())] == [False, True, True]
+    sets.unknown(b"new")
+    assert not sets.may_name(b"1") and len(sets._num_owed) == MAX_DIGESTS
+
+
+class Scripted:
+    """A call that yields messages and failures."""
+
+    def __init__(self, *script: Any) -> None:
+        self._script = [*script]
+
+    async def read(self) -> Any:
+        step = self._script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def cancel(self) -> None:
+        """Do nothing: the call has ended."""
+
+
+def typed_call(sets: DescriptorSets, *calls: Scripted) -> tuple[Any, list[pb.GenerateRequest]]:
+    """Return a stream with a large set, and the requests that it has sent."""
+    requests: list[pb.GenerateRequest] = []
+
+    def open_call(request: pb.GenerateRequest, timeout_s: float) -> Scripted:
+        requests.append(request)
+        return calls[len(requests) - 1]
+
+    request = pb.GenerateRequest(text="x")
+    return sets.detach(request, INVOICE).opener(open_call)(request, 30.0), requests
+
+
+async def test_a_stream_that_is_left_does_not_send_the_set_after_an_unknown_digest() -> None:
+    sets = await knowing()
+    sets.accepted(describe(INVOICE).digest)
+    call, requests = typed_call(sets, Scripted(DescriptorSetUnknown("no")), Scripted(grpc.aio.EOF))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call.read()
+    assert len(requests) == 1 and not sets.may_name(describe(INVOICE).digest)
+
+
+async def test_a_set_is_accepted_once_by_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets, accepted = await knowing(), []
+    monkeypatch.setattr(sets, "accepted", accepted.append)
+    heartbeat = pb.StreamGenerateResponse(sequence=1)
+    call, _ = typed_call(sets, Scripted(heartbeat, message("a", start=True), message("b"), heartbeat, grpc.aio.EOF))
+    seen = []
+    for _ in range(5):
+        await call.read()
+        seen.append(len(accepted))
+    assert seen == [0, 1, 1, 1, 1]
 
 
 def test_threads_name_sets_too() -> None:
