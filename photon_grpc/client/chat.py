@@ -40,6 +40,8 @@ def _write_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str
     if "role" not in message:
         raise InvalidRequest(f"{path} has no role", field=f"{path}.role")
     _check_keys(message, _FIELDS, path)
+    if isinstance(message.get("content"), list | tuple):
+        _check_one(message, ("content", "parts"), path)
     for key, value in message.items():
         if value is None and (key in _OPTIONAL or (key == "content" and message.get("tool_calls"))):
             continue
@@ -96,7 +98,8 @@ def _function(value: Any, beside: Collection[str], path: str) -> tuple[Mapping[s
 def _write_json(target: Message, field: str, function: Mapping[str, Any], path: str) -> None:
     """Write a field that is JSON, given as text or, without the end of its name, also as an object."""
     name = field.removesuffix("_json")
-    value = function.get(field, function.get(name))
+    _check_one(function, (field, name), path)
+    value = function.get(name) if function.get(field) is None else function[field]
     if isinstance(value, Mapping):
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -117,6 +120,14 @@ def _check_keys(value: Mapping[str, Any], known: Collection[str], path: str) -> 
     for key in value:
         if key not in known:
             raise InvalidRequest(f"{path} has no {key!r}; it may have {', '.join(known)}", field=f"{path}.{key}")
+
+
+def _check_one(value: Mapping[str, Any], keys: tuple[str, str], path: str) -> None:
+    """Refuse a value with both keys, which stand for one field."""
+    first, second = keys
+    if value.get(first) is not None and value.get(second) is not None:
+        field = f"{path}.{second}"
+        raise InvalidRequest(f"{field}: {first} is set, too; set one of them", field=field)
 
 
 def _check_object(value: Any, path: str) -> None:

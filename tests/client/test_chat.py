@@ -29,6 +29,8 @@ def sent(**message: Any) -> pb.ChatMessage:
         {"id": CALL.id, "type": "function", "function": {"name": "weather", "arguments": CALL.arguments_json}},
         {"id": CALL.id, "type": "function", "function": {"name": "weather", "arguments": {"city": "Ö"}}},
         {"id": CALL.id, "name": "weather", "arguments": {"city": "Ö"}},
+        {"id": CALL.id, "name": "weather", "arguments": {"city": "Ö"}, "arguments_json": None},
+        {"id": CALL.id, "name": "weather", "arguments": None, "arguments_json": CALL.arguments_json},
     ],
 )
 def test_a_call_goes_back_in_any_form(call: Any) -> None:
@@ -49,6 +51,7 @@ def test_what_is_none_is_unset() -> None:
 def test_content_may_be_in_parts() -> None:
     parts = [pb.ContentPart(text="a"), pb.ContentPart(text="b")]
     assert list(sent(content=[{"type": "text", "text": "a"}, {"text": "b"}]).parts) == parts
+    assert list(sent(content=[{"text": "a"}, {"text": "b"}], parts=None).parts) == parts
     assert list(sent(parts=({"text": "a"}, {"type": "text", "text": "b"})).parts) == parts
 
 
@@ -57,6 +60,7 @@ def test_content_may_be_in_parts() -> None:
     [
         {"name": "weather", "description": "Rain?", "parameters": CITY, "strict": False},
         {"name": "weather", "description": "Rain?", "parameters_json": json.dumps(CITY), "strict": False},
+        {"name": "weather", "description": "Rain?", "parameters": CITY, "parameters_json": None, "strict": False},
         {
             "type": "function",
             "function": {"name": "weather", "description": "Rain?", "parameters": CITY, "strict": False},
@@ -80,6 +84,11 @@ WRONG_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": 1}]}, "content[1].text"),
     ({"content": [{"type": "text"}]}, "content[0].text"),
     ({"content": "", "parts": "ab"}, "parts"),
+    ({"content": [{"text": "a"}], "parts": [{"text": "b"}]}, "parts"),
+    (
+        {"content": "", "tool_calls": [{"name": "a", "arguments": {}, "arguments_json": "{}"}]},
+        "tool_calls[0].arguments",
+    ),
     ({"content": "", "tool_calls": {"name": "a"}}, "tool_calls"),
     ({"content": "", "tool_calls": ["a"]}, "tool_calls[0]"),
     ({"content": "", "tool_calls": [{"type": "custom"}]}, "tool_calls[0].type"),
@@ -112,6 +121,8 @@ def test_a_wrong_message_is_refused_by_name(message: dict[str, Any], field: str)
         ([{"function": {"name": "a"}, "strict": True}], "[0].strict"),
         ([{"name": "a", "strict": "yes"}], "[0].strict"),
         ([{"name": "a", "parameters": [1]}], "[0].parameters_json"),
+        ([{"name": "a", "parameters": {}, "parameters_json": "{}"}], "[0].parameters"),
+        ([{"function": {"name": "a", "parameters": {}, "parameters_json": "{}"}}], "[0].function.parameters"),
         ([{"name": "a", "parameters": {"x": object()}}], "[0].parameters"),
     ],
 )
