@@ -11,6 +11,7 @@ from photon_grpc.client.channel import MAX_RETRIES, SERVICE_CONFIG
 from photon_grpc.client.status import Unreachable
 from photon_grpc.errors import (
     DeadlinePassed,
+    Draining,
     DuplicateRequestId,
     Overloaded,
     PhotonError,
@@ -51,7 +52,7 @@ class RetryPolicy:
     | QuotaExceeded without RetryInfo | no | no |
     | DuplicateRequestId | no | with `resumes` |
     | the stream was evicted while idle | 8 times, at once | with `resumes` |
-    | anything else | no | no |
+    | anything else, or a server that says not to retry | no | no |
 
     Retries end after `patience_s` without progress, and at the deadline of the request.
     """
@@ -88,9 +89,10 @@ class RetryPolicy:
         may_retry = self.resumes if has_begun else self._may_retry(error, attempt, has_heartbeat)
         if not self._is_temporary(error) or not may_retry:
             return None
-        pause_s = _backoff_s(attempt) if has_begun or not error.is_left_to_caller else 0.0
-        if isinstance(error, Overloaded):
-            pause_s = max(pause_s, error.retry_after_s or _FIRST_S)
+        pause_s = _backoff_s(attempt, has_heartbeat and not has_begun)
+        if error.is_left_to_caller and not has_begun:
+            pause_s = 0.0
+        pause_s = max(pause_s, _server_delay_s(error, has_begun))
         is_patient = stalled_s + pause_s <= self.patience_s or self.is_waiting_for_room(error)
         return pause_s if is_patient else None
 
@@ -103,6 +105,8 @@ class RetryPolicy:
         return self.waits_for_room and isinstance(error, _FULL)
 
     def _is_temporary(self, error: PhotonError) -> bool:
+        if error.is_final and not error.is_left_to_caller:
+            return False
         is_over_quota = isinstance(error, QuotaExceeded) and error.retry_after_s is None
         return isinstance(error, _TEMPORARY) and not is_over_quota
 
@@ -114,11 +118,22 @@ class RetryPolicy:
         return is_ours and not isinstance(error, DuplicateRequestId) and attempt <= self.max_retries
 
 
-def _backoff_s(attempt: int) -> float:
-    """Return no pause at first, then growing ones, randomly shortened by up to half."""
-    if attempt == 1:
+def _backoff_s(attempt: int, is_in_place_of_grpc: bool) -> float:
+    """Return no pause at first, then growing ones, randomly shortened by up to half.
+
+    A retry in place of gRPC's pauses at first, too, as gRPC does.
+    """
+    exponent = attempt - 1 if is_in_place_of_grpc else attempt - 2
+    if exponent < 0:
         return 0.0
-    return min(_FIRST_S * _FACTOR ** min(attempt - 2, 32), _LONGEST_S) * random.uniform(0.5, 1.0)
+    return min(_FIRST_S * _FACTOR ** min(exponent, 32), _LONGEST_S) * random.uniform(0.5, 1.0)
+
+
+def _server_delay_s(error: PhotonError, has_begun: bool) -> float:
+    """Return the least pause that the server requests. A stream leaves a draining server for another at once."""
+    if error.is_left_to_caller or (has_begun and isinstance(error, Draining)):
+        return 0.0
+    return error.retry_after_s or (_FIRST_S if isinstance(error, Overloaded) else 0.0)
 
 
 @dataclass(slots=True)

@@ -64,11 +64,29 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.PhotonError]] = {
 }
 
 
+#: The groups of reasons that this release does not know, by the status that our server sent.
+_GROUPS: dict[grpc.StatusCode, type[errors.PhotonError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
+    grpc.StatusCode.UNIMPLEMENTED: errors.FeatureNotSupported,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAllowed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.INTERNAL: errors.InternalFailure,
+    grpc.StatusCode.UNKNOWN: errors.InternalFailure,
+    grpc.StatusCode.DATA_LOSS: errors.InternalFailure,
+}
+
+
 def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
     """Return the exception to raise for a failed call; chain it: `raise to_error(failure, target) from failure`."""
     trailers = dict(iter(failure.trailing_metadata() or ()))
     details = _details(trailers.get(_DETAILS_KEY))
-    return _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
+    error = _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
+    error.is_final = _is_final(trailers)
+    return error
 
 
 def reason_of(error: errors.PhotonError) -> errors_pb2.ErrorReason.ValueType:
@@ -96,10 +114,15 @@ def _rebuilt(
         limit=_number(info.metadata.get("limit")),
         retry_after_s=retry_after_s,
     )
-    if error.reason != info.reason:
-        # A newer server sent it: the status determines the class, and its reason is kept.
-        error = _BY_CODE.get(code, errors.InternalFailure)(message, retry_after_s=error.retry_after_s)
-        error.reason = info.reason
+    return error if error.reason == info.reason else _newer(code, info.reason, error)
+
+
+def _newer(code: grpc.StatusCode, reason: str, read: errors.PhotonError) -> errors.PhotonError:
+    """Return the error of a newer server's reason: the status determines the class; reason and facts are kept."""
+    cls = _GROUPS.get(code, errors.RequestError)
+    facts = {name: getattr(read, name) for name in ("field", "needed", "limit", "retry_after_s")}
+    error = cls(read.message, **facts)
+    error.reason = reason
     return error
 
 
@@ -174,6 +197,14 @@ def _retry_after_s(details: Iterable[Any], trailers: Mapping[str, str | bytes]) 
         return float(info.retry_delay.ToNanoseconds() / 1e9)
     milliseconds = _number(trailers.get(_PUSHBACK_KEY))
     return None if milliseconds is None or milliseconds < 0 else milliseconds / 1e3
+
+
+def _is_final(trailers: Mapping[str, str | bytes]) -> bool:
+    """Return whether the pushback forbids a retry: it is negative or, as gRPC reads it, no number."""
+    if _PUSHBACK_KEY not in trailers:
+        return False
+    milliseconds = _number(trailers[_PUSHBACK_KEY])
+    return milliseconds is None or milliseconds < 0
 
 
 def _number(text: str | bytes | None) -> int | None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
 from photon_grpc.client import Candidate, Client, TokenScore, Unreachable
 from photon_grpc.client.channel import channel_options, is_loopback
-from photon_grpc.client.status import to_error
+from photon_grpc.client.status import item_error, to_error
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 
@@ -220,6 +220,33 @@ async def test_a_reason_of_a_newer_server_is_kept() -> None:
         with pytest.raises(errors.Overloaded) as raised:
             await client.generate("x")
     assert raised.value.reason == "A_REASON_OF_TOMORROW"
+
+
+@pytest.mark.parametrize(
+    ("code", "group"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.RequestError),
+        (grpc.StatusCode.NOT_FOUND, errors.RequestError),
+        (grpc.StatusCode.ABORTED, errors.RequestError),
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.NotAllowed),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.NotAllowed),
+        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlinePassed),
+        (grpc.StatusCode.INTERNAL, errors.InternalFailure),
+    ],
+)
+def test_a_newer_reason_keeps_its_facts_and_has_the_class_of_its_status(
+    code: grpc.StatusCode, group: type[errors.PhotonError]
+) -> None:
+    failed = status_pb2.Status(code=code.value[0], message="later")
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(1500)
+    for detail in (error_info("A_REASON_OF_TOMORROW", field="stop.x", needed="5", limit="4"), retry):
+        failed.details.add().Pack(detail)
+    error = item_error(failed, "target")
+    assert (type(error), error.reason, str(error)) == (group, "A_REASON_OF_TOMORROW", "later")
+    assert (error.field, error.needed, error.limit, error.retry_after_s) == ("stop.x", 5, 4, 1.5)
 
 
 async def test_unknown_enum_values_of_a_newer_server_are_numbers() -> None:

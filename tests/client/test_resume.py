@@ -67,11 +67,9 @@ async def test_ids_are_returned_only_if_requested() -> None:
 
 
 async def test_a_server_that_is_full_is_waited_for() -> None:
-    full = Refusal(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "-1"),)
-    )
+    full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")])
     script = [with_ids("a", 1, start=True), lost()], [full], [full], [with_ids("b", 2, start=True, finish=EOS)]
-    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+    async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
         assert "".join([delta.text async for delta in client.stream("x")]) == "ab"
     assert len(fake.requests) == 4
 
@@ -174,6 +172,16 @@ async def test_a_call_that_fails_after_heartbeats_is_made_again(failure: Refusal
     for request in fake.requests:
         assert request.stream.heartbeat_interval.seconds == 1
         assert request.sampling.seed == 3 and not request.continue_from.ids
+
+
+@pytest.mark.parametrize("pushback", ["-1", "never"])
+async def test_a_failure_after_heartbeats_is_final_if_the_server_says_so(pushback: str) -> None:
+    trailers = (("grpc-retry-pushback-ms", pushback),)
+    final = Refusal(grpc.StatusCode.UNAVAILABLE, "no", [error_info("ENGINE_RESTARTING")], trailers)
+    async with serving(FakeServer([beat(), final])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.EngineRestarting) as raised:
+            await anext(client.stream("x", heartbeat_interval=1))
+    assert len(fake.requests) == 1 and raised.value.is_final
 
 
 async def test_heartbeats_do_not_count_as_progress() -> None:

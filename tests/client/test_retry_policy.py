@@ -95,12 +95,37 @@ def test_pauses_grow_and_differ_by_chance(attempt: int, longest_s: float) -> Non
 
 @pytest.mark.parametrize(
     ("reason", "retry_after_s", "at_least_s"),
-    [("QUEUE_FULL", None, 0.1), ("QUEUE_FULL", 7.0, 7.0), ("QUOTA_EXCEEDED", 7.0, 7.0), ("DRAINING", 7.0, 0.0)],
+    [("QUEUE_FULL", None, 0.1), ("QUEUE_FULL", 7.0, 7.0), ("QUOTA_EXCEEDED", 7.0, 7.0), ("DRAINING", 7.0, 0.0)]
+    + [("ENGINE_RESTARTING", 7.0, 7.0), ("ENGINE_FAILURE", 7.0, 7.0), ("ENGINE_FAILURE", None, 0.0)],
 )
-def test_a_full_servers_delay_is_kept_and_a_draining_server_is_left_at_once(
+def test_a_servers_delay_is_kept_and_a_draining_server_is_left_at_once(
     reason: str, retry_after_s: float | None, at_least_s: float
 ) -> None:
     assert STREAM.pause_s(error_of(reason, retry_after_s), 1, has_begun=True) == at_least_s
+
+
+@pytest.mark.parametrize(("attempt", "longest_s"), list(enumerate(GROWING_S[1:], 1)))
+def test_a_call_that_fails_after_a_heartbeat_pauses_as_grpc_would(attempt: int, longest_s: float) -> None:
+    policy = RetryPolicy(max_retries=math.inf, is_after_grpc=True)
+    error = error_of("DRAINING")
+    for _ in range(50):
+        pause_s = policy.pause_s(error, attempt, has_begun=False, has_heartbeat=True)
+        assert pause_s is not None and longest_s / 2 <= pause_s <= longest_s
+
+
+@pytest.mark.parametrize("reason", ["DRAINING", "ENGINE_RESTARTING", "UNAVAILABLE", "QUEUE_FULL"])
+def test_the_servers_delay_holds_after_a_heartbeat(reason: str) -> None:
+    assert STREAM.pause_s(error_of(reason, 7.0), 1, has_begun=False, has_heartbeat=True) == 7.0
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_server_that_forbids_retries_is_obeyed(has_begun: bool) -> None:
+    error = error_of("UNAVAILABLE", 7.0)
+    error.is_final = True
+    assert PERSISTENT.pause_s(error, 1, has_begun=has_begun) is None
+    evicted = error_of("IDLE_STREAM_EVICTED")
+    evicted.is_final = True  # only for gRPC's own retries: the next request opens the stream again
+    assert MULTIPLEXED.pause_s(evicted, 1, has_begun=has_begun) == 0.0
 
 
 @pytest.mark.parametrize(
