@@ -20,6 +20,12 @@ from photon_grpc.errors import FeatureNotSupported, PhotonError
 
 T = TypeVar("T")
 
+_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+_REMEDY = (
+    "either it is not the admin address, which the server logs at start: `admin service on unix:…`, or the server is "
+    "older than this client and has the service as photon_grpc.v1.AdminService: use the client of its release"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -132,8 +138,7 @@ class AdminClient:
     def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
         error = to_error(failure, self.target)
         if isinstance(error, FeatureNotSupported) and not error.field:  # else it refuses a field
-            remedy = "it has its own address, which the server logs at start: `admin service on unix:…`"
-            return FeatureNotSupported(f"{self.target} serves no AdminService; {remedy}")
+            return FeatureNotSupported(f"{self.target} serves no AdminService under {_NAME}; {_REMEDY}")
         return error
 
 

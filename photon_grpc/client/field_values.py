@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -26,6 +27,7 @@ def plain(value: Any) -> Any:
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
     """Set one field from a Python value. Raise InvalidRequest."""
     target = getattr(message, name)
+    _check_texts(message, name, value, f"{path}.{name}" if path else name)
     try:
         _check_kind(target, value)
         if isinstance(target, Duration):
@@ -42,6 +44,36 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
     except (TypeError, ValueError, OverflowError, AttributeError) as problem:
         field = f"{path}.{name}" if path else name
         raise InvalidRequest(f"{field}: {reprlib.repr(value)} does not fit ({problem})", field=field) from problem
+
+
+def _check_texts(message: Message, name: str, value: Any, path: str) -> None:
+    """Raise InvalidRequest for an entry of a map or list of texts that is none; protobuf's message does not name it."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    entry = field.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"{path} must be a mapping, is {_shown(value)}", field=path)
+        if entry.fields_by_name["value"].type != FieldDescriptor.TYPE_STRING:
+            return
+        for key, text in value.items():
+            _check_text(key, f"a key of {path}", path)
+            _check_text(text, f"{path}[{reprlib.repr(key)}]", path)
+    elif field.is_repeated and field.type == FieldDescriptor.TYPE_STRING and _is_list(value):
+        for index, text in enumerate(value):
+            _check_text(text, f"{path}[{index}]", path)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, *NO_LISTS))
+
+
+def _check_text(value: Any, name: str, path: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a str, is {_shown(value)}", field=path)
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _check_kind(target: Any, value: Any) -> None:

@@ -53,7 +53,7 @@ class Delta:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, set with `finish` if the output is complete.
     message: Message | None = None
-    #: Set with `finish`.
+    #: Set with `finish`; None from an older server, which does not send it.
     usage: OutputUsage | None = None
     _parsed: Any = field(default=None, repr=False)
 
@@ -80,7 +80,8 @@ class Output:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, a message of that type if the output is complete.
     message: Message | None = None
-    usage: OutputUsage = field(default_factory=OutputUsage)
+    #: None from an older server, which does not send it.
+    usage: OutputUsage | None = None
     _parsed: Any = field(default=None, repr=False)
 
     @property
@@ -102,9 +103,9 @@ class Generation:
     prompt_token_ids: tuple[int, ...] = ()
     #: One per token of the prompt, with prompt_logprobs.
     prompt_scores: tuple[TokenScore, ...] = ()
-    #: When the request arrived, in seconds since the epoch by the server's clock.
+    #: When the request arrived, in seconds since the epoch by the server's clock; 0.0 from an older server.
     create_time_s: float = 0.0
-    #: The version of photon_grpc that answered, such as "0.1.0".
+    #: The version of photon_grpc that answered, such as "0.1.0"; empty from an older server.
     release: str = ""
 
     @property
@@ -146,7 +147,7 @@ def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: s
     parts = _parts(message, types)
     if not message.HasField("finish"):
         return Delta(**parts)
-    finish, usage = read_finish(message.finish), read_output_usage(message.usage)
+    finish, usage = read_finish(message.finish), read_output_usage(message)
     return Delta(finish=finish, **parts, usage=usage, _parsed=_object(types, text_before + message.text, finish))
 
 
@@ -182,7 +183,7 @@ def _read_output(message: pb.Output, types: AnswerTypes) -> Output:
     return Output(
         finish=finish,
         **_parts(message, types),
-        usage=read_output_usage(message.usage),
+        usage=read_output_usage(message),
         _parsed=_object(types, message.text, finish),
     )
 
@@ -229,8 +230,8 @@ def read_finish(message: pb.Finish) -> Finish:
     return Finish(reason, **({matched: getattr(message, matched)} if matched else {}))
 
 
-def read_output_usage(message: pb.OutputUsage) -> OutputUsage:
-    return OutputUsage(message.output_tokens)
+def read_output_usage(message: pb.Output) -> OutputUsage | None:
+    return OutputUsage(message.usage.output_tokens) if message.HasField("usage") else None
 
 
 def read_usage(message: pb.Usage) -> Usage:

@@ -17,6 +17,13 @@ def flags_of(command: click.Command) -> Iterator[click.Parameter]:
         yield from flags_of(nested)
 
 
+def test_help_shows_bounds_only_if_there_are_any() -> None:
+    for flag in flags_of(main.cli):
+        if isinstance(flag, click.Option):
+            described = (flag.get_help_record(click.Context(main.cli)) or ("", ""))[1]
+            assert "None" not in described, flag.name
+
+
 @pytest.mark.parametrize(
     ("command", "error"),
     [

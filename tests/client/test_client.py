@@ -13,8 +13,10 @@ from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
 from photon_grpc.client import Candidate, Client, TokenScore, Unreachable
+from photon_grpc.client.admin import AdminClient
 from photon_grpc.client.channel import channel_options, is_loopback
 from photon_grpc.client.status import item_error, to_error
+from photon_grpc.core.generation import OutputUsage
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 
@@ -247,6 +249,21 @@ def test_a_newer_reason_keeps_its_facts_and_has_the_class_of_its_status(
     error = item_error(failed, "target")
     assert (type(error), error.reason, str(error)) == (group, "A_REASON_OF_TOMORROW", "later")
     assert (error.field, error.needed, error.limit, error.retry_after_s) == ("stop.x", 5, 4, 1.5)
+
+
+async def test_an_older_servers_missing_usage_is_none_and_not_zero() -> None:
+    counted = message("ok", finish=EOS)
+    counted.deltas[0].usage.output_tokens = 0
+    for script, usage in ((message("ok", finish=EOS), None), (counted, OutputUsage(0))):
+        async with serving(FakeServer([script])) as fake, Client(fake.target) as client:
+            assert (await client.generate("x")).outputs[0].usage == usage
+            assert [delta.usage async for delta in client.stream("x")] == [usage]
+
+
+async def test_an_admin_client_says_that_the_replica_may_be_older() -> None:
+    async with serving(FakeServer()) as fake, AdminClient(fake.target) as admin:
+        with pytest.raises(errors.FeatureNotSupported, match=r"older than this client.* photon_grpc\.v1\.AdminService"):
+            await admin.quarantine()
 
 
 async def test_unknown_enum_values_of_a_newer_server_are_numbers() -> None:

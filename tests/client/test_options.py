@@ -27,6 +27,29 @@ def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
     assert set(Options.__annotations__) == in_proto
 
 
+@pytest.mark.parametrize(
+    ("option", "field", "error"),
+    [
+        ({"labels": {"a": 1}}, "labels", "labels['a'] must be a str, is int 1"),
+        ({"labels": {"a": b"x"}}, "labels", "labels['a'] must be a str, is bytes b'x'"),
+        ({"labels": {1: "a"}}, "labels", "a key of labels must be a str, is int 1"),
+        ({"labels": "x"}, "labels", "labels must be a mapping, is str 'x'"),
+        ({"labels": ["a"]}, "labels", "labels must be a mapping, is list ['a']"),
+        ({"logit_bias": 3}, "sampling.logit_bias", "sampling.logit_bias must be a mapping, is int 3"),
+        ({"stop_strings": ["a", 1]}, "stop.stop_strings", "stop.stop_strings[1] must be a str, is int 1"),
+        (
+            {"choices": [None]},
+            "structured_output.choices.values",
+            "structured_output.choices.values[0] must be a str, is NoneType None",
+        ),
+    ],
+)
+def test_a_text_that_is_none_is_named(option: dict[str, Any], field: str, error: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        build_request("x", option)
+    assert (str(raised.value), raised.value.field) == (error, field)
+
+
 def test_no_option_belongs_to_two_groups() -> None:
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
     names = [name for group in (*GROUPS, "chat") for name in fields[group].message_type.fields_by_name]

@@ -15,6 +15,10 @@ class WholeNumber(click.IntRange):
         super().__init__(least, most)
         self._off = off
 
+    def _describe_range(self) -> str:
+        """Return the bounds for `--help`. Without bounds click would print `x<=None`."""
+        return super()._describe_range() if _bounds(self) else ""
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             number = int(value)
@@ -31,6 +35,10 @@ class Number(click.FloatRange):
 
     def __init__(self, least: float | None = None, most: float | None = None, *, is_open: bool = False) -> None:
         super().__init__(least, most, min_open=is_open)
+
+    def _describe_range(self) -> str:
+        """Return the bounds for `--help`. Without bounds click would print `x<=None`."""
+        return super()._describe_range() if _bounds(self) else ""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
