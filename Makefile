@@ -19,8 +19,8 @@ ARGS ?=
 PIP_ARGS ?=
 PYTHON ?=
 # The number of processes that run tests, each one file at a time. They often wait for services that they have started,
-# so there is one more than there are cores; each takes up to 2 GB with its services.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); [ $$cores -lt 6 ] && echo $$((cores + 1)) || echo 6)
+# so there are two more than there are cores; each takes up to 2 GB with its services.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); [ $$cores -lt 6 ] && echo $$((cores + 2)) || echo 6)
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 

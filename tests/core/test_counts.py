@@ -33,7 +33,7 @@ def test_a_sum_includes_every_report_and_never_falls(happenings: list[tuple[str,
             untold[code] += 1
         elif what == "tell":
             sums.update(place, counts.changed())
-            counts.acknowledge()
+            counts.acknowledge(counts.changed())
             told += untold
             untold.clear()
         else:
@@ -45,13 +45,22 @@ def test_a_sum_includes_every_report_and_never_falls(happenings: list[tuple[str,
         before = found
 
 
+def test_a_part_of_a_report_is_acknowledged_alone() -> None:
+    counts = Counts()
+    counts.add(CALLS, "OK")
+    counts.add(CALLS, "CANCELLED")
+    first, second = counts.changed()
+    counts.acknowledge([first])
+    assert counts.changed() == (second,)
+
+
 def test_a_lost_report_is_repeated() -> None:
     counts, sums = Counts(), Sums()
     counts.add(CALLS, "OK", amount=3)
     assert counts.changed()
     counts.add(CALLS, "OK")
     sums.update(0, counts.changed())
-    counts.acknowledge()
+    counts.acknowledge(counts.changed())
     assert counts.changed() == ()
     assert sums.of(CALLS) == {("OK",): (4.0,)}
 
