@@ -1,7 +1,8 @@
 """Three replicas under load, replaced one after the other: how many calls fail.
 
-    python -m tests.service.rolling_restart --callers 24 --max-tokens 200
+    python -m tests.service.rolling_restart --callers 24 --max-tokens 200 [--before PROGRAM] [--after PROGRAM]
 
+With --before or --after the replicas, or those that replace them, are another program, such as another release.
 One client, as any program has it: a list of addresses, and the service config of `clients/service_config.json` (round
 robin, health checking, retries). Each caller sends unary calls and streams in turn, one after another, from before the
 first replica is ended to after the last is replaced.
@@ -70,9 +71,13 @@ def replica(model: Path, address: str, program: tuple[str, ...]) -> contextlib.A
 
 
 async def replaced_under_load(
-    model: Path, num_callers: int, max_tokens: int, program: tuple[str, ...] = WITH_MODEL
+    model: Path,
+    num_callers: int,
+    max_tokens: int,
+    program: tuple[str, ...] = WITH_MODEL,
+    after: tuple[str, ...] = (),
 ) -> Result:
-    """Start the replicas by `program`, call them, replace each."""
+    """Start the replicas by `program`, call them, replace each by `after` (empty: the same)."""
     result = Result()
     addresses = free_addresses(NUM_REPLICAS)
     with contextlib.ExitStack() as stack:
@@ -85,7 +90,7 @@ async def replaced_under_load(
                 code = await asyncio.to_thread(service.end)
                 if code:
                     result.failures[f"a replica that ends with {code}"] += 1
-                successor = stack.enter_context(replica(model, address, program))
+                successor = stack.enter_context(replica(model, address, after or program))
                 await asyncio.to_thread(successor.wait_ready, limit_s=_START_LIMIT_S)
                 result.replaced_s.append(time.monotonic() - began_s)
     return result
@@ -144,10 +149,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--callers", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--before", type=str.split, default=WITH_MODEL, help="another photon-grpc command")
+    parser.add_argument("--after", type=str.split, default=WITH_MODEL, help="another photon-grpc command")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = write_tiny_model(Path(directory) / "tiny")
-        print(asyncio.run(replaced_under_load(model, args.callers, args.max_tokens)).told())
+        replacing = replaced_under_load(model, args.callers, args.max_tokens, tuple(args.before), tuple(args.after))
+        print(asyncio.run(replacing).told())
 
 
 if __name__ == "__main__":
