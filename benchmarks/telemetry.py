@@ -23,7 +23,7 @@ from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server.observe.spans import RequestSpans
+from photon_grpc.observe.spans import RequestSpans
 from photon_grpc.server.standard.load_report import LoadReports
 
 _ORIGIN = Origin(

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import NO_KEYS, KeyCheck
-from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.tls import Certificates
 
 

@@ -8,10 +8,10 @@ from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
+from photon_grpc.observe.failure_log import FailureLog
+from photon_grpc.observe.metrics import CallMetrics, KeyMetrics, LabelMetrics, RequestMetrics
+from photon_grpc.observe.request_log import RequestLog
 from photon_grpc.server.calls.guard import NO_COUNTS, CallRules, KeyCheck
-from photon_grpc.server.observe.failure_log import FailureLog
-from photon_grpc.server.observe.metrics import CallMetrics, KeyMetrics, LabelMetrics, RequestMetrics
-from photon_grpc.server.observe.request_log import RequestLog
 
 
 @dataclass(frozen=True, slots=True)

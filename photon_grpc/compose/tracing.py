@@ -18,7 +18,7 @@ def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObse
         return
     check_tracing(config)
     # Part of an extra, which may not be installed.
-    from photon_grpc.server.observe.spans import RequestSpans
+    from photon_grpc.observe.spans import RequestSpans
 
     spans = RequestSpans(config.otlp_endpoint, replica_id)
     try:
@@ -32,7 +32,7 @@ def check_tracing(config: ServerConfig) -> None:
     if not config.otlp_endpoint:
         return
     try:
-        import photon_grpc.server.observe.spans  # noqa: F401
+        import photon_grpc.observe.spans  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install '.[otel]' in the clone",

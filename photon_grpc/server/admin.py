@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc import __version__
+from photon_grpc.access.places import AT_WORK, Places, silent_call
 from photon_grpc.admin.v1 import admin_pb2 as pb
 from photon_grpc.admin.v1 import admin_pb2_grpc
 from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_count
@@ -21,7 +22,6 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import AT_WORK, Places, silent_call
 
 #: Ids or fingerprints per call: they fit a frame, whatever --max-message-size is.
 _MAX_NAMES = 256

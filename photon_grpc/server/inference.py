@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from photon_grpc.access.places import Places
 from photon_grpc.core.admission import check_request_id
 from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.errors import Draining, NotAllowed, PhotonError
@@ -12,7 +13,6 @@ from photon_grpc.frontend.frontend import Frontend, WriteConstraint
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import Call, CallFailures, current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.heartbeats import begun
 from photon_grpc.server.multiplex import Admitted, MultiplexCall

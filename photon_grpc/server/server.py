@@ -10,12 +10,12 @@ import grpc
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import addresses
 from photon_grpc.server.calls import metadata
 from photon_grpc.server.calls.guard import CallRules, Guard
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.models import ModelService
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.standard import health, reflection
 from photon_grpc.server.standard.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.tls import Certificates

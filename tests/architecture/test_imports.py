@@ -15,8 +15,12 @@ from photon_grpc.config.model_dir import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
 
-NO_TENSORS = {"server", "client", "frontend", "bridge", "engine", "core", "config", "errors", "v1", "admin"}
-ON_THE_WIRE = {"server", "client", "v1", "admin"}
+NO_TENSORS = {
+    *("server", "gateway", "access", "observe", "client", "frontend", "bridge", "engine", "core", "config", "errors"),
+    *("v1", "admin"),
+}
+#: Rooms that know gRPC or protobuf; observe sends spans.
+ON_THE_WIRE = {"server", "observe", "client", "v1", "admin"}
 ABOVE_THE_WIRE = {"cli", "service", "compose", "__main__"}
 # Files of compose that join parts of the server, and those of LLM, which reads requests as the server does.
 WITH_THE_WIRE = {f"compose.{name}" for name in ("access", "llm", "message_type", "observation", "tracing")}

@@ -78,7 +78,7 @@ def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) ->
         # Another test of this process may have imported it, and what imports it.
         for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
             patch.delitem(sys.modules, name)
-        patch.delitem(sys.modules, "photon_grpc.server.observe.spans", raising=False)
+        patch.delitem(sys.modules, "photon_grpc.observe.spans", raising=False)
         patch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
         patch.setattr(doctor, "ask_torch", lambda: None)
         patch.setattr(doctor, "ask_start", check_start.reasons)

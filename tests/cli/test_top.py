@@ -24,9 +24,9 @@ from photon_grpc.cli.main import main
 from photon_grpc.cli.terminal.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.tls import Certificates
 from photon_grpc.service.endpoints.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread

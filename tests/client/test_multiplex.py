@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from photon_grpc.access.places import Places
 from photon_grpc.cli.load.load import Workload
 from photon_grpc.cli.load.load_client import LoadClient
 from photon_grpc.client import Client, Multiplex, Unreachable
@@ -24,7 +25,6 @@ from photon_grpc.errors import (
     KVCapacity,
     PhotonError,
 )
-from photon_grpc.server.calls.places import Places
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FakeLink, done, frontend

@@ -23,7 +23,7 @@ from photon_grpc.config.resolve import CLIENT_VARIABLES, resolve
 from photon_grpc.config.settings import settings
 from photon_grpc.core.counts import Sums
 from photon_grpc.core.stats import Load
-from photon_grpc.server.observe.exposition import Snapshot
+from photon_grpc.observe.exposition import Snapshot
 from photon_grpc.service.supervisor import _ENGINE_GRACE_S, _FRONTEND_GRACE_S
 from tests.deploy.dockerfile import Dockerfile
 from tests.deploy.manifests import DEPLOY, KUBERNETES, PATCHES, base, containers, pod_spec, read, workloads

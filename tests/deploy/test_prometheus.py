@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.server.observe import metrics
+from photon_grpc.observe import metrics
 from tests.deploy.manifests import DEPLOY, base, containers, read
 from tests.docs.test_metrics_documents import NAMES
 

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from photon_grpc.core.counts import Counts, Sums
 from photon_grpc.core.stats import Load
-from photon_grpc.server.observe import metrics
-from photon_grpc.server.observe.exposition import Snapshot
+from photon_grpc.observe import metrics
+from photon_grpc.observe.exposition import Snapshot
 from tests.frontend.fake_engine import FACTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

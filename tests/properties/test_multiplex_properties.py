@@ -13,8 +13,8 @@ from photon_grpc.core.ask import Ask, IdsInput, Origin, OutputAsk, SamplingAsk, 
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.output.update import OutputDelta, Update
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.wire import codec
 from photon_grpc.server.wire.frames import ItemWriter
 from photon_grpc.v1 import inference_pb2 as pb

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.admin.v1 import admin_pb2 as pb
 from photon_grpc.admin.v1 import admin_pb2_grpc
 from photon_grpc.config.resolve import resolve
@@ -22,12 +23,11 @@ from photon_grpc.core.frames import Suspect
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
 from photon_grpc.frontend.readiness import State
+from photon_grpc.observe.failure_log import FailureLog
+from photon_grpc.observe.metrics import HANDLED, CallMetrics
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
-from photon_grpc.server.observe.metrics import HANDLED, CallMetrics
 from tests.frontend.fake_engine import FACTS
 from tests.server.failing import failure, info_of
 from tests.server.fake_frontend import FakeFrontend, raw, until

@@ -15,14 +15,14 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
+from photon_grpc.access import key_ring
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, QuotaExceeded
-from photon_grpc.server.calls import key_ring
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.wire import descriptors
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 from tests.attack import http2
@@ -110,7 +110,7 @@ async def test_paths_that_are_not_served_are_one_kind_in_the_log(
     channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A caller without a key can neither choose what is logged nor evade the limit of lines."""
-    caplog.set_level(logging.INFO, "photon_grpc.server")
+    caplog.set_level(logging.INFO, "photon_grpc.observe")
     for number in range(30):
         await failure(raw(channel, f"/{number}{'x' * 6000}")(b""))
     assert [json.loads(line)["method"] for line in caplog.messages] == ["unknown"] * 10
@@ -120,7 +120,7 @@ async def test_paths_that_are_not_served_are_one_kind_in_the_log(
 async def test_a_method_that_is_served_is_named_in_the_log(
     channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    caplog.set_level(logging.INFO, "photon_grpc.server")
+    caplog.set_level(logging.INFO, "photon_grpc.observe")
     await failure(raw(channel, method)(b""))
     (line,) = caplog.messages
     assert json.loads(line)["method"] == method

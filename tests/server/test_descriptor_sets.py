@@ -12,15 +12,15 @@ import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.json_format import MessageToJson
 
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.core.ask import Origin
 from photon_grpc.core.generation import Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import DescriptorSetUnknown, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Update
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.typed import message_type
 from photon_grpc.server.typed.message_type import MessageType, MessageTypes
 from photon_grpc.v1 import inference_pb2 as pb

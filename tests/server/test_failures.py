@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from photon_grpc import errors
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.guard import CallRules, Guard
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of, trailer
@@ -115,7 +115,7 @@ async def test_a_failed_call_is_logged_as_one_line_of_json(
     caplog.set_level(logging.INFO, logger="photon_grpc")
     frontend.refusals = [errors.InvalidRequest("my secret prompt is empty", field="text")]
     await failure(inference.Generate(pb.GenerateRequest(text="my secret prompt", request_id='a"b')))
-    (record,) = [record for record in caplog.records if record.name.startswith("photon_grpc.server")]
+    (record,) = [record for record in caplog.records if record.name.startswith("photon_grpc.observe")]
     line = json.loads(record.getMessage())
     assert line.pop("duration_ms") >= 0
     assert line == {

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from photon_grpc.access.key_ring import KeyRing
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls import metadata
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2
 from tests.attack.http2 import END_STREAM, Connection, connected

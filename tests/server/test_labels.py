@@ -13,15 +13,15 @@ from photon_grpc.compose.observation import observation
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.generation import Usage
-from photon_grpc.server.observe.metrics import MAX_LABEL_VALUES, LabelMetrics
-from photon_grpc.server.observe.request_log import LOGGER, RequestLog
+from photon_grpc.observe.metrics import MAX_LABEL_VALUES, LabelMetrics
+from photon_grpc.observe.request_log import LOGGER, RequestLog
 from photon_grpc.service.logs.log_lines import JsonLines
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import frontend as real_frontend
+from tests.observe.test_metrics import RECORD, REFUSED, samples
 from tests.server.failing import failure, info_of
 from tests.server.fake_frontend import FakeFrontend, serving
-from tests.server.test_metrics import RECORD, REFUSED, samples
 
 TEAM = (("team", "search"), ("zone", "eu"))
 

@@ -15,13 +15,13 @@ import grpc
 import pytest
 
 from photon_grpc import errors
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, ModelLoading
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
 from photon_grpc.server.standard import load_report
 from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest

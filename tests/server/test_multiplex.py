@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.client.channel import open_channel
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.frames import Add, Down, Failed
@@ -27,13 +28,12 @@ from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.input.prompt import Prepared
 from photon_grpc.frontend.quotas import Shares
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import inference, multiplex
 from photon_grpc.server.calls import methods
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.multiplex import MultiplexCall
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -487,7 +487,7 @@ async def test_a_too_long_id_is_shortened_in_errors_and_logs(
     """The answer, the failure log and the record hold the same cut id; a request in flight with that id continues."""
     records: list[str] = []
     monkeypatch.setattr(service.frontend, "refused", lambda origin, error: records.append(origin.request_id))
-    caplog.set_level(logging.INFO, "photon_grpc.server")
+    caplog.set_level(logging.INFO, "photon_grpc.observe")
     cut_id = "i" * 128
     caller = await running(service, cut_id)
     await caller.generate("i" * 300_000)

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.quotas import Quotas
@@ -22,10 +23,9 @@ from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import Shares
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack.http2 import connected, grpc_message

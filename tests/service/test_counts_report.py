@@ -12,7 +12,7 @@ from typing import Any, cast
 from photon_grpc.bridge.control import ControlChannel, Counted
 from photon_grpc.core.counts import Counts, Sums
 from photon_grpc.core.stats import Load
-from photon_grpc.server.observe.metrics import LOOP_LAG_S, REQUESTS_BY_LABEL
+from photon_grpc.observe.metrics import LOOP_LAG_S, REQUESTS_BY_LABEL
 from photon_grpc.service.processes.counts_report import CountsReport
 
 

@@ -14,8 +14,8 @@ from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadRepo
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.cli.test_trace import check_counts, events_of, tracks_of
+from tests.observe.test_spans import TRACE_ID, Collector, attributes_of
 from tests.server.test_records import TRACEPARENT
-from tests.server.test_spans import TRACE_ID, Collector, attributes_of
 from tests.service.running import RunningService, modelless, wait_until
 from tests.service.tiny import write_tiny_model
 

@@ -10,16 +10,13 @@ from functools import partial
 
 import grpc
 
+from photon_grpc.access.credentials import checked_key
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.admin.v1 import admin_pb2
 from photon_grpc.config.api_keys import ApiKey
-from photon_grpc.errors import InvalidCredentials, MissingCredentials, ScopeRequired
 from photon_grpc.server.calls.call import Call
-from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.wire import descriptors
 from photon_grpc.v1 import inference_pb2, model_pb2
-
-_AUTHORIZATION = "authorization"
-_SCHEME = "bearer"
 
 #: Any key is enough.
 _NO_SCOPE: tuple[str, ...] = ()
@@ -63,24 +60,5 @@ class ApiKeys:
 
     def _checked_key(self, details: grpc.HandlerCallDetails, scopes: tuple[str, ...]) -> ApiKey:
         """Return the call's key. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
-        key = self._key(details)
-        _check_scope(key, scopes)
-        return key
-
-    def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
-        """Return the key named in the call's headers. Raise MissingCredentials, InvalidCredentials."""
-        headers = [value for name, value in details.invocation_metadata or () if name == _AUTHORIZATION]
-        if not headers:
-            raise MissingCredentials("this server wants an API key: metadata `authorization: Bearer KEY`")
-        scheme, _, secret = str(headers[0]).partition(" ")
-        key = self._keys.find(secret.strip())
-        # A proxy in front may choose the other one of two headers.
-        if key is None or len(headers) > 1 or scheme.lower() != _SCHEME:
-            raise InvalidCredentials("the API key is not known here, or not sent as `authorization: Bearer KEY`")
-        return key
-
-
-def _check_scope(key: ApiKey, scopes: tuple[str, ...]) -> None:
-    if scopes and set(scopes).isdisjoint(key.scopes):
-        needed = " or ".join(map(repr, scopes))
-        raise ScopeRequired(f"this method needs the scope {needed}; the key has {', '.join(sorted(key.scopes))}")
+        headers = [str(value) for name, value in details.invocation_metadata or () if name == "authorization"]
+        return checked_key(self._keys, headers, scopes)

@@ -17,13 +17,13 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
 
+from photon_grpc.access.places import Places
 from photon_grpc.core.ask import is_out_of_time
 from photon_grpc.core.counts import Labels
 from photon_grpc.errors import NotAllowed
 from photon_grpc.server.calls import metadata, methods
 from photon_grpc.server.calls.call import Call, CallCounts, CallEnding, CallFailures, Trailers, begin_call, current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import MessageReceiver
 from photon_grpc.server.wire.unknown import refusing_unknown
 

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from photon_grpc.access.held_memory import HeldMemory, give_back_freed
+from photon_grpc.access.places import Places, SharedTurns, WaitingPlaces
 from photon_grpc.errors import RETRY_AFTER_S, InvalidRequest, MalformedMessage, PhotonError, QueueFull
 from photon_grpc.server.calls.call import Call
-from photon_grpc.server.calls.held_memory import HeldMemory, give_back_freed
-from photon_grpc.server.calls.places import Places, SharedTurns, WaitingPlaces
 from photon_grpc.server.wire.fields import count_fields
 
 MAX_RECEIVING = 10

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
+from photon_grpc.observe.codes import code_name, public_error
 from photon_grpc.server.calls import metadata
 from photon_grpc.server.wire import features
 
@@ -30,25 +31,6 @@ _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: A negative pushback stops gRPC's retries.
 _NEVER = "-1"
 
-#: The first class in an error's MRO that is a key decides.
-CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
-    errors.FeatureNotSupported: grpc.StatusCode.UNIMPLEMENTED,
-    errors.DuplicateRequestId: grpc.StatusCode.ALREADY_EXISTS,
-    errors.MissingCredentials: grpc.StatusCode.UNAUTHENTICATED,
-    errors.InvalidCredentials: grpc.StatusCode.UNAUTHENTICATED,
-    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.KVCapacity: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.DescriptorSetUnknown: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.AbortedByAdmin: grpc.StatusCode.ABORTED,
-    errors.Cancelled: grpc.StatusCode.CANCELLED,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.PhotonError: grpc.StatusCode.INTERNAL,
-}
-
 
 class CallStatus(NamedTuple):
     """The end of a failed call: the arguments of `context.abort`, and what the log adds to them."""
@@ -59,10 +41,14 @@ class CallStatus(NamedTuple):
     reason: str
     request_id: str
 
+    @property
+    def code_name(self) -> str:
+        return self.code.name
+
 
 def call_status(error: Exception, request_id: str) -> CallStatus:
     """Return the status that the caller gets for `error`. The text of an internal exception is left out."""
-    public = _public_error(error, request_id)
+    public = public_error(error, request_id)
     status = _rpc_status(public)
     trailers: list[tuple[str, str | bytes]] = [
         (_DETAILS_KEY, status.SerializeToString()),
@@ -76,7 +62,7 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
 
 def request_error(error: Exception, request_id: str) -> status_pb2.Status:
     """Return the status for one request of a multiplexed stream."""
-    return _rpc_status(_public_error(error, request_id))
+    return _rpc_status(public_error(error, request_id))
 
 
 def _rpc_status(error: errors.PhotonError) -> status_pb2.Status:
@@ -85,7 +71,7 @@ def _rpc_status(error: errors.PhotonError) -> status_pb2.Status:
 
 
 def code_of(error: errors.PhotonError) -> grpc.StatusCode:
-    return next(CODES[cls] for cls in type(error).__mro__ if cls in CODES)
+    return grpc.StatusCode[code_name(error)]
 
 
 def bounded(status: status_pb2.Status) -> status_pb2.Status:
@@ -100,12 +86,6 @@ def bounded(status: status_pb2.Status) -> status_pb2.Status:
         else:
             del status.details[-1]
     return status
-
-
-def _public_error(error: Exception, request_id: str) -> errors.PhotonError:
-    if isinstance(error, errors.PhotonError) and not isinstance(error, errors.StartupError):
-        return error
-    return errors.InternalFailure(f"internal error; the server's log has it under request id {request_id}")
 
 
 def _details(error: errors.PhotonError) -> list[Message]:

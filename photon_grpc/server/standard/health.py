@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
+from photon_grpc.access.places import Places, silent_call
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import Places, silent_call
 from photon_grpc.server.wire import descriptors
 
 READINESS = "photon_grpc.v1.InferenceService"

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from photon_grpc.access.places import Places, silent_call
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import Unavailable
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import Places, silent_call
 from photon_grpc.server.wire import descriptors
 from photon_grpc.server.wire.writer import StreamWriter
 

@@ -10,9 +10,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from photon_grpc.access.places import Places
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
-from photon_grpc.server.calls.places import Places
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.wire import descriptors
 

@@ -14,9 +14,9 @@ from email.parser import BytesHeaderParser
 from http import HTTPStatus
 from typing import NamedTuple
 
+from photon_grpc.access.places import Places
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError, PhotonError, QueueFull, frames_of
-from photon_grpc.server.calls.places import Places
 
 _LOG = logging.getLogger(__name__)
 

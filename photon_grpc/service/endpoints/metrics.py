@@ -12,8 +12,8 @@ from http import HTTPStatus
 from photon_grpc.bridge.control import Counted
 from photon_grpc.core.counts import EngineSums, Series, Sums
 from photon_grpc.core.frames import Facts
-from photon_grpc.server.observe import metrics
-from photon_grpc.server.observe.exposition import Snapshot
+from photon_grpc.observe import metrics
+from photon_grpc.observe.exposition import Snapshot
 from photon_grpc.service.endpoints.http import HttpEndpoint, Page
 from photon_grpc.service.endpoints.service_metrics import Served
 

@@ -10,7 +10,7 @@ from photon_grpc.core.counts import Counts
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
-from photon_grpc.server.observe.metrics import LOOP_LAG_S
+from photon_grpc.observe.metrics import LOOP_LAG_S
 
 #: A front end that is killed loses the counts since its last report.
 INTERVAL_S = 0.5

@@ -37,8 +37,8 @@ from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
 from photon_grpc.frontend.record import Observers
+from photon_grpc.observe import request_log
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.observe import request_log
 from photon_grpc.server.server import Server
 from photon_grpc.service.logs.log_pipe import log_bare_lines, log_to_stderr
 from photon_grpc.service.processes import address_space

@@ -13,12 +13,12 @@ import grpc
 import pytest
 
 from photon_grpc import errors
+from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.compose.observation import observation
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
-from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.calls.status import call_status
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -37,7 +37,7 @@ def failures() -> FailureLog:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, logger="photon_grpc.server")
+    caplog.set_level(logging.INFO, logger="photon_grpc.observe")
     return caplog
 
 

@@ -15,7 +15,7 @@ from photon_grpc import __version__
 from photon_grpc.core.counts import Metric, Sums
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
-from photon_grpc.server.observe import metrics
+from photon_grpc.observe import metrics
 
 
 @dataclass(frozen=True, slots=True)

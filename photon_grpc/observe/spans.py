@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -20,13 +19,13 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from photon_grpc import __version__
-from photon_grpc.errors import from_reason
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server.calls.metadata import TRACEPARENT_KEY
-from photon_grpc.server.calls.status import code_of
+from photon_grpc.observe.codes import code_of_reason
 from photon_grpc.v1 import inference_pb2
 
 _LOG = logging.getLogger(__name__)
+#: The key that the propagator reads.
+_TRACEPARENT = "traceparent"
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 #: Spans that wait to be sent. More are dropped.
 _MAX_WAITING = 8192
@@ -38,16 +37,7 @@ _WARNING_INTERVAL_S = 60.0
 _CLOSING_S = 1.0
 
 #: Codes that are the server's fault. https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
-_FAULTS = frozenset(
-    (
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    )
-)
+_FAULTS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
 
 
 class RequestSpans:
@@ -76,13 +66,13 @@ class RequestSpans:
         start_ns = end_ns - round(record.total_s * 1e9)
         span = self._tracer.start_span(
             f"{_SERVICE}/{origin.method}",
-            self._propagator.extract({TRACEPARENT_KEY: origin.traceparent}),
+            self._propagator.extract({_TRACEPARENT: origin.traceparent}),
             SpanKind.SERVER,
             start_time=start_ns,
         )
         if span.is_recording():
             span.set_attributes(dict(_attributes(record)))
-            if _code(record) in _FAULTS:
+            if code_of_reason(record.reason) in _FAULTS:
                 span.set_status(Status(StatusCode.ERROR))
             if record.first_token_s is not None:
                 span.add_event("first_token", timestamp=start_ns + round(record.first_token_s * 1e9))
@@ -128,7 +118,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, str | int | float 
     origin, usage = record.origin, record.usage
     yield "rpc.system.name", "grpc"
     yield "rpc.method", f"{_SERVICE}/{origin.method}"
-    yield "rpc.response.status_code", _code(record).name
+    yield "rpc.response.status_code", code_of_reason(record.reason)
     if record.reason:
         yield "error.type", record.reason
     yield "gen_ai.operation.name", "generate_content"
@@ -151,7 +141,3 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, str | int | float 
         yield "photon.api_key.name", origin.owner
     for key, value in origin.labels:
         yield f"photon.label.{key}", value
-
-
-def _code(record: RequestRecord) -> grpc.StatusCode:
-    return code_of(from_reason(record.reason, "")) if record.reason else grpc.StatusCode.OK

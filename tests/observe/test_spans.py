@@ -23,8 +23,8 @@ from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server.observe import spans as spans_module
-from photon_grpc.server.observe.spans import RequestSpans
+from photon_grpc.observe import spans as spans_module
+from photon_grpc.observe.spans import RequestSpans
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import done
 from tests.server.test_records import SECRET, TOKEN, TRACEPARENT, Service
@@ -252,7 +252,7 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"otlp_endpoint": "http://collector:4317"}, {}).config.server
-    monkeypatch.setitem(sys.modules, "photon_grpc.server.observe.spans", None)
+    monkeypatch.setitem(sys.modules, "photon_grpc.observe.spans", None)
     with pytest.raises(ConfigError, match=r"pip install '.\[otel\]'"), tracing(config, "pod-7"):
         pass
 

@@ -24,13 +24,13 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError, QueueFull, RequestError, Unavailable
 from photon_grpc.frontend.record import RequestRecord
+from photon_grpc.observe import metrics
+from photon_grpc.observe.exposition import Snapshot
+from photon_grpc.observe.failure_log import FailureLog
+from photon_grpc.observe.metrics import CallMetrics, KeyMetrics, RequestMetrics
+from photon_grpc.observe.request_log import LOGGER, RequestLog
 from photon_grpc.server.calls import methods
 from photon_grpc.server.calls.guard import CallRules, Guard
-from photon_grpc.server.observe import metrics
-from photon_grpc.server.observe.exposition import Snapshot
-from photon_grpc.server.observe.failure_log import FailureLog
-from photon_grpc.server.observe.metrics import CallMetrics, KeyMetrics, RequestMetrics
-from photon_grpc.server.observe.request_log import LOGGER, RequestLog
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import FACTS
 from tests.server.fake_frontend import ASK, FakeFrontend, for_ever, raw, serving, until

@@ -6,15 +6,27 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from photon_grpc.errors import InternalFailure, PhotonError, frames_of
-from photon_grpc.server.calls.status import CallStatus
 
 _log = logging.getLogger(__name__)
 
 #: Calls of one kind that get their own line per interval. Lines of unexpected exceptions include their frames.
 _MAX_LINES = {logging.INFO: 10, logging.ERROR: 2}
+
+
+class FailureStatus(Protocol):
+    """The status with which a call ends, of whichever protocol."""
+
+    @property
+    def code_name(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def request_id(self) -> str: ...
 
 
 class _Kind(NamedTuple):
@@ -35,14 +47,14 @@ class FailureLog:
         self._counts: Counter[_Kind] = Counter()
 
     def report(
-        self, error: Exception, status: CallStatus, method: str, duration_s: float, *, is_request: bool = False
+        self, error: Exception, status: FailureStatus, method: str, duration_s: float, *, is_request: bool = False
     ) -> None:
         """Log one failed call (`is_request`: counted as a request); an unexpected exception without its text."""
         is_foreseen = isinstance(error, PhotonError)
         if is_request and not self._has_requests and is_foreseen and not isinstance(error, InternalFailure):
             return
         level, reason = (logging.INFO, status.reason) if is_foreseen else (logging.ERROR, type(error).__name__)
-        kind = _Kind(level, method, status.code.name, reason)
+        kind = _Kind(level, method, status.code_name, reason)
         if not self._counts:
             asyncio.get_running_loop().call_later(self._interval_s, self._sum_up)
         self._counts[kind] += 1
@@ -64,11 +76,11 @@ def _write(level: int, fields: dict[str, object], frames: str = "") -> None:
     _log.log(level, "%s", text, extra={"fields": fields | {"frames": frames} if frames else fields})
 
 
-def _fields(error: Exception, status: CallStatus, method: str, duration_s: float) -> dict[str, object]:
+def _fields(error: Exception, status: FailureStatus, method: str, duration_s: float) -> dict[str, object]:
     fields: dict[str, object] = {
         "event": "call failed",
         "method": method,
-        "code": status.code.name,
+        "code": status.code_name,
         "reason": status.reason,
         "request_id": status.request_id,
         "duration_ms": round(duration_s * 1000, 1),

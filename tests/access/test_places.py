@@ -15,19 +15,19 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from photon_grpc.access.held_memory import HeldMemory
+from photon_grpc.access.key_ring import KeyRing
+from photon_grpc.access.places import AT_WORK, Places, SharedTurns, WaitingPlaces, silent_call
 from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import admin, inference
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.calls import receiver
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
-from photon_grpc.server.calls.held_memory import HeldMemory
-from photon_grpc.server.calls.key_ring import KeyRing
-from photon_grpc.server.calls.places import AT_WORK, Places, SharedTurns, WaitingPlaces, silent_call
-from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
 from photon_grpc.server.standard import health, load_report, reflection
 from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest

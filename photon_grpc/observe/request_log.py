@@ -7,10 +7,9 @@ import logging
 import re
 from datetime import UTC, datetime
 
-from photon_grpc.errors import from_reason
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server.calls.status import code_of
-from photon_grpc.server.observe.metrics import finished_reason
+from photon_grpc.observe.codes import code_of_reason
+from photon_grpc.observe.metrics import finished_reason
 
 LOGGER = "photon_grpc.access"
 
@@ -40,7 +39,7 @@ def fields(record: RequestRecord) -> dict[str, object]:
         "method": origin.method,
         "model": origin.model,
         "labels": _labels(origin.labels),
-        "code": code_of(from_reason(record.reason, "")).name if record.reason else "OK",
+        "code": code_of_reason(record.reason),
         "reason": record.reason,
         "field": record.field,
         "finish_reasons": [finished_reason(each) for each in record.finish_reasons],

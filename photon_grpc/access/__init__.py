@@ -1,0 +1,1 @@
+"""API keys, and places for calls, which a front end's gRPC and HTTP servers share."""
