@@ -1,0 +1,141 @@
+"""The only place where a failure becomes an HTTP status, headers and a body, in the form of each API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from photon_grpc import errors
+from photon_grpc.observe.codes import code_name, public_error
+
+#: The mapping of google.rpc.Code, except that a model that lacks a feature is no failure of the server.
+_STATUSES = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "UNIMPLEMENTED": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "ABORTED": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+#: The status of a caller that went away, as nginx logs it.
+CLIENT_CLOSED = 499
+#: Characters of an error's text and field.
+_MAX_TEXT, _MAX_FIELD = 2048, 256
+
+Headers = dict[str, str]
+
+
+class HttpError(errors.InvalidRequest):
+    """A request that is wrong as HTTP, whichever fields its body has."""
+
+    def __init__(self, status: HTTPStatus, message: str, *, headers: Headers | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.status = status
+        self.headers = headers or {}
+
+
+class Failure(NamedTuple):
+    """The end of a failed call."""
+
+    error: errors.PhotonError
+    status: int
+    request_id: str
+
+    @property
+    def code_name(self) -> str:
+        return str(self.status)
+
+    @property
+    def reason(self) -> str:
+        return self.error.reason
+
+    def headers(self) -> Headers:
+        """Return the headers that tell clients whether and when to try again."""
+        found = dict(getattr(self.error, "headers", {}))
+        is_retryable = isinstance(self.error, (errors.Overloaded, errors.Unavailable)) and not self.error.is_final
+        # Clients of OpenAI and Anthropic would also repeat what fails again: 409, 500, 504.
+        found["x-should-retry"] = "true" if is_retryable else "false"
+        if is_retryable:
+            delay_s = errors.RETRY_AFTER_S if self.error.retry_after_s is None else max(self.error.retry_after_s, 0.0)
+            found["retry-after"] = str(math.ceil(delay_s))
+            found["retry-after-ms"] = str(round(delay_s * 1000))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            found["www-authenticate"] = "Bearer"
+        return found
+
+
+def failure_of(error: Exception, request_id: str, names: Mapping[str, str]) -> Failure:
+    """Return the failure with the API's `names` of fields. The text of an internal exception is left out."""
+    public = public_error(error, request_id)
+    status = error.status if isinstance(error, HttpError) else _STATUSES[code_name(public)]
+    return Failure(_renamed(public, names), int(status), request_id)
+
+
+def _renamed(error: errors.PhotonError, names: Mapping[str, str]) -> errors.PhotonError:
+    """Replace the name of the field in the error by the API's."""
+    path = error.field
+    ours = path
+    while ours and ours not in names:
+        ours = ours[: max(ours.rfind("."), ours.rfind("["), 0)]
+    if ours:
+        error.field = names[ours] + path[len(ours) :]
+        if error.message.startswith(path):
+            error.message = error.field + error.message[len(path) :]
+    return error
+
+
+class ErrorForm(Protocol):
+    """The form of errors in one API."""
+
+    def body(self, failure: Failure) -> bytes: ...
+
+    def event(self, failure: Failure) -> bytes:
+        """Return the server-sent event of a failure after output began."""
+
+    def headers(self, request_id: str) -> Headers:
+        """Return the headers of every answer."""
+
+
+class OpenAiErrors:
+    """`{"error": {"message", "type", "param", "code"}}`, where `code` is our reason."""
+
+    def body(self, failure: Failure) -> bytes:
+        return msgspec.json.encode({"error": self._fields(failure)})
+
+    def event(self, failure: Failure) -> bytes:
+        return b"data: " + self.body(failure) + b"\n\n"
+
+    def headers(self, request_id: str) -> Headers:
+        return {"x-request-id": request_id}
+
+    def _fields(self, failure: Failure) -> dict[str, Any]:
+        error, status = failure.error, failure.status
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        fields: dict[str, Any] = {
+            "message": error.message[:_MAX_TEXT],
+            "type": kind,
+            "param": error.field[:_MAX_FIELD] or None,
+            "code": error.reason,
+        }
+        numbers = {"needed": error.needed, "limit": error.limit}
+        return fields | {name: number for name, number in numbers.items() if number is not None}
+
+
+OPENAI_ERRORS = OpenAiErrors()

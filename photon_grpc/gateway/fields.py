@@ -1,0 +1,135 @@
+"""Tables of the fields of an HTTP API: each is obeyed, accepted without effect, or refused. Others are unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from photon_grpc.core.ask import CacheAsk, OutputAsk, SamplingAsk, SchedulingAsk, StopAsk, StreamAsk
+from photon_grpc.core.fields import FIELDS
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+
+_STRUCTS: dict[str, Callable[..., Any]] = {
+    "sampling": SamplingAsk,
+    "stop": StopAsk,
+    "output": OutputAsk,
+    "cache": CacheAsk,
+    "scheduling": SchedulingAsk,
+    "stream": StreamAsk,
+}
+#: Characters of a caller's name in an error message.
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """A field with an effect."""
+
+    #: Its type, as msgspec converts it.
+    kind: Any
+    #: The option of `core.fields` that it sets; empty: the API's own code reads it.
+    option: str = ""
+    #: Converts the value to that of the option.
+    adapt: Callable[[Any], Any] | None = None
+    #: For the documents.
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A field that has no effect here and cannot change an answer."""
+
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer, and is not supported."""
+
+    note: str
+    #: Values that ask for nothing beyond what is done anyway.
+    harmless: tuple[Any, ...] = ()
+
+
+Table = Mapping[str, Obeyed | Accepted | Refused]
+
+
+class Values(NamedTuple):
+    """The fields of one body. Fields that are null are unset."""
+
+    #: Those that are obeyed, converted.
+    obeyed: dict[str, Any]
+    #: Names of those without effect.
+    ignored: tuple[str, ...]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.obeyed.get(name, default)
+
+
+def read(table: Table, body: Mapping[str, Any]) -> Values:
+    """Return the fields of a body. Raise InvalidRequest, also for an unknown name, and FeatureNotSupported."""
+    obeyed: dict[str, Any] = {}
+    ignored: list[str] = []
+    for name, value in body.items():
+        entry = table.get(name)
+        if entry is None:
+            raise unknown_field(name, table)
+        if value is None:
+            continue
+        if isinstance(entry, Obeyed):
+            obeyed[name] = converted(value, entry.kind, name)
+        elif isinstance(entry, Accepted):
+            ignored.append(name)
+        elif not _is_among(value, entry.harmless):
+            raise FeatureNotSupported(f"{name}: {entry.note}", field=name)
+    return Values(obeyed, tuple(ignored))
+
+
+def converted(value: Any, kind: Any, field: str) -> Any:
+    """Return the value as `kind`. Raise InvalidRequest naming the place within the field."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        path = field + place.rstrip("`")
+        raise InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", field=path) from None
+
+
+def unknown_field(name: str, table: Mapping[str, Any], within: str = "") -> InvalidRequest:
+    """Return the error for a name that the API does not have, with the name it resembles."""
+    name = name[:_MAX_NAME]
+    close = difflib.get_close_matches(name, table, n=1, cutoff=0.7)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return InvalidRequest(f"{within}{name}: there is no such field{hint}", field=f"{within}{name}")
+
+
+def groups(table: Table, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options that the fields set, by group, as the structs of an Ask take them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        entry = table[name]
+        if isinstance(entry, Obeyed) and entry.option:
+            field = FIELDS[entry.option]
+            found.setdefault(field.group, {})[field.attribute] = entry.adapt(value) if entry.adapt else value
+    return found
+
+
+def structs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the groups as keyword arguments of an Ask."""
+    return {group: _STRUCTS[group](**options) for group, options in found.items()}
+
+
+def names(table: Table) -> dict[str, str]:
+    """Return the API's name of each option that it sets, by the path that errors have."""
+    return {
+        FIELDS[entry.option].path: name for name, entry in table.items() if isinstance(entry, Obeyed) and entry.option
+    }
+
+
+def _is_among(value: Any, harmless: tuple[Any, ...]) -> bool:
+    # 1 == True, but true is no number.
+    return any(type(value) is type(each) and value == each for each in harmless)

@@ -1,0 +1,62 @@
+"""Parts of OpenAI's answers: usage, and log-probabilities in the two forms of its endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from photon_grpc.core.generation import TokenScore, Usage
+
+
+def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
+    """Return the sum as an answer has it."""
+    all_usages = list(usages)
+    num_prompt = sum(each.prompt_tokens for each in all_usages)
+    num_output = sum(each.output_tokens for each in all_usages)
+    num_cached = sum(each.cached_prompt_tokens for each in all_usages)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def token_text(token_bytes: bytes) -> str:
+    """Return a token as text; bytes that are part of a character are shown as U+FFFD."""
+    return token_bytes.decode("utf-8", "replace")
+
+
+def chat_logprobs(scores: Iterable[TokenScore]) -> list[dict[str, Any]]:
+    """Return log-probabilities as the chat endpoint has them."""
+    return [
+        _entry(score.token_bytes, score.logprob)
+        | {"top_logprobs": [_entry(each.token_bytes, each.logprob) for each in score.candidates]}
+        for score in scores
+    ]
+
+
+def _entry(token_bytes: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": token_text(token_bytes), "logprob": logprob, "bytes": list(token_bytes)}
+
+
+def completion_logprobs(scores: Iterable[TokenScore], offset: int) -> tuple[dict[str, Any], int]:
+    """Return log-probabilities as the completions endpoint has them, and the offset in the text after them."""
+    found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for score in scores:
+        text = token_text(score.token_bytes)
+        found["tokens"].append(text)
+        found["token_logprobs"].append(score.logprob)
+        found["text_offset"].append(offset)
+        found["top_logprobs"].append(None if score.logprob is None else _by_text(score, text))
+        offset += len(text)
+    return found, offset
+
+
+def _by_text(score: TokenScore, text: str) -> dict[str, float | None]:
+    # Several tokens may look the same as text; the likeliest, which comes first, stands for them.
+    found: dict[str, float | None] = {}
+    for each in score.candidates:
+        found.setdefault(token_text(each.token_bytes), each.logprob)
+    found.setdefault(text, score.logprob)
+    return found

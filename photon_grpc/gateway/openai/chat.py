@@ -1,0 +1,268 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from photon_grpc.core.ask import Ask
+from photon_grpc.core.generation import Start, ToolCall
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.output.answer import NO_ANSWER
+from photon_grpc.frontend.output.update import OutputDelta, Result, Update
+from photon_grpc.gateway import generation
+from photon_grpc.gateway.body import json_object
+from photon_grpc.gateway.call import HttpCall
+from photon_grpc.gateway.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
+from photon_grpc.gateway.openai.messages import chat_of
+from photon_grpc.gateway.openai.options import (
+    SHARED,
+    StreamOptions,
+    cache_of,
+    constraint_of,
+    finish_reason,
+    stop_reason,
+)
+
+FIELDS: Table = {
+    **SHARED,
+    "messages": Obeyed(list[dict[str, Any]]),
+    "max_completion_tokens": Obeyed(int, "max_tokens"),
+    "max_tokens": Obeyed(int, note="the older name of max_completion_tokens"),
+    "logprobs": Obeyed(bool),
+    "top_logprobs": Obeyed(int),
+    "tools": Obeyed(list[dict[str, Any]]),
+    "tool_choice": Obeyed(Any),
+    "parallel_tool_calls": Obeyed(bool, note="false only with a tool_choice that names the tool, which is called once"),
+    "reasoning_effort": Obeyed(str, note="a variable of the chat template"),
+    "chat_template_kwargs": Obeyed(dict[str, Any], note="variables of the chat template"),
+    "add_generation_prompt": Obeyed(bool),
+    "modalities": Refused("this server writes text", (["text"],)),
+    "audio": Refused("this server writes text"),
+    "prediction": Accepted("a prediction may make an answer faster, never different"),
+    "verbosity": Refused("ask for it in a message", ("medium",)),
+    "web_search_options": Refused("this server searches nothing"),
+    "functions": Refused("tools is its newer name", ([],)),
+    "function_call": Refused("tool_choice is its newer name", ("auto", "none")),
+    "continue_final_message": Refused("a message cannot be continued here", (False,)),
+    "add_special_tokens": Refused("the chat template writes them", (False,)),
+    "echo": Refused("the prompt of a chat is not repeated", (False,)),
+    "include_reasoning": Refused("reasoning is always reported beside the content", (True,)),
+    "chat_template": Refused("the model's own template is used"),
+    "documents": Refused("pass documents in chat_template_kwargs", ([],)),
+}
+_NAMES = names(FIELDS) | {
+    "stop.max_tokens": "max_completion_tokens",
+    "chat.messages": "messages",
+    "chat.tools": "tools",
+    "chat.tool_choice": "tool_choice",
+    "chat.template_args_json": "chat_template_kwargs",
+    "output.logprobs": "top_logprobs",
+    "structured_output.json_schema": "response_format",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one call asks for."""
+
+    ask: Ask
+    stream: bool
+    options: StreamOptions
+    has_logprobs: bool
+
+
+class ChatCompletions:
+    """The endpoint."""
+
+    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
+        self._frontend = frontend
+        self._max_body_bytes = max_body_bytes
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (Endpoint("/v1/chat/completions", self.answer, scopes=("generate",), names=_NAMES),)
+
+    async def answer(self, call: HttpCall) -> Response | None:
+        call.is_request = True
+        origin = call.origin()
+        with generation.recording_refusals(self._frontend, origin):
+            values = read(FIELDS, await json_object(call, self._max_body_bytes))
+            call.note_ignored(values.ignored)
+            facts = self._frontend.model(values.get("model", ""))
+            origin = call.origin()
+            origin.model = facts.name
+            if user := values.get("user"):
+                generation.label(origin, user)
+            wanted = _Wanted(
+                generation.ask_of(
+                    call,
+                    origin,
+                    chat_of(values.obeyed),
+                    _options(values),
+                    model=facts.name,
+                    constraint=constraint_of(values.obeyed),
+                ),
+                bool(values.get("stream")),
+                values.get("stream_options") or StreamOptions(),
+                bool(values.get("logprobs")),
+            )
+        if not wanted.stream:
+            (result,) = await generation.gather(self._frontend, (wanted.ask,))
+            return Response(_body(call, wanted, result), media_type="application/json")
+        chunks = _Chunks(call, wanted)
+        await generation.stream(self._frontend, (wanted.ask,), chunks.write)
+        await call.events.write(b"data: [DONE]\n\n")
+        return None
+
+
+def _options(values: Values) -> dict[str, dict[str, Any]]:
+    """Return the options of the ask by group. Raise InvalidRequest, FeatureNotSupported."""
+    options = groups(FIELDS, values.obeyed)
+    if (most := values.get("max_tokens")) is not None:
+        options.setdefault("stop", {}).setdefault("max_tokens", most)
+    top = values.get("top_logprobs")
+    if values.get("logprobs"):
+        options.setdefault("output", {})["logprobs"] = top or 0
+    elif top:
+        raise InvalidRequest("top_logprobs: needs logprobs: true", field="top_logprobs")
+    if values.get("parallel_tool_calls") is False and values.get("tools") and _may_call_several(values):
+        message = "parallel_tool_calls: false needs a tool_choice that names the tool"
+        raise FeatureNotSupported(message, field="parallel_tool_calls")
+    options.setdefault("cache", {}).update(cache_of(values.obeyed))
+    return options
+
+
+def _may_call_several(values: Values) -> bool:
+    return not isinstance(choice := values.get("tool_choice"), dict) and choice != "none"
+
+
+# --- the whole answer ------------------------------------------------------------------------------------------------
+
+
+def _body(call: HttpCall, wanted: _Wanted, result: Result) -> bytes:
+    start = result.start
+    return msgspec.json.encode(
+        {
+            "id": f"chatcmpl-{call.request_id}",
+            "object": "chat.completion",
+            "created": int(start.create_time_s),
+            "model": start.model,
+            "choices": [_choice(wanted, output) for output in result.outputs],
+            "usage": usage_of([result.usage]),
+            "system_fingerprint": start.release,
+        }
+    )
+
+
+def _choice(wanted: _Wanted, output: OutputDelta) -> dict[str, Any]:
+    calls = output.tool_calls
+    content = output.text if output.answer is NO_ANSWER else output.content
+    message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
+    message["refusal"] = None
+    if output.reasoning:
+        message["reasoning_content"] = output.reasoning
+    if calls:
+        message["tool_calls"] = [_call(each) for each in calls]
+    logprobs = {"content": chat_logprobs(output.scores), "refusal": None} if wanted.has_logprobs else None
+    return {"index": output.index, "message": message, "logprobs": logprobs} | _end_of(output, bool(calls))
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+
+
+def _end_of(output: OutputDelta, has_calls: bool) -> dict[str, Any]:
+    finish = output.finish
+    if finish is None:
+        return {"finish_reason": None}
+    reason = finish_reason(finish)
+    return {
+        "finish_reason": "tool_calls" if has_calls and reason == "stop" else reason,
+        "stop_reason": stop_reason(finish),
+    }
+
+
+# --- chunks of a stream ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The state of one choice of a stream."""
+
+    #: Everything of a plain chunk before its text.
+    before: bytes
+    has_calls: bool = False
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """The writer of a stream's chunks."""
+
+    call: HttpCall
+    wanted: _Wanted
+    _head: dict[str, Any] = field(default_factory=dict)
+    _choices: dict[int, _Choice] = field(default_factory=dict)
+
+    async def write(self, number: int, start: Start, update: Update) -> None:
+        if not self._head:
+            self._head = {
+                "id": f"chatcmpl-{self.call.request_id}",
+                "object": "chat.completion.chunk",
+                "created": int(start.create_time_s),
+                "model": start.model,
+            }
+        events = b"".join([self._events(update, delta) for delta in update.deltas])
+        if update.timing is not None and self.wanted.options.include_usage and update.usage is not None:
+            events += self._event({"choices": [], "usage": usage_of([update.usage])})
+        if events:
+            await self.call.events.write(events)
+
+    def _events(self, update: Update, delta: OutputDelta) -> bytes:
+        choice = self._choices.get(delta.index)
+        is_plain = delta.answer is NO_ANSWER and delta.finish is None and not self.wanted.has_logprobs
+        if choice is not None and is_plain and not self.wanted.options.continuous_usage_stats:
+            return choice.before + msgspec.json.encode(delta.text) + _AFTER if delta.text else b""
+        first = b""
+        if choice is None:
+            head = msgspec.json.encode(self._head)[:-1]
+            choice = _Choice(b"data: " + head + b',"choices":[{"index":%d,"delta":{"content":' % delta.index)
+            self._choices[delta.index] = choice
+            first = self._chunk(update, delta.index, {"role": "assistant", "content": ""}, {})
+        return first + self._full(update, delta, choice)
+
+    def _full(self, update: Update, delta: OutputDelta, choice: _Choice) -> bytes:
+        new: dict[str, Any] = {}
+        if delta.reasoning:
+            new["reasoning_content"] = delta.reasoning
+        if content := delta.text if delta.answer is NO_ANSWER else delta.content:
+            new["content"] = content
+        if delta.tool_calls:
+            choice.has_calls = True
+            new["tool_calls"] = [{"index": each.index} | _call(each) for each in delta.tool_calls]
+        rest = _end_of(delta, choice.has_calls)
+        if self.wanted.has_logprobs:
+            rest["logprobs"] = {"content": chat_logprobs(delta.scores), "refusal": None}
+        if not new and delta.finish is None and not self.wanted.has_logprobs:
+            return b""
+        return self._chunk(update, delta.index, new, rest)
+
+    def _chunk(self, update: Update, index: int, delta: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
+        whole: dict[str, Any] = {
+            "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **rest}]
+        }
+        if self.wanted.options.continuous_usage_stats and update.usage is not None:
+            whole["usage"] = usage_of([update.usage])
+        return self._event(whole)
+
+    def _event(self, whole: Mapping[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode({**self._head, **whole}) + b"\n\n"
+
+
+_AFTER = b'},"logprobs":null,"finish_reason":null}]}\n\n'

@@ -1,0 +1,270 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from photon_grpc.core.ask import Ask, IdsInput, TextInput
+from photon_grpc.core.generation import Start, Usage
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.output.update import OutputDelta, Result, Update
+from photon_grpc.gateway import generation
+from photon_grpc.gateway.body import json_object
+from photon_grpc.gateway.call import HttpCall
+from photon_grpc.gateway.fields import Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.openai.answers import completion_logprobs, usage_of
+from photon_grpc.gateway.openai.options import (
+    SHARED,
+    StreamOptions,
+    cache_of,
+    constraint_of,
+    finish_reason,
+    stop_reason,
+)
+
+#: Prompts of one call.
+MAX_PROMPTS = 256
+#: OpenAI's default of this endpoint.
+_MAX_TOKENS = 16
+
+FIELDS: Table = {
+    **SHARED,
+    "prompt": Obeyed(Any, note="a text, ids, or a list of either"),
+    "max_tokens": Obeyed(int, "max_tokens", note="16 if unset; 0 only with echo"),
+    "logprobs": Obeyed(int, "logprobs"),
+    "echo": Obeyed(bool, note="the prompt comes first; with logprobs it has them, too"),
+    "add_special_tokens": Obeyed(bool, note="whether BOS and the like are added to a text; true if unset"),
+    "parse_special_tokens": Obeyed(bool, note="whether special tokens spelled out in a text are those; true if unset"),
+    "suffix": Refused("there is no filling in between; write the text after the gap into the prompt", ("",)),
+    "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
+    "prompt_logprobs": Refused("set echo and logprobs"),
+}
+_NAMES = names(FIELDS) | {"text": "prompt", "token_ids": "prompt", "token_ids.ids": "prompt"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one call asks for."""
+
+    asks: tuple[Ask, ...]
+    #: The prompts as text, if they come first.
+    echoes: tuple[str, ...]
+    #: Whether the only output token is left out: with echo, max_tokens may be 0.
+    is_prompt_only: bool
+    num_outputs: int
+    stream: bool
+    options: StreamOptions
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
+        self._frontend = frontend
+        self._max_body_bytes = max_body_bytes
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (Endpoint("/v1/completions", self.answer, scopes=("generate",), names=_NAMES),)
+
+    async def answer(self, call: HttpCall) -> Response | None:
+        call.is_request = True
+        origin = call.origin()
+        with generation.recording_refusals(self._frontend, origin):
+            values = read(FIELDS, await json_object(call, self._max_body_bytes))
+            call.note_ignored(values.ignored)
+            wanted = await self._wanted(call, values)
+        if not wanted.stream:
+            results = await generation.gather(self._frontend, wanted.asks)
+            return Response(_body(call, wanted, results), media_type="application/json")
+        chunks = _Chunks(call, wanted)
+        await generation.stream(self._frontend, wanted.asks, chunks.write)
+        await chunks.end()
+        return None
+
+    async def _wanted(self, call: HttpCall, values: Values) -> _Wanted:
+        facts = self._frontend.model(values.get("model", ""))
+        prompts = _prompts(values)
+        has_echo = bool(values.get("echo"))
+        options = groups(FIELDS, values.obeyed)
+        stop = options.setdefault("stop", {})
+        is_prompt_only = has_echo and stop.get("max_tokens") == 0
+        stop["max_tokens"] = 1 if is_prompt_only else stop.get("max_tokens", _MAX_TOKENS)
+        if has_echo and "logprobs" in values.obeyed:
+            options["output"]["prompt_logprobs"] = values.get("logprobs")
+        options.setdefault("cache", {}).update(cache_of(values.obeyed))
+        constraint = constraint_of(values.obeyed)
+        asks = []
+        for i, prompt in enumerate(prompts):
+            origin = call.origin(f"-{i}" if len(prompts) > 1 else "")
+            origin.model = facts.name
+            if user := values.get("user"):
+                generation.label(origin, user)
+            asks.append(generation.ask_of(call, origin, prompt, options, model=facts.name, constraint=constraint))
+        return _Wanted(
+            tuple(asks),
+            tuple([await self._text(facts.name, call, each) for each in prompts]) if has_echo else ("",) * len(asks),
+            is_prompt_only,
+            values.get("n", 1),
+            bool(values.get("stream")),
+            values.get("stream_options") or StreamOptions(),
+        )
+
+    async def _text(self, model: str, call: HttpCall, prompt: TextInput | IdsInput) -> str:
+        if isinstance(prompt, TextInput):
+            return prompt.text
+        return await self._frontend.detokenize(model, prompt.token_ids, False, call.caller)
+
+
+def _prompts(values: Values) -> list[TextInput | IdsInput]:
+    """Return the prompts of a body. Raise InvalidRequest."""
+    prompt = values.get("prompt")
+    wrong = InvalidRequest("prompt: must be a text, a list of ids, or a list of either, and not empty", field="prompt")
+    if prompt is None or prompt == []:
+        raise wrong
+    many = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+    if not isinstance(many, list):
+        raise wrong
+    if len(many) > MAX_PROMPTS:
+        message = f"prompt: has {len(many)} prompts; {MAX_PROMPTS} are allowed"
+        raise InvalidRequest(message, field="prompt", needed=len(many), limit=MAX_PROMPTS)
+    found: list[TextInput | IdsInput] = []
+    for each in many:
+        if isinstance(each, str):
+            parsed, added = values.get("parse_special_tokens", True), values.get("add_special_tokens", True)
+            found.append(TextInput(each, parse_special_tokens=parsed, add_special_tokens=added))
+        elif _is_ids(each):
+            found.append(IdsInput(tuple(each)))
+        else:
+            raise wrong
+    return found
+
+
+def _is_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and set(map(type, prompt)) == {int}
+
+
+# --- the whole answer ------------------------------------------------------------------------------------------------
+
+
+def _body(call: HttpCall, wanted: _Wanted, results: Sequence[Result]) -> bytes:
+    choices = [_choice(wanted, i, result, output) for i, result in enumerate(results) for output in result.outputs]
+    start = results[0].start
+    return msgspec.json.encode(
+        {
+            "id": f"cmpl-{call.request_id}",
+            "object": "text_completion",
+            "created": int(start.create_time_s),
+            "model": start.model,
+            "choices": choices,
+            "usage": usage_of(result.usage for result in results),
+            "system_fingerprint": start.release,
+        }
+    )
+
+
+def _choice(wanted: _Wanted, number: int, result: Result, output: OutputDelta) -> dict[str, Any]:
+    text, logprobs = wanted.echoes[number], None
+    if wanted.asks[number].output.logprobs is not None:
+        scores = [*result.prompt_scores, *(() if wanted.is_prompt_only else output.scores)]
+        logprobs, _ = completion_logprobs(scores, 0)
+    if not wanted.is_prompt_only:
+        text += output.text
+    return {"index": number * wanted.num_outputs + output.index, "text": text, "logprobs": logprobs} | _end_of(output)
+
+
+def _end_of(output: OutputDelta) -> dict[str, Any]:
+    finish = output.finish
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    return {"finish_reason": finish_reason(finish), "stop_reason": stop_reason(finish)}
+
+
+# --- chunks of a stream ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The state of one choice of a stream."""
+
+    #: Everything of a plain chunk before its text.
+    before: bytes
+    has_begun: bool = False
+    #: Characters of the text so far, by its tokens.
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """The writer of a stream's chunks."""
+
+    call: HttpCall
+    wanted: _Wanted
+    _head: dict[str, Any] = field(default_factory=dict)
+    _choices: dict[int, _Choice] = field(default_factory=dict)
+    _usages: dict[int, Usage] = field(default_factory=dict)
+    #: A chunk is one write, and several requests write to one stream.
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def write(self, number: int, start: Start, update: Update) -> None:
+        if not self._head:
+            self._head = {
+                "id": f"cmpl-{self.call.request_id}",
+                "object": "text_completion",
+                "created": int(start.create_time_s),
+                "model": start.model,
+            }
+        if update.usage is not None:
+            self._usages[number] = update.usage
+        events = b"".join([self._event(number, update, delta) for delta in update.deltas])
+        if events:
+            async with self._lock:
+                await self.call.events.write(events)
+
+    async def end(self) -> None:
+        last = b"data: [DONE]\n\n"
+        if self.wanted.options.include_usage:
+            whole = self._head | {"choices": [], "usage": usage_of(self._usages.values())}
+            last = b"data: " + msgspec.json.encode(whole) + b"\n\n" + last
+        await self.call.events.write(last)
+
+    def _event(self, number: int, update: Update, delta: OutputDelta) -> bytes:
+        index = number * self.wanted.num_outputs + delta.index
+        choice = self._choices.get(index) or self._choices.setdefault(index, self._begin(index))
+        is_plain = choice.has_begun and delta.finish is None and self.wanted.asks[number].output.logprobs is None
+        if is_plain and not self.wanted.options.continuous_usage_stats:
+            if not delta.text:
+                return b""
+            return choice.before + msgspec.json.encode(delta.text) + _AFTER
+        return self._full(number, update, delta, choice, index)
+
+    def _begin(self, index: int) -> _Choice:
+        head = msgspec.json.encode(self._head)[:-1]
+        return _Choice(b"data: " + head + b',"choices":[{"index":%d,"text":' % index)
+
+    def _full(self, number: int, update: Update, delta: OutputDelta, choice: _Choice, index: int) -> bytes:
+        text, scores = "" if self.wanted.is_prompt_only else delta.text, []
+        if self.wanted.asks[number].output.logprobs is not None:
+            scores = [*update.prompt_scores] if not choice.has_begun else []
+            scores += [] if self.wanted.is_prompt_only else [*delta.scores]
+        if not choice.has_begun:
+            choice.has_begun = True
+            text = self.wanted.echoes[number] + text
+        logprobs = None
+        if scores:
+            logprobs, choice.offset = completion_logprobs(scores, choice.offset)
+        chunk: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs} | _end_of(delta)
+        whole = self._head | {"choices": [chunk]}
+        if self.wanted.options.continuous_usage_stats:
+            whole["usage"] = usage_of(self._usages.values())
+        return b"data: " + msgspec.json.encode(whole) + b"\n\n"
+
+
+_AFTER = b',"logprobs":null,"finish_reason":null}]}\n\n'

@@ -1,0 +1,77 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from photon_grpc.core.ask import ChatInput, TextInput
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.gateway.body import json_object
+from photon_grpc.gateway.call import HttpCall
+from photon_grpc.gateway.fields import Obeyed, Table, Values, read
+from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.openai.messages import chat_of
+
+TOKENIZE: Table = {
+    "model": Obeyed(str),
+    "prompt": Obeyed(str),
+    "add_special_tokens": Obeyed(bool, note="true if unset"),
+    "parse_special_tokens": Obeyed(bool, note="true if unset"),
+    "messages": Obeyed(list[dict[str, Any]], note="a chat in place of the prompt"),
+    "add_generation_prompt": Obeyed(bool),
+    "tools": Obeyed(list[dict[str, Any]]),
+    "chat_template_kwargs": Obeyed(dict[str, Any]),
+}
+DETOKENIZE: Table = {
+    "model": Obeyed(str),
+    "tokens": Obeyed(tuple[int, ...]),
+    "skip_special_tokens": Obeyed(bool, note="false if unset"),
+}
+_SCOPES = ("models", "generate")
+_TOKENIZE_NAMES = {"text": "prompt", "chat.messages": "messages", "chat.tools": "tools"}
+
+
+class Tokens:
+    """The endpoints."""
+
+    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
+        self._frontend = frontend
+        self._max_body_bytes = max_body_bytes
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint("/tokenize", self.tokenize, scopes=_SCOPES, names=_TOKENIZE_NAMES),
+            Endpoint("/detokenize", self.detokenize, scopes=_SCOPES, names={"token_ids": "tokens"}),
+        )
+
+    async def tokenize(self, call: HttpCall) -> Response:
+        values = read(TOKENIZE, await json_object(call, self._max_body_bytes))
+        facts = self._frontend.model(values.get("model", ""))
+        ids = await self._frontend.tokenize(facts.name, _input(values), call.caller)
+        return _json({"count": len(ids), "max_model_len": facts.max_context_tokens, "tokens": ids})
+
+    async def detokenize(self, call: HttpCall) -> Response:
+        values = read(DETOKENIZE, await json_object(call, self._max_body_bytes))
+        ids, skips = values.get("tokens", ()), values.get("skip_special_tokens", False)
+        text = await self._frontend.detokenize(values.get("model", ""), ids, skips, call.caller)
+        return _json({"prompt": text})
+
+
+def _input(values: Values) -> TextInput | ChatInput:
+    if ("prompt" in values.obeyed) == ("messages" in values.obeyed):
+        raise InvalidRequest("prompt: set either prompt or messages", field="prompt")
+    if "messages" in values.obeyed:
+        return chat_of(values.obeyed)
+    return TextInput(
+        values.get("prompt"),
+        parse_special_tokens=values.get("parse_special_tokens", True),
+        add_special_tokens=values.get("add_special_tokens", True),
+    )
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
