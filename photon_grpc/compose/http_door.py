@@ -73,6 +73,7 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
     from photon_grpc.gateway.tls import HttpCertificates
 
     config = behind.config
+    tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
     app = application(
         behind.frontend,
         config=config,
@@ -83,7 +84,7 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
     )
     return Door(
         app,
-        certificates=HttpCertificates(config.tls_cert, config.tls_key, config.tls_client_ca) if config.tls_cert else None,
+        certificates=HttpCertificates(*tls) if config.tls_cert else None,
         allowed_hosts=config.http_allowed_host,
         allowed_origins=config.http_allowed_origin,
         max_body_bytes=config.max_message_size,
