@@ -6,6 +6,8 @@
 #   docker run --rm -p 127.0.0.1:50051:50051 photon-grpc:cpu                                   the embedded model
 #   docker run --rm --gpus all -p 127.0.0.1:50051:50051 -v "$PWD/model:/model:ro" -v photon-cache:/var/cache/photon \
 #     photon-grpc:cuda serve --model /model
+#   docker run --rm -p 127.0.0.1:50051:50051 -p 127.0.0.1:8000:8000 photon-grpc:cpu serve --http-listen 0.0.0.0:8000
+#                                                                                              with the HTTP door
 #   docker run --rm photon-grpc:cpu doctor                                                     any other verb
 #
 # Slow layers come before those that change often: PyTorch, the other packages, the source. See docs/operations.md.
@@ -20,7 +22,7 @@ FROM base AS requirements
 COPY pyproject.toml /
 RUN python -c "import tomllib; project = tomllib.load(open('/pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
-print(*project['dependencies'], *extras['serve'], *extras['otel'], sep='\n')" > /requirements.txt
+print(*project['dependencies'], *extras['serve'], *extras['http'], *extras['otel'], sep='\n')" > /requirements.txt
 
 FROM base AS wheel
 WORKDIR /src

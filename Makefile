@@ -1,7 +1,7 @@
 # Every target runs in the virtual environment .venv, which the first one creates; nothing is installed elsewhere.
 #
-#   make run     the service on 127.0.0.1:50051 with the embedded model: one generation, then a server until Ctrl-C
-#   make demo    the same on a free port, which ends after the generation
+#   make run     the service with the embedded model: one generation, then gRPC on port 50051 and a page on port 8000
+#   make demo    the same on free ports, which ends after the generation
 #   make test    the tests that every change must pass: about nine minutes on two cores
 #   make test-all  every test that needs no GPU, with all hypothesis examples: an estimated 25 minutes on two cores
 #   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
@@ -119,9 +119,9 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@if [ $(VENV)/.dev -nt pyproject.toml ] && [ $(VENV)/.dev -nt constraints.txt ]; then touch $@; else \
 	  echo "── Installing photon_grpc and its dependencies. The first time, PyTorch is downloaded, which takes minutes (about"; \
 	  echo "   3 GB with CUDA, 200 MB without). Later runs start at once."; \
-	  $(PIP_INSTALL) -e ".[serve]" && touch $@; fi
+	  $(PIP_INSTALL) -e ".[serve,http]" && touch $@; fi
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "── Installing photon_grpc, its dependencies and the tools for its tests. The first time, PyTorch is downloaded,"
 	@echo "   which takes minutes (about 3 GB with CUDA, 200 MB without). Later runs start at once."
-	@$(PIP_INSTALL) -e ".[serve,otel,dev]" && touch $@ $(VENV)/.serve
+	@$(PIP_INSTALL) -e ".[serve,http,otel,dev]" && touch $@ $(VENV)/.serve

@@ -18,8 +18,10 @@ from photon_grpc.core.counts import Series
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 
-#: Room for the configuration and addresses.
+#: Room for the configuration and addresses; what one read takes.
 _MAX_BYTES = 128 * 1024
+#: The largest page. That of /metrics grows with front ends and label values.
+MAX_PAGE_BYTES = 16 * 1024 * 1024
 _MAX_SOCKETS = 16
 #: Messages that may be unsent beyond what the socket holds. Each may hold a socket.
 _MAX_UNSENT = 64
@@ -36,6 +38,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
     reuse_port: bool = False
     #: Where it serves AdminService; empty: nowhere.
     admin: str = ""
+    #: Where it serves HTTP.
+    http: tuple[str, ...] = ()
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
@@ -61,6 +65,16 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=33):
     num_left: int = 0
 
 
+class PageAnswer(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    """To a front end: the page that it asked for by PageWanted with this number."""
+
+    number: int
+    #: HTTP's status code.
+    status: int
+    content_type: str
+    body: bytes
+
+
 class LoadingProgress(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """From the engine: the progress of loading."""
 
@@ -83,6 +97,8 @@ class Bound(msgspec.Struct, frozen=True, array_like=True, tag=42):
     model: str = ""
     #: Where it serves AdminService; empty: nowhere.
     admin: str = ""
+    #: Where it serves HTTP.
+    http: tuple[str, ...] = ()
 
 
 class Serving(msgspec.Struct, frozen=True, array_like=True, tag=43):
@@ -119,6 +135,15 @@ class RequestsLost(msgspec.Struct, frozen=True, array_like=True, tag=48):
     num_requests: int
 
 
+class PageWanted(msgspec.Struct, frozen=True, array_like=True, tag=49):
+    """From a front end: an HTTP caller asks for a page of the whole service, such as /metrics."""
+
+    number: int
+    path: str
+    #: The value of its header Accept.
+    accept: str
+
+
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """From a child: the text of a StartupError; the child exits with code 2."""
 
@@ -130,6 +155,7 @@ ControlMessage = (
     | Link
     | Drain
     | Stop
+    | PageAnswer
     | LoadingProgress
     | Ready
     | Bound
@@ -138,6 +164,7 @@ ControlMessage = (
     | Drained
     | Counted
     | RequestsLost
+    | PageWanted
     | CannotStart
 )
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
@@ -166,14 +193,15 @@ class _Unsent:
 class ControlChannel:
     """One end of a control socket.
 
-    If the socket does not block, the running event loop sends what it does not take at once.
+    If the socket does not block, the running event loop sends what it does not take at once. A received message has at
+    most `max_bytes`.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, max_bytes: int = _MAX_BYTES) -> None:
         self._socket = sock
         self._unsent: deque[_Unsent] = deque()
         self._writing: asyncio.AbstractEventLoop | None = None
-        self._reader = FrameReader(_DECODER, max_bytes=_MAX_BYTES)
+        self._reader = FrameReader(_DECODER, max_bytes=max_bytes)
         self._sockets: deque[int] = deque()
 
     def fileno(self) -> int:

@@ -25,9 +25,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from photon_grpc import __version__, demo
-from photon_grpc.cli.server_libraries import need_server
+from photon_grpc.cli.server_libraries import HTTP_LIBRARIES, need_http, need_server
 from photon_grpc.config.download import fetch_model
-from photon_grpc.config.flags import ModelFlags, ServeConfig
+from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
 from photon_grpc.config.formats import about_tokenizer
 from photon_grpc.config.resolve import Resolved, check_model, is_model_id, model_path, split_address
 from photon_grpc.config.settings import sections
@@ -37,7 +37,10 @@ from photon_grpc.service.processes.address_space import check_limit
 
 EXTRA = "pip install '.[serve]' in the clone"
 
-_PACKAGES = ("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop")
+_PACKAGES = (
+    *("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop"),
+    *HTTP_LIBRARIES,
+)
 _TORCH_TIMEOUT_S = 120
 #: Settings that stay unset; the device and the model decide all others without a value.
 _NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
@@ -99,7 +102,7 @@ def _examine(resolved: Resolved) -> Report:
         {name: _version(name) for name in _PACKAGES},
         dict(_devices(torch, device, resolved)),
         dict(_model(resolved)),
-        {address: _address_state(address) for address in resolved.config.server.listen},
+        _addresses(resolved.config.server),
         list(resolved.warnings),
         _problems(resolved.config),
     )
@@ -285,6 +288,7 @@ def _problems(config: ServeConfig) -> list[str]:
     """Return the reasons why `serve` would refuse to start."""
     try:
         need_server()
+        need_http(config.server)
         check_limit()
         return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
     except StartupError as error:
@@ -317,6 +321,11 @@ def _windows(windows: tuple[int, ...]) -> str:
     """Describe the attention window of each layer, where 0 is no window."""
     counts = Counter(filter(None, windows))
     return "".join(f"; {count} of {len(windows)} layers attend the last {n:,}" for n, count in sorted(counts.items()))
+
+
+def _addresses(server: ServerConfig) -> dict[str, str]:
+    grpc = {address: _address_state(address) for address in server.listen}
+    return grpc | {f"{address} (HTTP)": _address_state(address) for address in server.http_listen}
 
 
 def _address_state(address: str) -> str:

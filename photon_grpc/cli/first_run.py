@@ -1,35 +1,33 @@
-"""`make run`: start the service as a new user would, stream one generation through gRPC and show what to try next."""
+"""`make run`: start the service as a new user would, stream one generation through gRPC and show what to try next.
+
+The HTTP door is open beside gRPC.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from photon_grpc.cli.first_addresses import target_of
 from photon_grpc.cli.terminal.connection import connection
 from photon_grpc.cli.terminal.terminal import write_text
+from photon_grpc.cli.what_next import Reachable, examples
 from photon_grpc.client import Client, Options, Unreachable
-from photon_grpc.config.resolve import split_address
-from photon_grpc.errors import ConfigError
 from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS
 
 T = TypeVar("T")
 
 PROMPT = "class Stack:"
-DEFAULT_TARGET = "127.0.0.1:50051"
 #: As long as a class; the embedded model does well with this seed.
 OPTIONS: Options = {"max_tokens": 143, "min_tokens": 80, "temperature": 0.8, "top_p": 0.95, "seed": 24}
 
@@ -40,45 +38,24 @@ _READY_CHECK_S = 0.1
 _TROUBLE = re.compile("warning|error|critical|traceback", re.IGNORECASE)
 
 
-def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = PROMPT) -> int:
+def first_run(flags: Sequence[str], address: str, *, once: bool, page: str = "", prompt: str = PROMPT) -> int:
     """Run `photon-grpc serve` on `address` until Ctrl-C, or with `once` until the generation is done.
 
+    `page` is the URL of the page that the flags open, if they do.
     Return 0 after a generation and a clean drain, the service's exit code if it ended by itself. Raise PhotonError if
     the generation fails.
     """
-    return asyncio.run(_first_run([*flags, "--listen", address], address, once=once, prompt=prompt))
+    return asyncio.run(_first_run([*flags, "--listen", address], target_of(address), page, once=once, prompt=prompt))
 
 
-def choose_address(address: str) -> str:
-    """Return the address with port 0 replaced by a free one. Raise ConfigError if it is in use."""
-    if address.startswith("unix:"):
-        return address
-    host, port = split_address(address)
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-            return f"{host}:{probe.getsockname()[1]}"
-    except OSError as error:
-        advice = "choose another with --listen HOST:PORT (port 0: any free one)"
-        raise ConfigError(f"--listen: {address}: {error.strerror}; {advice}", field="--listen") from error
-
-
-def target_of(address: str) -> str:
-    """Return the address at which a client on this machine reaches the listener, also one on all interfaces."""
-    return address.replace("0.0.0.0:", "127.0.0.1:", 1).replace("[::]:", "[::1]:", 1)
-
-
-async def _first_run(flags: list[str], address: str, *, once: bool, prompt: str) -> int:
+async def _first_run(flags: list[str], target: str, page: str, *, once: bool, prompt: str) -> int:
     console = Console(highlight=False)
-    target = target_of(address)
     async with ServeProcess.started(flags) as service:
         if not await service.unless_stopped(_ready(service, target, console)):
             return await service.ended()
         await service.unless_stopped(_show_generation(target, prompt, console))
-        if not once and not service.is_stopping:
-            _show_what_next(target, console)
+        if not once and (what := await service.unless_stopped(_what_next(target, page))):
+            _show_what_next(what, f"{target} and {page}" if page else target, console)
             service.speak()
             await service.ended_or_stopped()
         return await service.stop()
@@ -233,39 +210,17 @@ async def _show_generation(target: str, prompt: str, console: Console) -> None:
     console.rule(f"[dim]{summary}[/]", style="dim")
 
 
-def _show_what_next(target: str, console: Console) -> None:
-    """Print commands to try next, without a frame at the sides, so that every line can be copied."""
-    command = command_path()
-    target_flag = "" if target == DEFAULT_TARGET else f"--target {target} "
-    examples = [
-        ("another prompt", f'{command} generate {target_flag}--max-tokens 64 --temperature 0 "class Stack:"'),
-        ("a conversation", f"{command} chat {target_flag}".rstrip()),
-        ("any gRPC client", _grpcurl(target)),
-        ("from Python", _python(target)),
-    ]
-    console.print(f"[green]serving on [bold]{target}[/bold] until Ctrl-C[/]; meanwhile, in another terminal:\n")
-    for title, example in examples:
-        console.print(f"[dim]# {title}[/]")
+async def _what_next(target: str, page: str) -> list[tuple[str, str]]:
+    async with Client(target, **connection()) as client:
+        model = await client.model()
+    return examples(Reachable(target, page, model.name, "CHAT" in model.features))
+
+
+def _show_what_next(what: list[tuple[str, str]], places: str, console: Console) -> None:
+    """Print what to try next, without a frame at the sides, so that every line can be copied."""
+    console.print(f"[green]serving on [bold]{places}[/bold] until Ctrl-C[/]; meanwhile, in another terminal:\n")
+    for title, example in what:
+        if title:
+            console.print(f"[dim]# {title}[/]")
         console.print(Text(example), soft_wrap=True)
     console.rule(style="dim")
-
-
-def _grpcurl(target: str) -> str:
-    request = '\'{"text": "import os", "stop": {"max_tokens": 32}}\''
-    return f"grpcurl -plaintext -d {request} \\\n  {target} photon_grpc.v1.InferenceService/StreamGenerate"
-
-
-def _python(target: str) -> str:
-    return (
-        "from photon_grpc.client import SyncClient\n"
-        f'for delta in SyncClient("{target}").stream("def fib(n):", max_tokens=64):\n'
-        '    print(delta.text, end="", flush=True)'
-    )
-
-
-def command_path() -> str:
-    """Return the command with which the user starts this program."""
-    if shutil.which("photon-grpc"):
-        return "photon-grpc"
-    beside = Path(sys.executable).with_name("photon-grpc")
-    return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m photon_grpc"

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from photon_grpc.cli.server_libraries import need_server
+from photon_grpc.cli.first_addresses import choose_address, http_addresses, target_of
+from photon_grpc.cli.server_libraries import need_http, need_server
 from photon_grpc.cli.terminal.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags, warn
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.resolve import open_to_the_network
@@ -25,6 +26,7 @@ def serve(**given: Any) -> int:
     warn(resolved)
     _warn_of_open_ports(resolved.config.server)
     need_server()
+    need_http(resolved.config.server)
     from photon_grpc.config.download import fetch_model
     from photon_grpc.service.processes.first_checks import check_first
     from photon_grpc.service.supervisor import serve as serve_until_stopped
@@ -36,18 +38,23 @@ def serve(**given: Any) -> int:
 @click.command(cls=SettingsCommand, epilog=EPILOG)
 @click.option("--once", is_flag=True, help="Use a free port, and end after the generation.")
 def run(once: bool, **given: Any) -> int:
-    """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
-    config = resolve_flags(given).config
+    """Serve gRPC and HTTP, stream one generation to the terminal, and keep serving until Ctrl-C."""
+    given["http_listen"] = http_addresses(given["http_listen"], once=once)
+    server = resolve_flags(given).config.server
     need_server()
-    from photon_grpc.cli.first_run import choose_address, first_run
+    need_http(server)
+    from photon_grpc.cli.first_run import first_run
     from photon_grpc.cli.terminal.connection import TLS_CA
+    from photon_grpc.compose.console import page_urls
 
-    if config.server.tls_cert:
+    if server.tls_cert:
         # It calls itself, so it trusts its own certificate unless the user names another authority.
-        os.environ.setdefault(TLS_CA, config.server.tls_cert)
+        os.environ.setdefault(TLS_CA, server.tls_cert)
 
-    address = "127.0.0.1:0" if once and not given["listen"] else config.server.listen[0]
-    return first_run(as_flags({**given, "listen": ()}), choose_address(address), once=once)
+    address = choose_address("127.0.0.1:0" if once and not given["listen"] else server.listen[0])
+    http = tuple(choose_address(each, "--http-listen") for each in server.http_listen)
+    page = next(iter(page_urls(tuple(map(target_of, http)), has_tls=bool(server.tls_cert))), "")
+    return first_run(as_flags({**given, "listen": (), "http_listen": http}), address, once=once, page=page)
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)

@@ -21,10 +21,19 @@ log = logging.getLogger("photon_grpc")
 _PROGRESS_INTERVAL_S = 3.0
 
 
-def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
-    """Return `ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`."""
+def page_urls(addresses: tuple[str, ...], *, has_tls: bool) -> tuple[str, ...]:
+    """Return where the page of the HTTP door is, by its addresses."""
+    return tuple(f"{'https' if has_tls else 'http'}://{address}/" for address in addresses)
+
+
+def ready_line(addresses: tuple[str, ...], model: str, facts: Facts, pages: tuple[str, ...] = ()) -> str:
+    """Return `ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`.
+
+    The URLs of the `pages` come second.
+    """
     parts = [
         f"ready on {', '.join(addresses)}",
+        ", ".join(pages),
         model,
         f"{facts.device} {facts.quantization or facts.dtype}",
         f"{facts.num_blocks} KV blocks of {facts.kv.block_size} tokens",

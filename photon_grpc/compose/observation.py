@@ -32,7 +32,7 @@ def observation(config: ServerConfig) -> Observation:
     """Choose the observers. Raise ConfigError for an unusable file of API keys."""
     counts = None
     observers: list[RequestObserver] = []
-    if config.metrics_listen:
+    if config.has_metrics:
         counts = Counts()
         observers.append(RequestMetrics(counts))
         if config.api_keys_file:

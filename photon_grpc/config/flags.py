@@ -192,9 +192,30 @@ class ServerConfig:
         many=True,
         metavar="ADDR",
     )
+    http_listen: tuple[str, ...] = flag(
+        (),
+        "Address of the HTTP door, HOST:PORT (port 0: any free one): OpenAI's and Anthropic's APIs, /metrics, /health "
+        "and a page at /; repeatable. It needs the extra http. Unset: no HTTP door.",
+        many=True,
+        metavar="ADDR",
+    )
+    http_allowed_host: tuple[str, ...] = flag(
+        (),
+        "Further name that callers of the HTTP door may use for this server (the header Host, without a port), such as "
+        "that of a proxy; repeatable. Always allowed: the addresses of --http-listen and localhost.",
+        many=True,
+        metavar="NAME",
+    )
+    http_allowed_origin: tuple[str, ...] = flag(
+        (),
+        "Web page that may call the HTTP door from a browser (CORS), as scheme://host[:port]; repeatable. "
+        "Unset: only the door's own page.",
+        many=True,
+        metavar="ORIGIN",
+    )
     frontends: int = flag(
         1,
-        "Front-end processes that share the engine and the port.",
+        "Front-end processes that share the engine and the ports.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
@@ -264,7 +285,8 @@ class ServerConfig:
     )
     metrics_listen: str = flag(
         "",
-        "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served.",
+        "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served, except "
+        "by the HTTP door (--http-listen).",
         metavar="ADDR",
     )
     metrics_label: tuple[str, ...] = flag(
@@ -281,6 +303,11 @@ class ServerConfig:
         "text: lines for people, with the time of day. json: every line is an object with date and time in UTC.",
         choices=("text", "json"),
     )
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether something serves /metrics, so that calls and requests are counted."""
+        return bool(self.metrics_listen or self.http_listen)
 
 
 @dataclass(frozen=True, slots=True)

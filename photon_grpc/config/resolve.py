@@ -17,6 +17,7 @@ from typing import Any
 
 from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
 from photon_grpc.config.formats import WANTED, foreign_weights
+from photon_grpc.config.http_callers import check_http_callers
 from photon_grpc.config.label_key import LABEL_KEY, LABEL_KEY_RULE, MAX_LABELS
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
@@ -93,7 +94,11 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
     _check_tls(config.server)
     _check_connection_age(config.server)
     _check_admin(config.server, origins["admin_listen"])
-    _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
+    if config.server.metrics_listen:
+        _check_http_address(config.server.metrics_listen, origins["metrics_listen"])
+    for address in config.server.http_listen:
+        _check_http_address(address, origins["http_listen"])
+    check_http_callers(config.server, origins)
     _check_metrics_labels(config.server, origins["metrics_label"])
     _check_distinct(config.server)
     try:
@@ -160,7 +165,7 @@ def open_to_the_network(server: ServerConfig) -> tuple[str, ...]:
     """Return the addresses that other machines can call in clear text and without a key."""
     if server.tls_cert or server.api_keys_file:
         return ()
-    return tuple(address for address in server.listen if not _is_local(address))
+    return tuple(address for address in (*server.listen, *server.http_listen) if not _is_local(address))
 
 
 def _is_local(address: str) -> bool:
@@ -213,15 +218,16 @@ def _check_connection_age(server: ServerConfig) -> None:
         raise ConfigError(f"{flag}: has no effect without --max-connection-age; set both", field=flag)
 
 
-def _check_metrics(address: str, source: str) -> None:
-    if address and split_address(address, source)[0] == address:
+def _check_http_address(address: str, source: str) -> None:
+    if split_address(address, source)[0] == address:
         raise _bad_address(source, f"{address!r} is not an HTTP address; write HOST:PORT or [IPV6]:PORT")
 
 
 def _check_metrics_labels(server: ServerConfig, source: str) -> None:
     keys, flag = server.metrics_label, "--metrics-label"
-    if keys and not server.metrics_listen:
-        raise ConfigError(f"{source}: has no effect without --metrics-listen; set both", field=flag)
+    if keys and not server.has_metrics:
+        message = f"{source}: has no effect without --metrics-listen or --http-listen; set one of them, too"
+        raise ConfigError(message, field=flag)
     if len(keys) > MAX_LABELS:
         raise ConfigError(f"{source}: {len(keys)} labels are given; {MAX_LABELS} are allowed", field=flag)
     for key in keys:
@@ -230,10 +236,11 @@ def _check_metrics_labels(server: ServerConfig, source: str) -> None:
 
 
 def _check_distinct(server: ServerConfig) -> None:
-    addresses = [*server.listen, server.admin_listen, server.metrics_listen]
+    addresses = [*server.listen, *server.http_listen, server.admin_listen, server.metrics_listen]
     for address in filter(None, addresses):
         if addresses.count(address) > 1 and not address.endswith(":0"):
-            raise _bad_address("--listen, --admin-listen, --metrics-listen", f"{address} is given more than once")
+            flags = "--listen, --http-listen, --admin-listen, --metrics-listen"
+            raise _bad_address(flags, f"{address} is given more than once")
 
 
 def _bad_address(source: str, problem: str) -> ConfigError:

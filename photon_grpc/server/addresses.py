@@ -71,7 +71,7 @@ def check_apart(addresses: Iterable[str]) -> None:
         if any(_is_same(*pair) for pair in itertools.product(ones, others)):
             raise ConfigError(
                 f"{one} and {other} are one place to listen at; give each listener its own "
-                "(--listen, --admin-listen, --metrics-listen)",
+                "(--listen, --http-listen, --admin-listen, --metrics-listen)",
                 field="listen",
             )
 
@@ -205,4 +205,5 @@ def _explained(error: OSError) -> tuple[str, str]:
 
 
 def _refused(address: str, reason: str, remedy: str) -> ConfigError:
-    return ConfigError(f"cannot listen at {address}: {reason}; {remedy} (--listen, --admin-listen)", field="listen")
+    flags = "--listen, --http-listen, --admin-listen"
+    return ConfigError(f"cannot listen at {address}: {reason}; {remedy} ({flags})", field="listen")

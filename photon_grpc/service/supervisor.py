@@ -24,6 +24,7 @@ from photon_grpc.bridge.control import (
     DrainWanted,
     Link,
     LoadingProgress,
+    PageWanted,
     Ready,
     RequestsLost,
     Serving,
@@ -31,19 +32,19 @@ from photon_grpc.bridge.control import (
 )
 from photon_grpc.bridge.flight_recorder import FlightRecord
 from photon_grpc.bridge.heartbeat import TICK_S
-from photon_grpc.compose.console import LoadingDisplay, ready_line
-from photon_grpc.config.flags import ServeConfig
+from photon_grpc.compose.console import LoadingDisplay, page_urls, ready_line
+from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.endpoints.listen import (
-    Listeners,
     UnixPath,
     admin_address,
     check_admin,
     check_distinct,
-    plan_listeners,
+    plan_service,
+    unplanned_service,
 )
-from photon_grpc.service.endpoints.service_metrics import NoMetrics, Served, ServiceMetrics
+from photon_grpc.service.endpoints.service_metrics import NoMetrics, Served, ServiceMetrics, answer
 from photon_grpc.service.logs.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.processes.address_space import check_limit
 from photon_grpc.service.processes.child import Child, ChildCommand
@@ -99,7 +100,7 @@ class Supervisor:
         self._config = config
         self._stderr = stderr
         self._frontend_module = frontend
-        self._listeners = Listeners(config.server.listen, reuse_port=False)
+        self._listeners = unplanned_service(config.server)
         #: Memory that each engine passes on to the next.
         self._flight = FlightRecord()
         self._engine = ManagedProcess(
@@ -119,7 +120,7 @@ class Supervisor:
         self._admin = admin_address(config.server.admin_listen)
         #: Number of engines that have ended.
         self._life = 0
-        self._metrics = _service_metrics(config.server.metrics_listen, self._served)
+        self._metrics = _service_metrics(config.server, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
         self._exit_code = 0
@@ -129,7 +130,7 @@ class Supervisor:
     async def run(self) -> int:
         """Run the service; return the exit code of `serve`. Raise StartupError."""
         check_distinct(self._config.server)
-        self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
+        self._listeners = plan_service(self._config.server)
         with self._signals_caught():
             try:
                 check_admin(self._config.server.admin_listen)
@@ -214,9 +215,11 @@ class Supervisor:
 
     def _frontend_started(self, index: int) -> None:
         if child := self._frontends[index].child:
-            addresses = self._bound[index].addresses if index in self._bound else self._listeners.of(index)
+            bound = self._bound.get(index)
+            addresses = bound.addresses if bound else self._listeners.grpc.of(index)
+            http = bound.http if bound else self._listeners.http.of(index)
             admin = self._admin if index == 0 else ""
-            child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port, admin))
+            child.tell(Begin(self._config, index, addresses, self._listeners.grpc.reuse_port, admin, http))
             if self._engine.child is not None:
                 self._join(self._engine.child, index)
 
@@ -240,6 +243,8 @@ class Supervisor:
                 self._join_again(index)
         elif isinstance(message, Counted):
             self._metrics.told(index, message)
+        elif isinstance(message, PageWanted) and (child := self._frontends[index].child):
+            child.tell(answer(self._metrics, message))
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
         (self._serving.add if is_serving else self._serving.discard)(index)
@@ -249,7 +254,8 @@ class Supervisor:
         """Log the ready line once all front ends serve and the engine is ready, in whichever order they report it."""
         is_ready = len(self._serving) == len(self._frontends) and 0 in self._bound
         if is_ready and self._facts is not None and not self._is_logged_ready:
-            log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
+            pages = page_urls(self._bound[0].http, has_tls=bool(self._config.server.tls_cert))
+            log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts, pages))
         self._is_logged_ready = is_ready and self._facts is not None
 
     def _join_again(self, index: int) -> None:
@@ -365,10 +371,10 @@ class Supervisor:
         self._flight.close()
 
 
-def _service_metrics(address: str, served: Callable[[], Served]) -> ServiceMetrics:
-    if not address:
+def _service_metrics(config: ServerConfig, served: Callable[[], Served]) -> ServiceMetrics:
+    if not config.has_metrics:
         return NoMetrics()
-    # Imported only if needed: it takes a third of a second.
+    # Imported only if needed.
     from photon_grpc.service.endpoints.metrics import MetricsEndpoint
 
-    return MetricsEndpoint(address, served)
+    return MetricsEndpoint([config.metrics_listen] if config.metrics_listen else [], served)

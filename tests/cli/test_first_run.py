@@ -16,7 +16,8 @@ import pytest
 
 from photon_grpc import errors
 from photon_grpc.cli import first_run as module
-from photon_grpc.cli.first_run import ServeProcess, choose_address, first_run, target_of
+from photon_grpc.cli.first_addresses import choose_address, target_of
+from photon_grpc.cli.first_run import ServeProcess, first_run
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = (sys.executable, "-m", "tests.cli.fake_serve")

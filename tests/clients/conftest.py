@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import demo
-from photon_grpc.cli.first_run import choose_address
+from photon_grpc.cli.first_addresses import choose_address
 from photon_grpc.client import SyncClient
 
 

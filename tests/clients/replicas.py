@@ -42,7 +42,7 @@ class Replica:
 @contextlib.asynccontextmanager
 async def replicas(count: int) -> AsyncIterator[list[Replica]]:
     """Yield replicas that are ready."""
-    from photon_grpc.cli.first_run import choose_address
+    from photon_grpc.cli.first_addresses import choose_address
 
     command = [sys.executable, "-m", "tests.clients.replicas"]
     parent = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)

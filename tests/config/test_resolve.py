@@ -26,8 +26,10 @@ def another(setting: Setting) -> str:
     """Return a text for a value other than the default."""
     if setting.name == "admin_listen":
         return "unix:/run/photon-admin.sock"
-    if setting.name in ("listen", "metrics_listen"):
+    if setting.name in ("listen", "metrics_listen", "http_listen"):
         return "127.0.0.1:1234"
+    if setting.name == "http_allowed_origin":
+        return "https://chat.example.org"
     if setting.name == "otlp_endpoint":
         return "https://collector:4317"
     if setting.name == "model":
@@ -57,11 +59,63 @@ def test_metrics_are_served_at_a_port(address: str) -> None:
         resolve({"metrics_listen": address}, {})
 
 
+@pytest.mark.parametrize("address", ["unix:/run/photon.sock", "8000", "host:http"])
+def test_the_http_door_is_at_a_port(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--http-listen: .*(HOST:PORT|not a port)"):
+        resolve({"http_listen": address}, {})
+
+
+HOSTS = ["llm.example.org", "LLM", "10.0.0.7", "[2001:db8::1]", "my_host"]
+ORIGINS = [
+    "https://chat.example.org",
+    "http://localhost:3000",
+    "https://[::1]:8443",
+    "vscode-webview://a1b2",
+    "http://h:443",
+]
+
+
+def test_hosts_and_web_pages_that_may_call_are_taken_as_they_are_written() -> None:
+    given_ = {"http_listen": "h:1", "http_allowed_host": HOSTS, "http_allowed_origin": ORIGINS}
+    server = resolve(given_, {}).config.server
+    assert (list(server.http_allowed_host), list(server.http_allowed_origin)) == (HOSTS, ORIGINS)
+    assert server.has_metrics
+
+
+@pytest.mark.parametrize("host", ["https://h", "h:8000", "h/x", "*", "*.example.org", "a b", "-h", "[::1"])
+def test_a_host_is_a_name_alone(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--http-allowed-host: .* is not a host name"):
+        resolve({"http_listen": "h:1", "http_allowed_host": [host]}, {})
+
+
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        ("*", "every web page"),
+        ("https://*.example.org", "every web page"),
+        ("null", "sandboxed"),
+        ("chat.example.org", "not an origin"),
+        ("https://h/", "not an origin"),
+        ("https://h/chat", "not an origin"),
+        ("https://H", "lower case"),
+        ("https://u@h", "not an origin"),
+        ("https://h:443", "write https://h"),
+        ("http://h:80", "write http://h"),
+        ("http://h:70000", "above 65535"),
+        ("http://h:", "not an origin"),
+        ("file://", "not an origin"),
+    ],
+)
+def test_a_web_page_is_named_as_its_browser_does(origin: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--http-allowed-origin: .*{why}"):
+        resolve({"http_listen": "h:1", "http_allowed_origin": [origin]}, {})
+
+
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    # Neither goes without the other, nor a grace without an age, nor a label without metrics.
+    # Neither goes without the other, nor a grace without an age, a label without metrics, a host without a door.
     beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key", "PHOTON_MAX_CONNECTION_AGE": "9"}
-    beside["PHOTON_METRICS_LISTEN"] = "127.0.0.1:9"
+    beside |= {"PHOTON_METRICS_LISTEN": "127.0.0.1:9", "PHOTON_HTTP_LISTEN": "127.0.0.1:8"}
     by_variable = resolve({}, beside | {setting.variable: another(setting)})
     by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, beside)
     assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default
@@ -164,7 +218,10 @@ def test_port_0_may_be_given_more_than_once() -> None:
         ({"listen": ["h:1", "h:2", "h:1"]}, {}, ["--listen", "h:1 is given more than once"]),
         ({"listen": ["h:1"], "metrics_listen": "h:1"}, {}, ["--metrics-listen", "h:1 is given more than once"]),
         ({"listen": ["unix:/s"]}, {"PHOTON_ADMIN_LISTEN": "unix:/s"}, ["--admin-listen", "unix:/s is given more"]),
-        ({"metrics_label": ["team"]}, {}, ["--metrics-label", "without --metrics-listen"]),
+        ({"metrics_label": ["team"]}, {}, ["--metrics-label", "without --metrics-listen or --http-listen"]),
+        ({"http_allowed_host": ["h"]}, {}, ["--http-allowed-host", "without --http-listen"]),
+        ({"http_allowed_origin": ["http://h"]}, {}, ["--http-allowed-origin", "without --http-listen"]),
+        ({"listen": ["h:1"], "http_listen": ["h:1"]}, {}, ["--http-listen", "h:1 is given more than once"]),
         ({"metrics_label": ["Team"], "metrics_listen": "h:1"}, {}, ["--metrics-label", "Team", "a-z, 0-9 and _"]),
         (
             {"metrics_label": [f"k{number}" for number in range(17)], "metrics_listen": "h:1"},

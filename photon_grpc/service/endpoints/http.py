@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.parser import BytesHeaderParser
 from http import HTTPStatus
-from typing import NamedTuple
 
 from photon_grpc.access.places import Places
 from photon_grpc.config.resolve import split_address
-from photon_grpc.errors import ConfigError, PhotonError, QueueFull, frames_of
-
-_LOG = logging.getLogger(__name__)
+from photon_grpc.errors import ConfigError, PhotonError, QueueFull
+from photon_grpc.service.endpoints.pages import Page, Render, render, text_page
 
 #: At this limit a new connection ends the oldest one of the host that has most.
 MAX_CONNECTIONS = 64
@@ -26,16 +23,6 @@ MAX_CONNECTIONS = 64
 TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 8 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
-
-
-class Page(NamedTuple):
-    body: bytes
-    content_type: str = "text/plain; charset=utf-8"
-    status: HTTPStatus = HTTPStatus.OK
-
-
-#: Makes a page for the value of the header `accept`.
-Render = Callable[[str], Page]
 
 
 class _Connection:
@@ -111,7 +98,7 @@ class HttpEndpoint:
         method, path, *_ = [*first.decode("latin-1").split(" "), "", ""]
         page = self._page(method, path.partition("?")[0], BytesHeaderParser().parsebytes(rest).get("accept", ""))
         lines = (
-            f"HTTP/1.1 {page.status.value} {page.status.phrase}",
+            f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
             f"Content-Type: {page.content_type}",
             f"Content-Length: {len(page.body)}",
             "Connection: close",
@@ -119,17 +106,6 @@ class HttpEndpoint:
         return "\r\n".join((*lines, "\r\n")).encode("latin-1") + (b"" if method == "HEAD" else page.body)
 
     def _page(self, method: str, path: str, accept: str) -> Page:
-        render = self._pages.get(path)
-        if render is None:
-            return _text_page(HTTPStatus.NOT_FOUND, f"the pages are {', '.join(self._pages)}")
-        if method not in ("GET", "HEAD"):
-            return _text_page(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
-        try:
-            return render(accept)
-        except Exception as error:
-            _LOG.error("%s cannot be shown, %s\n%s", path, type(error).__name__, frames_of(error))
-            return _text_page(HTTPStatus.INTERNAL_SERVER_ERROR, "the log has the reason")
-
-
-def _text_page(status: HTTPStatus, text: str) -> Page:
-    return Page(f"{text}\n".encode(), status=status)
+        if path in self._pages and method not in ("GET", "HEAD"):
+            return text_page(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
+        return render(self._pages, path, accept)

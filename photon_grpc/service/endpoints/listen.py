@@ -1,4 +1,4 @@
-"""The addresses of the front ends.
+"""The addresses of the front ends, for gRPC and for HTTP.
 
 A single front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT),
 which the supervisor reserves as long as it lives; front end 0 owns the Unix sockets.
@@ -39,9 +39,36 @@ class Listeners:
             sock.close()
 
 
+@dataclass(slots=True)
+class ServiceListeners:
+    """The addresses of all front ends."""
+
+    grpc: Listeners
+    http: Listeners
+
+    def close(self) -> None:
+        self.grpc.close()
+        self.http.close()
+
+
+def unplanned_service(server: ServerConfig) -> ServiceListeners:
+    """Return the addresses of the settings, of which none was tried."""
+    return ServiceListeners(Listeners(server.listen, reuse_port=False), Listeners(server.http_listen, reuse_port=False))
+
+
+def plan_service(server: ServerConfig) -> ServiceListeners:
+    """Plan the addresses for gRPC and HTTP. Raise ConfigError as `plan_listeners` does; then none is reserved."""
+    grpc = plan_listeners(server.listen, server.frontends)
+    try:
+        return ServiceListeners(grpc, plan_listeners(server.http_listen, server.frontends))
+    except ConfigError:
+        grpc.close()
+        raise
+
+
 def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
     """Plan the addresses of all front ends. Raise ConfigError if one is in use, or none can be shared."""
-    if frontends == 1:
+    if not addresses or frontends == 1:
         for address in addresses:
             check(address, reuse_port=False)
         return Listeners(addresses, reuse_port=False)
@@ -77,7 +104,8 @@ def _reserve(address: str) -> tuple[socket.socket, str]:
         sock.bind(where)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {address}: {error.strerror}; choose another with --listen HOST:PORT (port 0: any)",
+            f"cannot listen on {address}: {error.strerror}; choose another HOST:PORT, port 0 for any free one "
+            "(--listen, --http-listen)",
             field="--listen",
         ) from error
     return sock, f"{host}:{sock.getsockname()[1]}"
@@ -109,7 +137,7 @@ def check_admin(setting: str) -> None:
 def check_distinct(server: ServerConfig) -> None:
     """Raise ConfigError if two of the addresses in the settings are the same."""
     admin = "" if server.admin_listen == NO_ADMIN else server.admin_listen
-    check_apart(filter(None, (*server.listen, admin, server.metrics_listen)))
+    check_apart(filter(None, (*server.listen, *server.http_listen, admin, server.metrics_listen)))
 
 
 def admin_sockets() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz of the whole service.
+"""/metrics, /health, /healthz and /readyz of the whole service.
 
 The supervisor serves them: it outlives all other processes, so that no counter falls when one of them dies.
 """
@@ -6,15 +6,15 @@ The supervisor serves them: it outlives all other processes, so that no counter 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from photon_grpc.bridge.control import Counted
 from photon_grpc.core.counts import EngineSums, Series, Sums
 from photon_grpc.core.frames import Facts
 from photon_grpc.observe import metrics
-from photon_grpc.observe.exposition import Snapshot
-from photon_grpc.service.endpoints.http import HttpEndpoint, Page
+from photon_grpc.service.endpoints.http import HttpEndpoint
+from photon_grpc.service.endpoints.pages import Page, render
 from photon_grpc.service.endpoints.service_metrics import Served
 
 _LOG = logging.getLogger("photon_grpc")
@@ -24,21 +24,28 @@ _OWN = -1
 
 
 class MetricsEndpoint:
-    """The ServiceMetrics that serve HTTP."""
+    """The ServiceMetrics that are counted, and served in plain HTTP at `addresses`, none or one."""
 
-    def __init__(self, address: str, served: Callable[[], Served]) -> None:
-        self._address = address
+    def __init__(self, addresses: Sequence[str], served: Callable[[], Served]) -> None:
+        self._addresses = addresses
         self._served = served
         self._frontends = Sums()
         self._engines = EngineSums()
         self._num_lost = 0
         self._life = 0
         self._facts: Facts | None = None
-        self._http = HttpEndpoint({"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz})
+        self._pages = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/health": self._readyz,
+        }
+        self._http = HttpEndpoint(self._pages)
 
     async def start(self) -> None:
         """Listen. Raise ConfigError."""
-        _LOG.info("metrics on http://%s/metrics", await self._http.start(self._address))
+        for address in self._addresses:
+            _LOG.info("metrics on http://%s/metrics", await self._http.start(address))
 
     def told(self, frontend: int, counted: Counted) -> None:
         self._frontends.update(frontend, counted.series)
@@ -55,10 +62,16 @@ class MetricsEndpoint:
         self._life = life
         self._engines.begin(life)
 
+    def page(self, path: str, accept: str) -> Page:
+        return render(self._pages, path, accept)
+
     def close(self) -> None:
         self._http.close()
 
     def _metrics(self, accept: str) -> Page:
+        # Imported for the first scraper only: prometheus_client would delay every start.
+        from photon_grpc.observe.exposition import Snapshot
+
         served = self._served()
         # The labels stay while an engine is restarted.
         self._facts = served.facts or self._facts

@@ -29,7 +29,7 @@ from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.models import builder, weights
 from photon_grpc.service.endpoints.http import HttpEndpoint
-from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_listeners
+from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
 
 
 def reasons(config: ServeConfig) -> list[str]:
@@ -50,7 +50,7 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     """Yield the checks of supervisor, front end and engine, without those of a model that is not downloaded yet."""
     server = config.server
     yield partial(check_distinct, server)
-    yield lambda: plan_listeners(server.listen, server.frontends).close()
+    yield lambda: plan_service(server).close()
     yield partial(check_admin, server.admin_listen)
     yield partial(check_metrics, server.metrics_listen)
     yield partial(read_certificates, server)

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 from photon_grpc.bridge.codec import FrameError
-from photon_grpc.bridge.control import Begin, CannotStart, ControlChannel, ControlMessage
+from photon_grpc.bridge.control import MAX_PAGE_BYTES, Begin, CannotStart, ControlChannel, ControlMessage
 from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
 from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS, WHERE_SIGNAL
 
@@ -37,6 +37,9 @@ _FATAL_SIGNALS = {
 
 #: Time for a hanging child to print the stacks of its threads.
 _PRINT_STACKS_S = 0.2
+
+#: Longest message from the supervisor: a page, its status and type.
+_MAX_MESSAGE_BYTES = MAX_PAGE_BYTES + 64 * 1024
 
 #: Exit code of a child that could not start, after it sent the reason over its control socket (CannotStart).
 CANNOT_START = 2
@@ -193,7 +196,7 @@ def enter_child(argv: list[str]) -> ChildContext:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     for each in (fd, heartbeat_fd, *shared):
         os.set_inheritable(each, False)
-    control = ControlChannel(socket.socket(fileno=fd))
+    control = ControlChannel(socket.socket(fileno=fd), max_bytes=_MAX_MESSAGE_BYTES)
     try:
         while not (messages := control.receive()):
             pass  # only a part of the first message has come

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
@@ -20,15 +20,13 @@ from photon_grpc.bridge.control import (
     Bound,
     ControlChannel,
     ControlMessage,
-    Drain,
     Drained,
     DrainWanted,
-    Link,
     Serving,
-    Stop,
 )
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
+from photon_grpc.compose.http_door import Behind, http_door
 from photon_grpc.compose.observation import observation
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.tracing import tracing
@@ -43,13 +41,17 @@ from photon_grpc.server.server import Server
 from photon_grpc.service.logs.log_pipe import log_bare_lines, log_to_stderr
 from photon_grpc.service.processes import address_space
 from photon_grpc.service.processes.child import ChildContext, enter_child
-from photon_grpc.service.processes.counts_report import CountsReport, NoReport, counts_report
+from photon_grpc.service.processes.counts_report import counts_report
 from photon_grpc.service.processes.encoder_client import EncoderProcess
+from photon_grpc.service.processes.supervisor_commands import SupervisorCommands
+from photon_grpc.service.processes.supervisor_pages import SupervisorPages
 
 log = logging.getLogger(__name__)
 
 #: Threads for tokenizing and templates; more than the number of cores gain nothing.
 _MAX_POOL_THREADS = 4
+#: Time after the drain for the last answers over HTTP.
+_HTTP_CLOSING_S = 1.0
 #: Interval of the event loop's heartbeats, and the longest silence that is no hang.
 _BEAT_INTERVAL_S = 0.5
 _LONGEST_TURN_S = 5.0
@@ -110,6 +112,10 @@ async def _serve(context: ChildContext) -> None:
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
         stack.push_async_callback(server.drain_and_stop, 0.0)
+        pages = SupervisorPages(control)
+        door = http_door(begin.http, Behind(frontend, config.server, allowed, observed, replica_id, pages))
+        http = await door.start(begin.http, reuse_port=begin.reuse_port)
+        stack.push_async_callback(door.stop, 0.0)
         admin = AdminListener(
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
@@ -118,12 +124,15 @@ async def _serve(context: ChildContext) -> None:
         )
         admin_address = await _listen_for_operators(admin, begin)
         _keep_beating(context.heartbeat)
-        _report(control, Bound(addresses, frontend.model("").name, admin_address))
+        _report(control, Bound(addresses, frontend.model("").name, admin_address, http))
         gc.freeze()
         report = counts_report(control, frontend, observed.counts)
         reporting = asyncio.create_task(report.keep())
-        commands = SupervisorCommands(context, link, report)
-        num_left = await server.drain_and_stop(await commands.until_drain())
+        commands = SupervisorCommands(context, link, report, pages)
+        timeout_s = await commands.until_drain()
+        door.draining()
+        num_left = await server.drain_and_stop(timeout_s)
+        await door.stop(_HTTP_CLOSING_S)
         _report(control, Drained(num_left))
         await admin.stop(await commands.until_stop(num_left))
         reporting.cancel()
@@ -156,53 +165,6 @@ def _keep_beating(heartbeat: SharedHeartbeat) -> None:
     """Beat now and every 0.5 s, from the event loop itself, so that the beats show that it runs."""
     heartbeat.beat(_LONGEST_TURN_S)
     asyncio.get_running_loop().call_later(_BEAT_INTERVAL_S, _keep_beating, heartbeat)
-
-
-class SupervisorCommands:
-    """The supervisor's messages, read on the event loop."""
-
-    def __init__(self, context: ChildContext, link: BridgeClient, report: CountsReport | NoReport) -> None:
-        self._control = context.control
-        self._link = link
-        self._report = report
-        self._unread = context.messages
-        self._readable = asyncio.Event()
-        #: One iterator for all methods, so that no message is lost between them.
-        self._messages = self._read()
-
-    async def until_drain(self) -> float:
-        """Connect to engines until a drain; return the seconds for running requests, 0 if the supervisor is gone."""
-        async for message in self._messages:
-            if isinstance(message, Link):
-                await self._link.connect(self._control.take_socket())
-                self._report.life = message.life
-            elif isinstance(message, Drain):
-                return message.timeout_s
-        return 0.0
-
-    async def until_stop(self, num_left: int) -> int:
-        """Wait until all front ends have drained; return the requests cut off, `num_left` without a supervisor."""
-        async for message in self._messages:
-            if isinstance(message, Stop):
-                return message.num_left
-        return num_left
-
-    async def _read(self) -> AsyncIterator[ControlMessage]:
-        """Yield the supervisor's messages until it is gone."""
-        loop = asyncio.get_running_loop()
-        self._control.set_blocking(False)
-        loop.add_reader(self._control.fileno(), self._readable.set)
-        try:
-            while True:
-                while self._unread:
-                    yield self._unread.pop(0)
-                await self._readable.wait()
-                self._readable.clear()
-                self._unread = self._control.receive()
-        except EOFError:
-            return
-        finally:
-            loop.remove_reader(self._control.fileno())
 
 
 def _report(control: ControlChannel, message: ControlMessage) -> None:

@@ -1,0 +1,91 @@
+"""The HTTP door of a front end, if it has one. Nothing else imports `gateway`, and nothing without --http-listen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from photon_grpc.compose.access import Access
+    from photon_grpc.compose.observation import Observation
+    from photon_grpc.config.flags import ServerConfig
+    from photon_grpc.frontend.frontend import Frontend
+
+
+class HttpDoor(Protocol):
+    async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
+        """Listen; return the bound addresses. Raise ConfigError."""
+
+    def draining(self) -> None:
+        """Close each connection after its answer from now on; the port stays open."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Stop listening; running answers have `timeout_s` to end."""
+
+
+class NoDoor:
+    async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
+        return ()
+
+    def draining(self) -> None:
+        """Do nothing."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Do nothing."""
+
+
+class Page(Protocol):
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+
+
+class Pages(Protocol):
+    """Pages of the whole service: /metrics, /health, /healthz and /readyz."""
+
+    async def page(self, path: str, accept: str) -> Page:
+        """Return the page for the header `accept`. Raise Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What lies behind the door, and the rules for those who come through it."""
+
+    frontend: Frontend
+    config: ServerConfig
+    allowed: Access
+    observed: Observation
+    replica_id: str
+    pages: Pages
+
+
+def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
+    """Return the door for these addresses; without any, one that is never opened."""
+    if not addresses:
+        return NoDoor()
+    # Part of an extra, which may not be installed; importing it takes a fifth of a second.
+    from photon_grpc.gateway.app import application
+    from photon_grpc.gateway.door import Door
+    from photon_grpc.gateway.tls import HttpCertificates
+
+    config = behind.config
+    tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
+    app = application(
+        behind.frontend,
+        config=config,
+        allowed=behind.allowed,
+        observed=behind.observed,
+        replica_id=behind.replica_id,
+        pages=behind.pages,
+    )
+    return Door(
+        app,
+        certificates=HttpCertificates(*tls) if config.tls_cert else None,
+        allowed_hosts=config.http_allowed_host,
+        allowed_origins=config.http_allowed_origin,
+        max_body_bytes=config.max_message_size,
+    )

@@ -1,0 +1,94 @@
+"""The HTTP door in the processes of a service: its addresses, the pages of the supervisor, and the common drain."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.running import RunningService, client, serving, wait_until
+from tests.service.tiny import write_tiny_model
+
+WITH_PAGES = (sys.executable, "-m", "tests.service.modelless.with_pages")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[RunningService]:
+    tiny = ["--model", str(write_tiny_model(tmp_path / "tiny")), "--load-format", "dummy", "--num-blocks", "4096"]
+    flags = [*tiny, "--frontends", "2", "--http-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
+    with serving(*flags, program=WITH_PAGES) as running:
+        running.wait_ready()
+        yield running
+
+
+def http_addresses(service: RunningService) -> list[str]:
+    return re.findall(r"http://(\S+?)/", service.ready_lines()[-1])
+
+
+def got(address: str, path: str, accept: str = "*/*") -> tuple[int, str, str]:
+    """Return status, content type and body."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", path, headers={"Accept": accept})
+    answer = connection.getresponse()
+    try:
+        return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_pages_answer_at_every_address_also_after_a_restart_and_until_the_drain_ends(service: RunningService) -> None:
+    addresses = http_addresses(service)
+    assert len(set(addresses)) == 2
+    for address in addresses * 4:  # connections go to either front end
+        assert got(address, "/health")[::2] == got(address, "/readyz")[::2] == (200, "SERVING\n")
+        assert got(address, "/healthz")[::2] == (200, "SERVING\n")
+    assert got(addresses[0], "/none")[0] == 404
+    _assert_counts(service, addresses[0])
+    _assert_same_addresses_after_a_restart(service, addresses)
+    _assert_drained_with_grpc(service, addresses[0])
+
+
+def _assert_counts(service: RunningService, address: str) -> None:
+    """Without --metrics-listen the requests are counted all the same."""
+    with client(service.wait_ready()[0]) as calls:
+        calls.generate()
+
+    def is_counted() -> bool:
+        return 'finished_reason="length"} 1.0' in got(address, "/metrics")[2]
+
+    wait_until(is_counted, "the request is counted")
+    _, content_type, page = got(address, "/metrics", "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.endswith("# EOF\n")
+    assert "photon_frontends 2.0" in page
+
+
+def _assert_same_addresses_after_a_restart(service: RunningService, addresses: list[str]) -> None:
+    times = len(service.ready_lines())
+    os.kill(service.children()["frontend"], signal.SIGKILL)
+    service.wait_ready(times + 1)
+    assert http_addresses(service) == addresses
+    assert {got(address, "/readyz")[0] for address in addresses * 4} == {200}
+
+
+def _assert_drained_with_grpc(service: RunningService, address: str) -> None:
+    """While a call over gRPC runs out, the door answers, and both end together."""
+    with client(service.wait_ready()[0]) as calls:
+        stream = calls.stream(max_tokens=2000)
+        next(stream)
+        reading = threading.Thread(target=lambda: list(stream))
+        reading.start()
+        service.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain")
+        assert got(address, "/healthz")[::2] == (200, "SERVING\n")
+        reading.join()
+    assert service.process.wait() == 0
+    with pytest.raises(ConnectionRefusedError):
+        got(address, "/healthz")
