@@ -8,117 +8,29 @@ parser. One request is answered at a time; what the client sends ahead stays unp
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import ssl
 import time
 import urllib.parse
 from collections.abc import Callable
-from email.utils import formatdate
-from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from photon_grpc.access.places import Place, Places, WaitingPlaces
+from photon_grpc.access.places import Place
 from photon_grpc.errors import PhotonError, QueueFull
-from photon_grpc.gateway.exchange import NOWHERE, AppErrors, Exchange, Flow, Outgoing
+from photon_grpc.gateway.arriving_body import ArrivingBody, too_large
+from photon_grpc.gateway.door_state import DoorState
+from photon_grpc.gateway.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
 from photon_grpc.gateway.head import Head, find_end, parse_head
-from photon_grpc.gateway.limits import ConnectionLimits
-from photon_grpc.gateway.refusal import Headers, Refusal
+from photon_grpc.gateway.peer import has_reset, peer_of
+from photon_grpc.gateway.refusal import Refusal
 from photon_grpc.gateway.tls import HttpCertificates
 
-#: A body takes its memory in pieces of at least this size.
-_LEAST_HELD_BYTES = 16 * 1024
-#: An idle body of the caller that needs the memory gives way after this time.
-_LEAST_IDLE_S = 1.0
-_TLS_SHUTDOWN_S = 5.0
 #: Time until a client that closed its sending side is probed, and until a probe has been answered by a reset.
 _PROBE_S = 0.2
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
-#: Linux's number of the state of a TCP connection that has been reset.
-_TCP_CLOSE = 7
-#: Bytes that chunk sizes and trailers may take beside a body: so many, and so many times the body.
-_FRAMING_BYTES = 64 * 1024
-_FRAMING_FACTOR = 8
-
-
-class DoorState(ServerState):
-    """What all connections of a door share."""
-
-    def __init__(
-        self, limits: ConnectionLimits, max_body_bytes: int, certificates: HttpCertificates | None = None
-    ) -> None:
-        super().__init__()
-        self.limits = limits
-        self.max_body_bytes = max_body_bytes
-        self.certificates = certificates
-        self.is_draining = False
-        self.errors = AppErrors()
-        self.handshakes: set[asyncio.Task[None]] = set()
-        self.places = Places("HTTP connections", limits.max_connections, oldest_first=False)
-        self.held = WaitingPlaces(
-            "bytes of bodies", limits.max_held_bytes, least_idle_s=_LEAST_IDLE_S, oldest_first=False
-        )
-        self._date_s = 0
-        self._is_empty = asyncio.Event()
-
-    def heed_departure(self) -> None:
-        if not self.connections:
-            self._is_empty.set()
-
-    async def wait_until_empty(self) -> None:
-        """Wait until no connection is left."""
-        self._is_empty.clear()
-        if self.connections:
-            await self._is_empty.wait()
-
-    def headers(self) -> Headers:
-        """Return the headers of every response: the date."""
-        now_s = int(time.time())
-        if now_s != self._date_s:
-            self._date_s = now_s
-            self.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
-        return self.default_headers
-
-
-class _Body:
-    """A body that arrives, as the holder of its memory."""
-
-    def __init__(self, connection: Connection, left: int | None, paused_s: float) -> None:
-        self._connection = connection
-        #: Bytes that are still to come; None if it is chunked.
-        self.left = left
-        self.num_bytes = 0
-        self.num_raw_bytes = 0
-        self.started_s = asyncio.get_running_loop().time()
-        self.paused_s = paused_s
-        self.is_complete = False
-        self._last_s = time.monotonic()
-        self._places: list[Place] = []
-
-    def idle_since_s(self) -> float | None:
-        return None if self.is_complete else self._last_s
-
-    def evict(self, error: PhotonError) -> None:
-        self._connection.refuse(_no_memory(error))
-
-    def grow(self, num_bytes: int, places: Places, owner: str) -> None:
-        """Take memory for so many bytes more. Raise QueueFull."""
-        self.num_bytes += num_bytes
-        self._last_s = time.monotonic()
-        missing = self.num_bytes - sum(place.size for place in self._places)
-        if missing > 0:
-            self._places.append(places.take(owner, self, max(missing, _LEAST_HELD_BYTES)))
-
-    def free(self, places: Places) -> None:
-        for place in self._places:
-            places.leave(place)
-        self._places.clear()
 
 
 class Connection(HttpToolsProtocol):
@@ -140,12 +52,14 @@ class Connection(HttpToolsProtocol):
         self._unread = bytearray()
         #: Bytes of an incomplete head that have been searched for its end.
         self._searched = 0
-        self._body: _Body | None = None
+        self._body: ArrivingBody | None = None
+        self._refusal: Refusal | None = None
         self._place: Place | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm()
         self._lost_callbacks: list[Callable[[], None]] = []
+        self._paused_before_s = 0.0
         self._idle_since_s = time.monotonic()
-        self._is_open = self._is_lost = self._is_half_closed = self._is_parser_spent = False
+        self._is_open = self._is_lost = self._is_half_closed = False
 
     # What the app may use
 
@@ -159,7 +73,7 @@ class Connection(HttpToolsProtocol):
     def free_body(self) -> None:
         """Give back the memory that the body was counted with. It happens by itself when the answer begins."""
         if self._body is not None and self._body.is_complete:
-            self._body.free(self._state.held)
+            self._body.free()
 
     # Its place among the connections
 
@@ -173,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.peer, self.peer_host = _peer(transport)
+        self.peer, self.peer_host = peer_of(transport)
         try:
             self._place = self._state.places.take(self.peer_host, self)
         except QueueFull as error:
@@ -183,7 +97,7 @@ class Connection(HttpToolsProtocol):
             self._open(transport)
         else:
             transport.pause_reading()
-            task = self.loop.create_task(self._shake_hands(self._state.certificates.context()))
+            task = self.loop.create_task(self._shake_hands(self._state.certificates))
             self._state.handshakes.add(task)
             task.add_done_callback(self._state.handshakes.discard)
 
@@ -195,20 +109,8 @@ class Connection(HttpToolsProtocol):
             self.transport.write(refusal.response(self._state.headers()))
         self._close()
 
-    async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        try:
-            transport = await self.loop.start_tls(
-                self.transport,
-                self,
-                context,
-                server_side=True,
-                ssl_handshake_timeout=self._limits.handshake_timeout_s,
-                ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
-            )
-        except (OSError, asyncio.CancelledError) as error:
-            self.transport.abort()
-            self.connection_lost(error if isinstance(error, OSError) else None)
-            return
+    async def _shake_hands(self, certificates: HttpCertificates) -> None:
+        transport = await certificates.shake_hands(self.transport, self, self._limits.handshake_timeout_s)
         if transport is None or self._is_lost:
             self.connection_lost(None)
         else:
@@ -219,15 +121,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport, self._limits.stalled_timeout_s)
         transport.set_write_buffer_limits(self._limits.max_unsent_bytes)
-        self._set_timer(self._limits.head_timeout_s, self._head_is_late)
+        self._alarm.set(self._limits.head_timeout_s, self._head_is_late)
         self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_lost:
             return
         self._is_lost = self.is_ending = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.stop()
         if self._place is not None:
             self._state.places.leave(self._place)
         self._free()
@@ -250,12 +151,8 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(_PROBE_S, self._heed_reset)
 
     def _heed_reset(self) -> None:
-        raw = self.transport.get_extra_info("socket")
-        if self._is_lost or raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        with contextlib.suppress(OSError, AttributeError):
-            if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-                self.transport.abort()
+        if not self._is_lost and has_reset(self.transport):
+            self.transport.abort()
 
     # Reading
 
@@ -272,13 +169,19 @@ class Connection(HttpToolsProtocol):
                 if self._is_receiving():
                     self._read_body()
                 elif self._is_answering():
-                    if len(self._unread) > self._limits.max_ahead_bytes:
-                        self.flow.pause_reading()
+                    self._hold_back()
                     return
                 elif not self._read_head():
                     return
         except Refusal as refusal:
             self.refuse(refusal)
+
+    def _hold_back(self) -> None:
+        """Keep what the client sends ahead; if that is too much, make the running answer the last one."""
+        if len(self._unread) > self._limits.max_ahead_bytes:
+            self._unread.clear()
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
 
     def _read_head(self) -> bool:
         """Begin the next request if its head is here."""
@@ -289,7 +192,7 @@ class Connection(HttpToolsProtocol):
         end = find_end(self._unread, self._searched, self._limits.head)
         if end < 0:
             if not self._searched and self.cycle is not None:
-                self._set_timer(self._limits.head_timeout_s, self._head_is_late)
+                self._alarm.set(self._limits.head_timeout_s, self._head_is_late)
             self._searched = len(self._unread)
             return False
         self._searched = 0
@@ -303,35 +206,32 @@ class Connection(HttpToolsProtocol):
         del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
 
     def _begin(self, head: Head) -> None:
-        if (head.content_length or 0) > self._state.max_body_bytes:
-            raise self._too_large(f"{head.content_length}")
-        self._stop_timer()
-        if head.content_length != 0:
-            self._body = _Body(self, head.content_length, self._flow.paused_s())
-            self._set_timer(self._limits.body_timeout_s, self._body_is_late)
+        length = head.content_length
+        if length is not None and length > self._state.max_body_bytes:
+            raise too_large(str(length), self._state.max_body_bytes)
+        self._alarm.stop()
+        if length != 0:
+            self._body = ArrivingBody(length, self._limits, self._state.held, self.peer_host, self.refuse)
+            self._paused_before_s = self._flow.paused_s()
+            self._alarm.set(self._limits.body_timeout_s, self._check_body_time)
         self._parse(head.raw)
 
     def _read_body(self) -> None:
-        body = cast(_Body, self._body)
+        body = cast(ArrivingBody, self._body)
         piece = bytes(self._unread if body.left is None else self._unread[: body.left])
         del self._unread[: len(piece)]
-        body.num_raw_bytes += len(piece)
-        if body.left is not None:
-            body.left -= len(piece)
+        body.count_raw(len(piece))
         self._parse(piece)
-        if body.num_raw_bytes > _FRAMING_BYTES + (1 + _FRAMING_FACTOR) * body.num_bytes:
-            raise Refusal(400, "MALFORMED_REQUEST", "the chunks of the body are too small; send larger ones")
 
     def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if isinstance(error.__context__, Refusal):
-                raise error.__context__ from None
+        except httptools.HttpParserError:
+            if self._refusal is not None:
+                raise self._refusal from None
             if self._is_receiving() or not self._is_answering():
                 raise Refusal(400, "MALFORMED_REQUEST", "the request's body or headers are malformed") from None
             # Bytes behind a chunked body: the request is whole, and its answer is the last one.
-            self._is_parser_spent = True
             self._unread.clear()
             self.cycle.keep_alive = False
 
@@ -375,13 +275,11 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {"photon.connection": cast(Any, self)}
 
     def on_body(self, body: bytes) -> None:
-        arriving = cast(_Body, self._body)
-        if arriving.num_bytes + len(body) > self._state.max_body_bytes:
-            raise self._too_large(f"more than {self._state.max_body_bytes}")
         try:
-            arriving.grow(len(body), self._state.held, self.peer_host)
-        except QueueFull as error:
-            raise _no_memory(error) from None
+            cast(ArrivingBody, self._body).grow(len(body), self._state.max_body_bytes)
+        except Refusal as refusal:
+            self._refusal = refusal  # the parser would hide it
+            raise
         self.cycle.body += body
         if len(self.cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -390,7 +288,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._body is not None:
             self._body.is_complete = True
-            self._stop_timer()
+            self._alarm.stop()
         self.cycle.more_body = False
         self.cycle.message_event.set()
 
@@ -408,7 +306,7 @@ class Connection(HttpToolsProtocol):
         if self.is_ending or self.transport.is_closing():
             return
         self._idle_since_s = time.monotonic()
-        self._set_timer(self._limits.idle_timeout_s, self._close)
+        self._alarm.set(self._limits.idle_timeout_s, self._close)
         self.flow.resume_reading()
         if self._unread or self._is_half_closed:
             self.loop.call_soon(self._read_on)
@@ -442,25 +340,13 @@ class Connection(HttpToolsProtocol):
         text = f"the headers did not arrive within {self._limits.head_timeout_s:g} s"
         self.refuse(Refusal(408, "REQUEST_TIMEOUT", text))
 
-    def _body_is_late(self) -> None:
-        body = cast(_Body, self._body)
-        mib = body.num_bytes / 2**20
-        allowed_s = self._limits.body_timeout_s + mib * self._limits.body_timeout_s_per_mib
-        own_s = self.loop.time() - body.started_s - (self._flow.paused_s() - body.paused_s)
-        if own_s < allowed_s:
-            self._set_timer(max(allowed_s - own_s, 0.01), self._body_is_late)
-            return
-        text = f"{mib:.1f} MiB of the body arrived within {own_s:.0f} s; at most {allowed_s:.0f} s are allowed for them"
-        self.refuse(Refusal(408, "REQUEST_TIMEOUT", text))
-
-    def _set_timer(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(delay_s, call)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _check_body_time(self) -> None:
+        body = cast(ArrivingBody, self._body)
+        left_s = body.time_left_s(self._flow.paused_s() - self._paused_before_s)
+        if left_s <= 0:
+            self.refuse(body.too_late())
+        else:
+            self._alarm.set(left_s, self._check_body_time)
 
     # Closing
 
@@ -468,7 +354,7 @@ class Connection(HttpToolsProtocol):
         """Close after the running answer, or now if there is none."""
         if self._is_answering():
             self.cycle.keep_alive = False
-        elif not self._unread:
+        elif not self._unread and not self.is_ending:
             self._close()
 
     def end(self) -> None:
@@ -486,13 +372,13 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._set_timer(self._limits.linger_s, self._close)
+        self._alarm.set(self._limits.linger_s, self._close)
 
     def _close(self) -> None:
         self.is_ending = True
-        self.transport.close()
+        self.transport.close()  # waits for the client to read what is left
         if not self._is_lost:
-            self._set_timer(self._limits.stalled_timeout_s, self.transport.abort)
+            self._alarm.set(self._limits.stalled_timeout_s, self.transport.abort)
 
     # State
 
@@ -504,31 +390,10 @@ class Connection(HttpToolsProtocol):
 
     def _free(self) -> None:
         if self._body is not None:
-            self._body.free(self._state.held)
+            self._body.free()
             self._body = None
 
     def _tell_lost(self) -> None:
         callbacks, self._lost_callbacks = self._lost_callbacks, []
         for callback in callbacks:
             callback()
-
-    def _too_large(self, size: str) -> Refusal:
-        text = f"the body has {size} bytes; the limit is {self._state.max_body_bytes}; send a smaller request"
-        return Refusal(413, "BODY_TOO_LARGE", text)
-
-
-def _no_memory(error: PhotonError) -> Refusal:
-    return Refusal(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])
-
-
-def _peer(transport: asyncio.Transport) -> tuple[str, str]:
-    """Return the peer as gRPC writes it, and its host."""
-    name = transport.get_extra_info("peername")
-    if not isinstance(name, tuple):
-        return "unix:", "unix:"
-    host, port = str(name[0]).partition("%")[0], name[1]
-    address = ip_address(host)
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-        return f"ipv6:[{host}]:{port}", host
-    host = str(getattr(address, "ipv4_mapped", None) or host)
-    return f"ipv4:{host}:{port}", host

@@ -12,7 +12,8 @@ from uvicorn.config import Config
 
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
-from photon_grpc.gateway.connection import Connection, DoorState
+from photon_grpc.gateway.connection import Connection
+from photon_grpc.gateway.door_state import DoorState
 from photon_grpc.gateway.limits import MAX_BODY_BYTES, ConnectionLimits
 from photon_grpc.gateway.policy import Policy
 from photon_grpc.gateway.tls import HttpCertificates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -48,6 +49,22 @@ class AppErrors:
             _LOG.error("an HTTP call failed: %s\n%s", name, frames_of(error))
 
 
+class Alarm:
+    """The next deadline of a connection."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, call)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Flow(FlowControl):
     """Flow control that measures how long reading was paused and cuts off a client that does not read."""
 
@@ -57,7 +74,7 @@ class Flow(FlowControl):
         self._loop = asyncio.get_running_loop()
         self._paused_at_s = 0.0
         self._paused_s = 0.0
-        self._cut: asyncio.TimerHandle | None = None
+        self._cut = Alarm()
 
     def paused_s(self) -> float:
         """Return for how long reading has been paused in all."""
@@ -74,14 +91,11 @@ class Flow(FlowControl):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._cut is None:
-            self._cut = self._loop.call_later(self._stalled_timeout_s, self._transport.abort)
+        self._cut.set(self._stalled_timeout_s, self._transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+        self._cut.stop()
 
 
 class Outgoing:
@@ -103,6 +117,8 @@ class Exchange(RequestResponseCycle):
 
     connection: Connection
     errors: AppErrors
+    #: HTTP/1.0 has no chunks.
+    _ends_by_closing = False
 
     async def run_asgi(self, app: Any) -> None:
         async def reported(scope: Any, receive: Any, send: Any) -> None:
@@ -117,6 +133,11 @@ class Exchange(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if not self.response_started and message["type"] == "http.response.start":
             self.connection.answer_starts(self)
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            if self.scope["http_version"] == "1.0" and b"content-length" not in names:
+                self._ends_by_closing, self.chunked_encoding = True, False
+        elif self._ends_by_closing:
+            self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
 
     async def send_500_response(self) -> None:

@@ -29,7 +29,7 @@ class ConnectionLimits:
     #: Bytes of an answer that wait for the client before its writer waits.
     max_unsent_bytes: int = 64 * 1024
     #: Bytes of further requests that are read while an answer runs.
-    max_ahead_bytes: int = 64 * 1024
+    max_ahead_bytes: int = 16 * 1024
     max_connections: int = 1000
     #: Bytes of all bodies whose answers have not begun.
     max_held_bytes: int = 2**27
