@@ -23,6 +23,8 @@ class Access:
     keys: KeyCheck = NO_KEYS
     shares: Shares | NoShares = NO_SHARES
     certificates: Certificates | None = None
+    #: The keys that `keys` checks.
+    ring: KeyRing | None = None
 
 
 @asynccontextmanager
@@ -34,7 +36,7 @@ async def access(config: ServerConfig) -> AsyncIterator[Access]:
         return
     watching = asyncio.create_task(keys.watch())
     try:
-        yield Access(ApiKeys(keys, config.api_keys_exempt), Shares(Quotas(keys.limits)), certificates)
+        yield Access(ApiKeys(keys, config.api_keys_exempt), Shares(Quotas(keys.limits)), certificates, keys)
     finally:
         watching.cancel()
 

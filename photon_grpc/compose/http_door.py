@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from photon_grpc.observe.metrics import HttpMetrics
+
 if TYPE_CHECKING:
     from photon_grpc.compose.access import Access
     from photon_grpc.compose.observation import Observation
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.frontend.frontend import Frontend
+    from photon_grpc.gateway.app import Pages
 
 
 class HttpDoor(Protocol):
@@ -35,22 +38,6 @@ class NoDoor:
         """Do nothing."""
 
 
-class Page(Protocol):
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def content_type(self) -> str: ...
-    @property
-    def status(self) -> int: ...
-
-
-class Pages(Protocol):
-    """Pages of the whole service: /metrics, /health, /healthz and /readyz."""
-
-    async def page(self, path: str, accept: str) -> Page:
-        """Return the page for the header `accept`. Raise Unavailable."""
-
-
 @dataclass(frozen=True, slots=True)
 class Behind:
     """What lies behind the door, and the rules for those who come through it."""
@@ -70,18 +57,20 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
     # Part of an extra, which may not be installed; importing it takes a fifth of a second.
     from photon_grpc.gateway.app import application
     from photon_grpc.gateway.door import Door
+    from photon_grpc.gateway.guard import HttpRules, NoHttpCounts
     from photon_grpc.gateway.tls import HttpCertificates
 
     config = behind.config
     tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
-    app = application(
-        behind.frontend,
-        config=config,
-        allowed=behind.allowed,
-        observed=behind.observed,
-        replica_id=behind.replica_id,
-        pages=behind.pages,
+    counts = behind.observed.counts
+    rules = HttpRules(
+        behind.observed.failures,
+        behind.replica_id,
+        behind.allowed.ring,
+        config.api_keys_exempt,
+        HttpMetrics(counts) if counts else NoHttpCounts(),
     )
+    app = application(behind.frontend, rules, behind.pages, max_body_bytes=config.max_message_size)
     return Door(
         app,
         certificates=HttpCertificates(*tls) if config.tls_cert else None,

@@ -20,18 +20,23 @@ from photon_grpc.gateway.openai.tokens import Tokens
 
 
 class Page(Protocol):
-    """An answer of the supervisor."""
+    """A page of the supervisor."""
 
-    status: int
-    content_type: str
-    body: bytes
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def status(self) -> int: ...
 
 
 class Pages(Protocol):
-    """The supervisor's pages."""
+    """Pages of the whole service: /metrics, /health, /healthz and /readyz."""
 
     async def page(self, path: str, accept: str) -> Page:
-        """Return a page. Raise Unavailable."""
+        """Return the page for the header `accept`. Raise Unavailable."""
 
 
 def application(frontend: Frontend, rules: HttpRules, pages: Pages, *, max_body_bytes: int) -> ASGIApp:

@@ -43,6 +43,7 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 
 #: Values of a request label with series of their own, in each front end; more are counted under OTHER.
 MAX_LABEL_VALUES = 64
 OTHER = "other"
+_HTTP_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
 #: Base classes that are never raised, and reasons that end calls before they are requests. Cancelled is its own metric.
@@ -111,12 +112,20 @@ STARTED = Metric("grpc_server_started_total", "Calls that came.", _METHOD)
 HANDLED = Metric("grpc_server_handled_total", "Calls that ended, by their status.", (*_METHOD, "grpc_code"))
 HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHOD, _REQUEST_S)
 
+HTTP_REQUESTS = Metric(
+    "http_requests_total", "HTTP calls that ended, by their status.", ("handler", "method", "status")
+)
+HTTP_DURATION_S = Metric("http_request_duration_seconds", "Duration of HTTP calls.", ("handler",), _REQUEST_S)
+HTTP_IGNORED = Metric(
+    "photon_http_ignored_fields_total", "Fields of HTTP calls that were accepted without effect.", ("field",)
+)
+
 #: All that front ends count.
 COUNTED = (
     *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST),
     *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
     *(PROMPT_TOKENS_BY_KEY, GENERATION_TOKENS_BY_KEY, REQUESTS_BY_LABEL, GENERATION_TOKENS_BY_LABEL),
-    *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S),
+    *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S, HTTP_REQUESTS, HTTP_DURATION_S, HTTP_IGNORED),
 )
 
 
@@ -166,6 +175,20 @@ class CallMetrics:
     def ended(self, labels: Labels, code: str, duration_s: float) -> None:
         self._counts.add(HANDLED, *labels, code)
         self._counts.observe(HANDLING_S, duration_s, *labels)
+
+
+class HttpMetrics:
+    """Counters of HTTP calls by route and status."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def ended(self, route: str, method: str, status: int, duration_s: float) -> None:
+        self._counts.add(HTTP_REQUESTS, route, method if method in _HTTP_METHODS else OTHER, str(status))
+        self._counts.observe(HTTP_DURATION_S, duration_s, route)
+
+    def ignored(self, field: str) -> None:
+        self._counts.add(HTTP_IGNORED, field)
 
 
 class KeyMetrics:
