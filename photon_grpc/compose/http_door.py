@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from photon_grpc.compose.observation import Observation
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.frontend.frontend import Frontend
-    from photon_grpc.gateway.app import Pages
+    from photon_grpc.gateway.app import ServicePages
 
 
 class HttpDoor(Protocol):
@@ -47,7 +47,7 @@ class Behind:
     allowed: Access
     observed: Observation
     replica_id: str
-    pages: Pages
+    pages: ServicePages
 
 
 def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
@@ -56,9 +56,9 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
         return NoDoor()
     # Part of an extra, which may not be installed; importing it takes a fifth of a second.
     from photon_grpc.gateway.app import application
-    from photon_grpc.gateway.door import Door
-    from photon_grpc.gateway.guard import HttpRules, NoHttpCounts
-    from photon_grpc.gateway.tls import HttpCertificates
+    from photon_grpc.gateway.calls.guard import HttpRules, NoHttpCounts
+    from photon_grpc.gateway.connections.door import Door
+    from photon_grpc.gateway.connections.tls import HttpCertificates
 
     config = behind.config
     tls = (config.tls_cert, config.tls_key, config.tls_client_ca)

@@ -10,16 +10,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.errors import HttpError
-from photon_grpc.gateway.guard import Endpoint, Guard, HttpRules
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.errors import HttpError
+from photon_grpc.gateway.calls.guard import Endpoint, GuardedEndpoint, HttpRules
 from photon_grpc.gateway.openai.chat import ChatCompletions
 from photon_grpc.gateway.openai.completions import Completions
 from photon_grpc.gateway.openai.models import Models
 from photon_grpc.gateway.openai.tokens import Tokens
 
 
-class Page(Protocol):
+class ServicePage(Protocol):
     """A page of the supervisor."""
 
     @property
@@ -32,16 +32,15 @@ class Page(Protocol):
     def status(self) -> int: ...
 
 
-class Pages(Protocol):
+class ServicePages(Protocol):
     """Pages of the whole service: /metrics, /health, /healthz and /readyz."""
 
-    async def page(self, path: str, accept: str) -> Page:
+    async def page(self, path: str, accept: str) -> ServicePage:
         """Return the page for the header `accept`. Raise Unavailable."""
 
 
-def application(frontend: Frontend, rules: HttpRules, pages: Pages, *, max_body_bytes: int) -> ASGIApp:
+def application(frontend: Frontend, rules: HttpRules, pages: ServicePages, *, max_body_bytes: int) -> ASGIApp:
     """Return the ASGI application of the door."""
-    guard = Guard(rules)
     endpoints = [
         *Completions(frontend, max_body_bytes).endpoints(),
         *ChatCompletions(frontend, max_body_bytes).endpoints(),
@@ -50,8 +49,10 @@ def application(frontend: Frontend, rules: HttpRules, pages: Pages, *, max_body_
         *_supervisor(pages),
     ]
     # Endpoints check the method themselves, to answer in the form of their API.
-    routes = [Route(endpoint.route, guard.guarded(endpoint)) for endpoint in endpoints]
-    return Router(routes, redirect_slashes=False, default=guard.guarded(Endpoint("unknown", _unknown, _METHODS)))
+    routes = [Route(endpoint.route, GuardedEndpoint(endpoint, rules)) for endpoint in endpoints]
+    return Router(
+        routes, redirect_slashes=False, default=GuardedEndpoint(Endpoint("unknown", _unknown, _METHODS), rules)
+    )
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -61,7 +62,7 @@ async def _unknown(call: HttpCall) -> Response:
     raise HttpError(HTTPStatus.NOT_FOUND, "there is no such path; docs/http.md lists them")
 
 
-def _supervisor(pages: Pages) -> list[Endpoint]:
+def _supervisor(pages: ServicePages) -> list[Endpoint]:
     async def answer(call: HttpCall) -> Response:
         page = await pages.page(call.request.url.path, call.headers.get("accept", ""))
         return Response(page.body, page.status, {"content-type": page.content_type})

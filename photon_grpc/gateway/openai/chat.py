@@ -15,11 +15,11 @@ from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
-from photon_grpc.gateway import generation
-from photon_grpc.gateway.body import json_object
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
-from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.calls import generation
+from photon_grpc.gateway.calls.body import json_object
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
 from photon_grpc.gateway.openai.messages import chat_of
 from photon_grpc.gateway.openai.options import (

@@ -15,11 +15,11 @@ from photon_grpc.core.generation import Start, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
-from photon_grpc.gateway import generation
-from photon_grpc.gateway.body import json_object
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.fields import Obeyed, Refused, Table, Values, groups, names, read
-from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.calls import generation
+from photon_grpc.gateway.calls.body import json_object
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import completion_logprobs, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,

@@ -10,7 +10,7 @@ import msgspec
 from photon_grpc.core.ask import ChatInput, ChatMessage, Tool, ToolChoice
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.gateway.fields import converted
+from photon_grpc.gateway.calls.fields import converted
 
 
 class _CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

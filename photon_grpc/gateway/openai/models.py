@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.guard import Endpoint
 
 _METHODS = ("GET", "HEAD")
 #: Who generates may see the models, as with gRPC.

@@ -11,7 +11,7 @@ from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.output.update import OutputFinish
-from photon_grpc.gateway.fields import Accepted, Obeyed, Refused, Table, converted
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, converted
 
 _NO_EFFECT = Accepted("nothing is stored, and every request is served alike")
 

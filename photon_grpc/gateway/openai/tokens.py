@@ -10,10 +10,10 @@ from starlette.responses import Response
 from photon_grpc.core.ask import ChatInput, TextInput
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.gateway.body import json_object
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.fields import Obeyed, Table, Values, read
-from photon_grpc.gateway.guard import Endpoint
+from photon_grpc.gateway.calls.body import json_object
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.fields import Obeyed, Table, Values, read
+from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.messages import chat_of
 
 TOKENIZE: Table = {

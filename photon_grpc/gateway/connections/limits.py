@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from photon_grpc.gateway.head import HeadLimits
+from photon_grpc.gateway.connections.head import HeadLimits
 
 MAX_BODY_BYTES = 2**25
 

@@ -12,8 +12,8 @@ from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, IdsInput, Origin
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.output.update import Result, Update
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.fields import structs
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.fields import structs
 
 T = TypeVar("T")
 

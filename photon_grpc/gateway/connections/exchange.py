@@ -12,10 +12,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
-from photon_grpc.gateway.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import Refusal
 
 if TYPE_CHECKING:
-    from photon_grpc.gateway.connection import Connection
+    from photon_grpc.gateway.connections.connection import Connection
 
 _LOG = logging.getLogger(__name__)
 #: Lines per interval about exceptions of one class.

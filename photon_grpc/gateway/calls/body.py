@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from photon_grpc.errors import InvalidRequest, MalformedMessage
-from photon_grpc.gateway.call import HttpCall
-from photon_grpc.gateway.errors import HttpError
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.errors import HttpError
 
 #: Parsing makes an object of every value and blocks the event loop: 10 ms for this many.
 MAX_VALUES = 1 << 20

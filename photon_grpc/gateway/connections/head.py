@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from photon_grpc.gateway.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import Refusal
 
 #: One header line; its names are RFC 9110's tokens.
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t\x20-\x7e\x80-\xff]*)\r\n")

@@ -9,10 +9,10 @@ from email.utils import formatdate
 from uvicorn.server import ServerState
 
 from photon_grpc.access.places import Places, WaitingPlaces
-from photon_grpc.gateway.exchange import AppErrors
-from photon_grpc.gateway.limits import ConnectionLimits
-from photon_grpc.gateway.refusal import Headers
-from photon_grpc.gateway.tls import HttpCertificates
+from photon_grpc.gateway.connections.exchange import AppErrors
+from photon_grpc.gateway.connections.limits import ConnectionLimits
+from photon_grpc.gateway.connections.refusal import Headers
+from photon_grpc.gateway.connections.tls import HttpCertificates
 
 #: An idle body of the caller that needs its memory for another gives way after this time.
 _LEAST_IDLE_S = 1.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from photon_grpc.access.places import Place, Places
 from photon_grpc.errors import PhotonError, QueueFull
-from photon_grpc.gateway.limits import ConnectionLimits
-from photon_grpc.gateway.refusal import Refusal
+from photon_grpc.gateway.connections.limits import ConnectionLimits
+from photon_grpc.gateway.connections.refusal import Refusal
 
 #: A body takes its memory in pieces of at least this size.
 _LEAST_HELD_BYTES = 16 * 1024

@@ -20,13 +20,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from photon_grpc.access.places import Place
 from photon_grpc.errors import PhotonError, QueueFull
-from photon_grpc.gateway.arriving_body import ArrivingBody, too_large
-from photon_grpc.gateway.door_state import DoorState
-from photon_grpc.gateway.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
-from photon_grpc.gateway.head import Head, find_end, parse_head
-from photon_grpc.gateway.peer import has_reset, peer_of
-from photon_grpc.gateway.refusal import Refusal
-from photon_grpc.gateway.tls import HttpCertificates
+from photon_grpc.gateway.connections.arriving_body import ArrivingBody, too_large
+from photon_grpc.gateway.connections.door_state import DoorState
+from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
+from photon_grpc.gateway.connections.head import Head, find_end, parse_head
+from photon_grpc.gateway.connections.peer import has_reset, peer_of
+from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.tls import HttpCertificates
 
 #: Time until a client that closed its sending side is probed, and until a probe has been answered by a reset.
 _PROBE_S = 0.2

@@ -19,9 +19,9 @@ from photon_grpc.access.credentials import checked_key
 from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.core.ask import is_out_of_time
 from photon_grpc.errors import DeadlinePassed
-from photon_grpc.gateway.call import IGNORED, HttpCall, end_when_lost
-from photon_grpc.gateway.errors import CLIENT_CLOSED, OPENAI_ERRORS, ErrorForm, Failure, HttpError, failure_of
-from photon_grpc.gateway.events import Events
+from photon_grpc.gateway.calls.call import IGNORED, HttpCall, end_when_lost
+from photon_grpc.gateway.calls.errors import CLIENT_CLOSED, OPENAI_ERRORS, ErrorForm, Failure, HttpError, failure_of
+from photon_grpc.gateway.calls.events import Events
 from photon_grpc.observe.failure_log import FailureLog
 
 REPLICA_ID = "x-photon-replica"
@@ -78,16 +78,6 @@ class Endpoint:
     errors: ErrorForm = OPENAI_ERRORS
     #: The API's names of fields by their paths in errors.
     names: Mapping[str, str] = field(default_factory=dict)
-
-
-class Guard:
-    """Wraps endpoints as ASGI applications."""
-
-    def __init__(self, rules: HttpRules) -> None:
-        self._rules = rules
-
-    def guarded(self, endpoint: Endpoint) -> GuardedEndpoint:
-        return GuardedEndpoint(endpoint, self._rules)
 
 
 class GuardedEndpoint:

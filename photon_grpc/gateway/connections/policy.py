@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl
 
-from photon_grpc.gateway.refusal import Headers, Refusal
+from photon_grpc.gateway.connections.refusal import Headers, Refusal
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::"})

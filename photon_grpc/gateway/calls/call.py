@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from photon_grpc.core.admission import check_request_id
 from photon_grpc.core.ask import Origin
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.gateway.events import Events
+from photon_grpc.gateway.calls.events import Events
 
 REQUEST_ID = "x-request-id"
 #: Names the fields of the body that had no effect.

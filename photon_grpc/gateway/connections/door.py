@@ -12,11 +12,11 @@ from uvicorn.config import Config
 
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
-from photon_grpc.gateway.connection import Connection
-from photon_grpc.gateway.door_state import DoorState
-from photon_grpc.gateway.limits import MAX_BODY_BYTES, ConnectionLimits
-from photon_grpc.gateway.policy import Policy
-from photon_grpc.gateway.tls import HttpCertificates
+from photon_grpc.gateway.connections.connection import Connection
+from photon_grpc.gateway.connections.door_state import DoorState
+from photon_grpc.gateway.connections.limits import MAX_BODY_BYTES, ConnectionLimits
+from photon_grpc.gateway.connections.policy import Policy
+from photon_grpc.gateway.connections.tls import HttpCertificates
 
 _FLAG = "--http-listen"
 _BACKLOG = 1024

@@ -1,0 +1,1 @@
+"""The state of an HTTP call: its body, events, errors and end."""
