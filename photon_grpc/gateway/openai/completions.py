@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,8 +209,6 @@ class _Chunks:
     _head: dict[str, Any] = field(default_factory=dict)
     _choices: dict[int, _Choice] = field(default_factory=dict)
     _usages: dict[int, Usage] = field(default_factory=dict)
-    #: A chunk is one write, and several requests write to one stream.
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
@@ -225,8 +222,7 @@ class _Chunks:
             self._usages[number] = update.usage
         events = b"".join([self._event(number, update, delta) for delta in update.deltas])
         if events:
-            async with self._lock:
-                await self.call.events.write(events)
+            await self.call.events.write(events)
 
     async def end(self) -> None:
         last = b"data: [DONE]\n\n"
