@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.core.batch import Batch, StepOutput
-from photon_grpc.core.frames import Add, Down, Facts, Up
+from photon_grpc.core.frames import Add, Down, Facts, Up, Watch
 from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
@@ -89,8 +89,9 @@ def measure(
     prompt_tokens: int = 128,
     trace_file: str = "",
     clock: Callable[[], float] = time.perf_counter,
+    is_watched: bool = False,
 ) -> list[float]:
-    """Seconds of each step, by `clock`; with a `trace_file` the steps are traced."""
+    """Seconds of each step, by `clock`; with a `trace_file` the steps are traced, `is_watched` by a front end."""
     length = prompt_tokens + num_steps + 200
     num_blocks = num_seqs * (length // BLOCK_SIZE + 2)
     pool = BlockPool(PLAN, num_blocks, RadixIndex(PLAN), GrowOnDemand())
@@ -100,6 +101,8 @@ def measure(
     trace = JsonlStepTrace(TraceFile(trace_file), facts) if trace_file else None
     ports = EnginePorts(post, post, NoHeartbeat())
     engine = Engine(scheduler, NullRunner(num_blocks, depth), ports, facts, trace=trace)
+    if is_watched:
+        post.frames.append((0, Watch(is_on=True)))
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
         post.frames.append(

@@ -1,5 +1,5 @@
 """Measure what telling costs, in µs of the processor time of the thread that tells: load reports, spans, the trace
-of steps.
+of steps, pictures for a front end that watches.
 
     python -m benchmarks.telemetry [--save NAME]
 
@@ -79,8 +79,9 @@ def table(repeats: int) -> None:
     print_row("load report of each further one", repeats, reports.trailers)
     print_row("spans of a request", repeats, lambda: spans.ended(RECORD))
     with tempfile.TemporaryDirectory() as directory:
-        for name, file in (("", ""), (", traced", str(Path(directory) / "steps.jsonl"))):
-            times = overhead.measure(_NUM_ROWS, repeats, depth=1, trace_file=file, clock=time.thread_time)
+        traced = {"trace_file": str(Path(directory) / "steps.jsonl")}
+        for name, how in (("", {}), (", traced", traced), (", watched", {"is_watched": True})):
+            times = overhead.measure(_NUM_ROWS, repeats, depth=1, clock=time.thread_time, **how)
             print(f"| engine step of {_NUM_ROWS} rows{name} | {statistics.median(times) * 1e6:.1f} |")
 
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
 from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, RequestsLost, Stop
 from photon_grpc.bridge.wakeup import Wakeup
-from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
+from photon_grpc.core.engine_picture import EnginePicture
+from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up, Watch
 from photon_grpc.core.ports import Event
 from photon_grpc.core.stats import Load
 
@@ -39,6 +40,7 @@ class Connection:
         self.socket = sock
         #: Handle -> the first handle of its request.
         self.alive: dict[int, int] = {}
+        self.is_watching = False
         self.backlog: deque[memoryview] = deque()
         self.backlog_bytes = 0
         #: When the socket last took a byte, while there is a backlog.
@@ -61,6 +63,8 @@ class Connection:
             elif isinstance(frame, Abort):
                 for handle in frame.handles:
                     self.alive.pop(handle, None)
+            elif isinstance(frame, Watch):
+                self.is_watching = frame.is_on
         return frames
 
     def queue(self, data: bytes) -> None:
@@ -118,7 +122,8 @@ class BridgeHost:
         self._load: Load | None = None
         self._connections: dict[int, Connection] = {}
         self._next_frontend = 0
-        self._aborts: list[tuple[int, Down]] = []
+        #: Frames on behalf of front ends that are gone.
+        self._farewells: list[tuple[int, Down]] = []
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, _READ, self._wakeup)
@@ -149,10 +154,10 @@ class BridgeHost:
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         """Return what came, as in core.ports.Inbox. Raise EOFError on Stop, or when no front end is connected."""
-        if self._aborts or self._is_deserted:
+        if self._farewells or self._is_deserted:
             timeout_s = 0.0
         events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))
-        if not (events or self._aborts or self._is_deserted):
+        if not (events or self._farewells or self._is_deserted):
             return []
         frames: list[tuple[int, Down | Event]] = []
         for key, mask in events:
@@ -162,9 +167,9 @@ class BridgeHost:
                 frames += [(-1, event) for event in key.data.take()]
             else:
                 self._read_control(key.data)
-        if self._aborts:
-            frames += self._aborts
-            self._aborts.clear()
+        if self._farewells:
+            frames += self._farewells
+            self._farewells.clear()
         if not frames and self._is_deserted:
             raise EOFError("no front end and no supervisor is left")
         return frames
@@ -176,9 +181,12 @@ class BridgeHost:
             self.send(frontend, load)
 
     def send(self, frontend: int, frame: Up) -> None:
-        """Send a frame, as in core.ports.Outbox; drop it if the front end is gone."""
+        """Send a frame, as in core.ports.Outbox; drop it if the front end is gone.
+
+        A picture that would wait is dropped, too: the next one is newer.
+        """
         connection = self._connections.get(frontend)
-        if connection is None:
+        if connection is None or (isinstance(frame, EnginePicture) and connection.backlog):
             return
         if isinstance(frame, StepFrame):
             for ended in frame.finished:
@@ -241,10 +249,12 @@ class BridgeHost:
             self._selector.modify(connection.socket, _READ_WRITE, connection)
 
     def _drop(self, connection: Connection, why: str) -> None:
-        """Disconnect a front end; the next `drain` aborts its outputs."""
+        """Disconnect a front end; the next `drain` aborts its outputs and ends its watch."""
         if connection.alive:
             log.warning("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
-            self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
+            self._farewells.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
+        if connection.is_watching:
+            self._farewells.append((connection.frontend, Watch(is_on=False)))
         self._disconnect(connection)
 
     def _report_lost(self, num_requests: int) -> None:

@@ -33,7 +33,7 @@ from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace, StepTrace
+from photon_grpc.engine.step_trace import JsonlStepTrace, StepTrace
 from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
@@ -191,8 +191,8 @@ def check_cache(cache: CacheConfig, decoder: Decoder, sizes: Sizes) -> None:
         raise ConfigError(message, field="num_blocks", needed=needed, limit=cache.num_blocks)
 
 
-def _trace(path: str, facts: Facts) -> StepTrace:
-    return JsonlStepTrace(TraceFile(path), facts) if path else NoStepTrace()
+def _trace(path: str, facts: Facts) -> StepTrace | None:
+    return JsonlStepTrace(TraceFile(path), facts) if path else None
 
 
 def _allocation(cache: CacheConfig) -> AllocationPolicy:

@@ -1,8 +1,8 @@
 """Frames over the bridge.
 
-Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change, Reply. A handle stands for one
-output of a front end's request and is never reused. A request with n outputs takes n consecutive handles, of which
-`Add.handle` is the first.
+Down: Add, Abort, Control, Watch. Up: Facts once, one StepFrame per engine step, Load on change, Reply, EnginePicture
+while the front end watches. A handle stands for one output of a front end's request and is never reused. A request with
+n outputs takes n consecutive handles, of which `Add.handle` is the first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import FinishReason, Request
@@ -41,6 +42,12 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
     verb: Verb
     #: Request ids for abort_requests, fingerprints for clear_quarantine. Empty means all.
     names: tuple[str, ...] = ()
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Whether the front end wants an EnginePicture, at most ten times a second, from now on."""
+
+    is_on: bool
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -143,5 +150,5 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
     suspects: tuple[Suspect, ...] = ()
 
 
-Down = Add | Abort | Control
-Up = Facts | StepFrame | Load | Reply
+Down = Add | Abort | Control | Watch
+Up = Facts | StepFrame | Load | Reply | EnginePicture

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from photon_grpc.core.admission import missing_room
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
+from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply, Watch
 from photon_grpc.core.ports import EnginePorts, Event, Pending, Runner
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
@@ -18,12 +18,13 @@ from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.arrivals import Arrivals
 from photon_grpc.engine.broadcaster import LoadBroadcaster
 from photon_grpc.engine.engine_stats import EngineStats
+from photon_grpc.engine.pictures import Pictures
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.deadline import check_deadline
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
-from photon_grpc.engine.step_trace import NoStepTrace, StepTrace
+from photon_grpc.engine.step_trace import StepTrace
 from photon_grpc.errors import (
     AbortedByAdmin,
     DeadlinePassed,
@@ -54,7 +55,7 @@ class Engine:
         ports: connect to the bridge and the supervisor.
         facts: what front ends were sent; limits the queue.
         quotas: of owners, over all front ends.
-        trace: records every step.
+        trace: records every step, if given.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class Engine:
         self._launched: deque[Launched] = deque()
         #: Sequences that arrived since the last step was planned.
         self._arrived: set[Sequence] = set()
-        self._trace = trace or NoStepTrace()
+        #: Pictures only while they are watched.
+        self._traces: list[StepTrace] = [trace] if trace else []
+        self._pictures = Pictures(self.stats, scheduler, ports.outbox, facts)
         self._stopped = False
         self._stalled = False
         self._num_missing = 0
@@ -94,7 +97,8 @@ class Engine:
         except EOFError:
             return
         finally:
-            self._trace.close()
+            for trace in self._traces:
+                trace.close()
             self.scheduler.live.constraints.close()
 
     def stop(self) -> None:
@@ -120,7 +124,8 @@ class Engine:
         self._beat(num_tokens)
         if batch is not None:
             self.scheduler.quarantine.launching(batch)
-            self._trace.launching(batch, self.scheduler.newest_rows)
+            for trace in self._traces:
+                trace.launching(batch, self.scheduler.newest_rows)
             self._launched.append(Launched(self._runner.submit(batch), num_tokens))
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
@@ -148,9 +153,8 @@ class Engine:
         if self.scheduler.live.has_work():
             return _STALLED_S if self._stalled else 0.0
         self._check_books()
-        due_s = min(
-            (at_s for at_s in (self._timers.next_s(), self._broadcaster.due_s()) if at_s is not None), default=None
-        )
+        nexts_s = (self._timers.next_s(), self._broadcaster.due_s(), self._pictures.due_s())
+        due_s = min((at_s for at_s in nexts_s if at_s is not None), default=None)
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _check_books(self) -> None:
@@ -184,6 +188,8 @@ class Engine:
             self._forget_ended(report)
         elif isinstance(frame, Abort):
             self._abort(frontend, frame)
+        elif isinstance(frame, Watch):
+            self._watch(frontend, frame)
         else:
             self._control(frontend, frame, report)
 
@@ -256,10 +262,18 @@ class Engine:
             if seq is not None:
                 self.scheduler.live.remove(seq)
                 self._admission.forget(seq)
-                self._trace.aborted(seq, abort.by_stop_string)
+                for trace in self._traces:
+                    trace.aborted(seq, abort.by_stop_string)
                 count()
                 if abort.by_stop_string:
                     self.scheduler.deadlines.output_ended(seq.num_generated)
+
+    def _watch(self, frontend: int, watch: Watch) -> None:
+        if self._pictures.is_watched:
+            self._traces.remove(self._pictures)
+        self._pictures.watch(frontend, watch.is_on)
+        if self._pictures.is_watched:
+            self._traces.append(self._pictures)
 
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
         verb, quarantine = control.verb, self.scheduler.quarantine
@@ -332,7 +346,8 @@ class Engine:
         self._expire(time.monotonic(), report)
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
-        self._trace.settled(output)
+        for trace in self._traces:
+            trace.settled(output)
         self.stats.stepped(output)
         self._broadcaster.changed()
 
@@ -341,7 +356,8 @@ class Engine:
             self._forget_ended(report)
             self._learn_lengths(report)
         self.stats.count(report)
-        self._trace.turned(report, self.scheduler)
+        for trace in self._traces:
+            trace.turned(report, self.scheduler)
         self._timers.sweep(len(self._admission))
         if report.columns:
             self._broadcaster.changed()

@@ -22,7 +22,7 @@ VERSION = 1
 
 
 class StepTrace(Protocol):
-    """A trace that the Engine calls in this order in every turn."""
+    """A record of steps that the Engine calls in this order in every turn."""
 
     def launching(self, batch: Batch, rows: Columns[Sequence]) -> None: ...
 
@@ -35,23 +35,6 @@ class StepTrace(Protocol):
 
     def close(self) -> None:
         """End the trace."""
-
-
-class NoStepTrace:
-    def launching(self, batch: Batch, rows: Columns[Sequence]) -> None:
-        pass
-
-    def settled(self, output: StepOutput) -> None:
-        pass
-
-    def aborted(self, seq: Sequence, by_stop_string: bool) -> None:
-        pass
-
-    def turned(self, report: StepFrameBuilder, scheduler: Scheduler) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 #: Front end, handle, first position, number of tokens, whether it decodes. A plain tuple, since every row has one.

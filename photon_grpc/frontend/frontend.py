@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from photon_grpc import __version__
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
+from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
 from photon_grpc.core.generation import Start
 from photon_grpc.core.logprobs import NO_LOGPROBS
@@ -50,6 +51,7 @@ from photon_grpc.frontend.readiness import Readiness, State
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, RequestRecord, refused
 from photon_grpc.frontend.stream import Prompt, TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
+from photon_grpc.frontend.watchers import Watcher, Watchers
 from photon_grpc.frontend.write_turns import WriteTurns
 
 _LOG = logging.getLogger(__name__)
@@ -96,6 +98,7 @@ class Frontend:
         self._turns = WriteTurns()
         self._shares = shares
         self._controls = Controls(link)
+        self._watchers = Watchers(link)
         self._observers = observers
         self._readiness = Readiness(link)
         self.on_state = self._readiness.on_state
@@ -214,6 +217,10 @@ class Frontend:
         """Send an operator's command to the engine and return its reply. Raise Unavailable."""
         return await self._controls.send(verb, names)
 
+    def watch(self) -> Watcher:
+        """Return the pictures of the engine from now on; the caller closes them. Raise QueueFull, EngineFailure."""
+        return self._watchers.add()
+
     async def drain(self, timeout_s: float) -> int:
         """Refuse new asks; let running ones finish for `timeout_s`, then fail them. Return the number that failed."""
         self._readiness.change(State.DRAINING)
@@ -232,6 +239,7 @@ class Frontend:
         self._queue.lost()
         for stream in self._streams.forget():
             stream.fail(EngineFailure(why))
+        self._watchers.give_up(why)
         self._readiness.fail(why)
 
     async def _written(self, ask: Ask, write: WriteConstraint) -> ConstraintAsk:
@@ -277,7 +285,10 @@ class Frontend:
             self._queue.update(frame)
         elif isinstance(frame, Reply):
             self._controls.replied(frame)
+        elif isinstance(frame, EnginePicture):
+            self._watchers.received(frame)
         elif isinstance(frame, Facts):
+            self._watchers.linked()
             self._readiness.linked()
 
     def _on_lost(self) -> None:
@@ -285,6 +296,7 @@ class Frontend:
         for stream in self._streams.forget():
             stream.fail_lost()
         self._controls.lost()
+        self._watchers.lost()
         self._readiness.lost()
         # The callbacks of Readiness may read its last Load, so the queue forgets it after them.
         self._queue.lost()

@@ -12,7 +12,8 @@ from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import DOWN, UP, FrameReader, encode, max_frame_bytes
 from photon_grpc.bridge.control import ControlChannel, Link, RequestsLost, Stop
 from photon_grpc.bridge.host import BridgeHost
-from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
+from photon_grpc.core.engine_picture import EnginePicture
+from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame, Watch
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
@@ -31,6 +32,10 @@ def add(handle: int, num_outputs: int = 1, num_ids: int = 3) -> Add:
 def step(handles: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> StepFrame:
     ends = tuple(Finished(handle, FinishReason.EOS, 1, 0, 0.0) for handle in finished)
     return StepFrame(1, handles, handles, ends, tuple(Failed.of(handle, QueueFull("")) for handle in failed), Load())
+
+
+def picture(number: int) -> EnginePicture:
+    return EnginePicture(float(number), (), 0, (), Load())
 
 
 @pytest.fixture
@@ -182,6 +187,54 @@ def test_a_front_end_that_reads_nothing_for_too_long_is_dropped(supervisor):
     assert host.drain(None) == [(number, Abort((1,)))]
     host.close()
     ours.close()
+
+
+def test_pictures_come_to_the_front_end_that_watches(host, frontend):
+    number, sock = frontend
+    sock.sendall(encode(Watch(is_on=True)))
+    assert host.drain(None) == [(number, Watch(is_on=True))]
+    host.send(number, picture(1))
+    host.send(number, step((1,)))
+    assert received(sock, 2) == [picture(1), step((1,))]
+
+
+def test_pictures_do_not_wait_for_a_front_end_that_reads_slowly(host, frontend):
+    """Those that come while it reads nothing are dropped; everything else arrives."""
+    number, sock = frontend
+    steps = [step(tuple(range(n, n + 2000))) for n in range(60)]
+    host.send(number, picture(0))
+    for frame in steps:
+        host.send(number, frame)
+        host.send(number, picture(1))
+    size = host._connections[number].backlog_bytes
+    for _ in range(1000):
+        host.send(number, picture(2))
+    assert host._connections[number].backlog_bytes == size > 0
+    got = []
+
+    def read() -> None:
+        reader = FrameReader(UP, max_bytes=MAX_BYTES)
+        while picture(3) not in got:
+            got.extend(reader.feed(sock.recv(1 << 16)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while host._connections[number].backlog:
+        host.drain(0.01)
+    host.send(number, picture(3))
+    reader.join()
+    assert [frame for frame in got if isinstance(frame, StepFrame)] == steps
+    assert picture(2) not in got and got.count(picture(1)) < len(steps)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_front_end_that_goes_watches_no_longer(host, frontend, is_on):
+    number, sock = frontend
+    sock.sendall(encode(Watch(is_on=True)) + encode(Watch(is_on)) + encode(add(1)))
+    assert len(host.drain(None)) == 3
+    sock.close()
+    assert host.drain(None) == [(number, Abort((1,))), *([(number, Watch(is_on=False))] if is_on else [])]
+    host.send(number, picture(1))
 
 
 def test_the_supervisor_is_told_which_requests_a_front_end_took_with_it(host, supervisor, frontend):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.bridge.codec import DOWN, UP, FrameError, FrameReader, encode, max_frame_bytes
-from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished, Reply, StepFrame
+from photon_grpc.core.engine_picture import EnginePicture, Lane, StepWork
+from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished, Reply, StepFrame, Watch
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
@@ -27,6 +28,7 @@ DOWNS = [
     Abort((1, 2, 2**40)),
     Abort((1,), by_stop_string=True),
     Control(1, "reset_prefix_cache", ("a", "ü")),
+    Watch(is_on=True),
 ]
 UPS = [
     Facts(4096, 4096, kv_plan(16, 0, 128), 100, 64, 2048, 1024, 1 << 20, "cpu", "float32"),
@@ -42,6 +44,7 @@ UPS = [
     StepFrame(11, (3, 4), (5, 6), (), (), Load(), logprobs={4: bytes(24)}, prompt_logprobs={3: bytes(36)}),
     Load(running=1, cancelled=2),
     Reply(1, 3, ("a",)),
+    EnginePicture(1.5, (StepWork(0.002, 7, 1),), 2, (Lane(3, 9, 12, 8, 12, 2, 4, 1, 5),), Load(queued=3)),
 ]
 
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from photon_grpc.bridge.local import LocalClient
-from photon_grpc.core.frames import Abort, Facts, Reply
+from photon_grpc.core.engine_picture import EnginePicture
+from photon_grpc.core.frames import Abort, Facts, Reply, Watch
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineFailure
 from tests.kv_plans import kv_plan
@@ -29,8 +30,12 @@ async def test_frames_go_down_to_a_thread_and_up_to_the_loop():
     client.send(Abort((2,)))
     client.send(Abort((3,)))
     assert host.drain(0.0) == [(0, Abort((2,))), (0, Abort((3,)))]
-    await asyncio.to_thread(host.send, 0, Reply(1))
-    assert await up.get() == Reply(1)
+    client.send(Watch(is_on=True))
+    assert host.drain(0.0) == [(0, Watch(is_on=True))]
+    picture = EnginePicture(0.5, (), 0, (), Load())
+    for frame in (Reply(1), picture):
+        await asyncio.to_thread(host.send, 0, frame)
+        assert await up.get() == frame
 
 
 async def test_an_ended_engine_is_reported_once_and_takes_nothing_more():

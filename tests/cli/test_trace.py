@@ -139,11 +139,11 @@ def tracks_of(events: list[Event]) -> dict[str, list[Event]]:
 def test_every_request_of_an_engine_has_its_track(tmp_path: Path, depth: int) -> None:
     path = tmp_path / "steps.jsonl"
     harness = Harness(Setting(depth=depth, max_num_batched_tokens=8, num_blocks=14))
-    harness.engine._trace = JsonlStepTrace(TraceFile(str(path)), harness.facts)
+    harness.engine._traces.append(JsonlStepTrace(TraceFile(str(path)), harness.facts))
     for number in range(6):
         harness.add([number] * 15, 30, request_id=f'"{number}"\n')
     harness.run()
-    harness.engine._trace.close()
+    harness.engine._traces[0].close()
     events = events_of(path)
     check_counts(events, path)
     assert number_of(events, "preempted") == harness.scheduler.num_preemptions > 0

@@ -25,7 +25,7 @@ Line = dict[str, Any]
 
 def traced(path: Path, setting: Setting) -> Harness:
     harness = Harness(setting)
-    harness.engine._trace = JsonlStepTrace(TraceFile(str(path)), harness.facts)
+    harness.engine._traces.append(JsonlStepTrace(TraceFile(str(path)), harness.facts))
     return harness
 
 
@@ -40,7 +40,7 @@ def test_a_request_can_be_followed_from_admission_to_its_end(tmp_path: Path) -> 
     harness.add(list(range(1, 11)), 3, request_id="long")
     harness.add([50, 51], 2, request_id="short")
     harness.run()
-    harness.engine._trace.close()
+    harness.engine._traces[0].close()
     head, steps = lines_of(path)
     assert (head["trace"], head["version"], head["num_blocks"], head["block_size"]) == ("photon-grpc", VERSION, 16, 4)
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
@@ -79,7 +79,7 @@ def test_rows_add_up_to_what_was_computed(
     for number, length in enumerate(prompts):
         harness.add([10 * number + 1] * length, 6)
     harness.run()
-    harness.engine._trace.close()
+    harness.engine._traces[0].close()
     _, steps = lines_of(path)
     nexts: dict[str, int] = {}
     ended = Counter(name for step in steps for name, _ in step["ended"])
@@ -109,7 +109,7 @@ def test_an_end_while_nothing_else_runs_is_written_at_once(tmp_path: Path) -> No
     harness.engine.step()
     harness.abort(0)
     harness.run()
-    harness.engine._trace.close()
+    harness.engine._traces[0].close()
     step, rest = lines_of(path)[1]
     assert (step["step"], rest["after_step"], rest["ended"]) == (1, 1, [["0.0", "CANCELLED"]])
     assert rest["blocks"]["owned"] == 0
@@ -125,7 +125,7 @@ def test_an_abort_is_written_with_the_next_step(tmp_path: Path) -> None:
     harness.post.put(Abort((0,)))
     harness.post.put(Abort((1,), by_stop_string=True))
     harness.run()
-    harness.engine._trace.close()
+    harness.engine._traces[0].close()
     _, lines = lines_of(path)
     assert all("step" in line for line in lines)
     ended = [each for line in lines for each in line["ended"]]

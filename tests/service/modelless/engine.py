@@ -31,7 +31,7 @@ from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import FairShare, Priority
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace
+from photon_grpc.engine.step_trace import JsonlStepTrace
 from photon_grpc.engine.trace_file import TraceFile
 from photon_grpc.service.processes import engine
 from tests.kv_plans import kv_plan
@@ -134,7 +134,7 @@ class _Assembled:
         scheduler = Scheduler(limits, policy, pool, NoDrafting(), constraints, quarantine)
         quotas = SharedQuotas() if server.api_keys_file and server.frontends > 1 else NO_QUOTAS
         path = self._config.scheduler.step_trace
-        trace = JsonlStepTrace(TraceFile(path), self.facts) if path else NoStepTrace()
+        trace = JsonlStepTrace(TraceFile(path), self.facts) if path else None
         made = Engine(scheduler, runner, ports, self.facts, quotas, trace)
         made.pace.stepped(1, _STEP_S)
         return made
