@@ -186,7 +186,7 @@ class BridgeHost:
         A picture that would wait is dropped, too: the next one is newer.
         """
         connection = self._connections.get(frontend)
-        if connection is None or (isinstance(frame, EnginePicture) and connection.backlog):
+        if connection is None or (connection.backlog and isinstance(frame, EnginePicture)):
             return
         if isinstance(frame, StepFrame):
             for ended in frame.finished:

@@ -8,8 +8,8 @@ import msgspec
 
 from photon_grpc.core.stats import Load
 
-#: Most steps in one picture.
-MAX_STEPS = 64
+#: Most steps in one picture, and most lanes for each slot of the engine: all slots may change hands at the same step.
+MAX_STEPS, MAX_LANES_PER_SLOT = 64, 2
 
 
 class Mark(IntFlag):
@@ -52,8 +52,8 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class EnginePicture(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """The work of the engine since the picture before, sent to front ends that watch.
 
-    Several lanes may have the same slot; the newest is the last. There are at most as many lanes as slots: those that
-    are missing had left their slot, and the next lane of the slot contains what they computed.
+    Several lanes may have the same slot; the newest is the last. If there would be too many, some of those that have
+    left their slot are missing, and the next lane of the slot contains what they computed.
     """
 
     #: Seconds since the engine started.

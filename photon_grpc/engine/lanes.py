@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.core.engine_picture import Lane, Mark, StepWork
+from photon_grpc.core.engine_picture import MAX_LANES_PER_SLOT, Lane, Mark, StepWork
 from photon_grpc.core.sequence import Sequence, Status
 
 _NO_MARK = Mark(0)
@@ -45,7 +45,7 @@ class Lanes:
 
     def __init__(self, num_slots: int, running: Iterable[Sequence]) -> None:
         """Begin with the `running` sequences; their rows in flight are not counted."""
-        self._num_slots = num_slots
+        self._max_lanes = MAX_LANES_PER_SLOT * num_slots
         self._launched: deque[_StepRows] = deque()
         seated = [seq for seq in running if seq.status is Status.RUNNING]
         self._stays = {seq: _Stay(seq.slot, seq.num_cached, _NO_MARK) for seq in seated}
@@ -97,10 +97,7 @@ class Lanes:
                 stay.marks |= Mark.PREEMPTED
 
     def take(self) -> tuple[Lane, ...]:
-        """Return the lanes of all stays since the last call, at most one for every slot, and forget those that ended.
-
-        What is missing was computed by earlier sequences of a slot and is counted in its next lane.
-        """
+        """Return the lanes of all stays since the last call, or the most for a picture, and forget those that ended."""
         lanes, self._earlier = self._earlier, []
         for seq, stay in tuple(self._stays.items()):
             is_over = seq.slot != stay.slot and not seq.flights
@@ -110,7 +107,7 @@ class Lanes:
             stay.marks = _NO_MARK
             if is_over:
                 self._forget(seq)
-        return _joined(lanes, self._num_slots)
+        return _joined(lanes, self._max_lanes)
 
     def _admitted(self, seq: Sequence) -> None:
         earlier = self._stays.get(seq)

@@ -57,6 +57,11 @@ class Watcher:
         self._newest = picture
         self._has_news.set()
 
+    def forget(self) -> None:
+        """Drop the picture that is read next."""
+        self._newest = None
+        self._has_news.clear()
+
     def fail(self, why: str) -> None:
         self._failure = why
         self._has_news.set()
@@ -116,6 +121,8 @@ class Watchers:
     def lost(self) -> None:
         """Have the watchers wait for the next engine."""
         self._is_on, self._newest = False, None
+        for watcher in self._watchers:
+            watcher.forget()
 
     def give_up(self, why: str) -> None:
         """Fail all watchers, now and later: there will be no other engine."""

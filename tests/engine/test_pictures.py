@@ -97,11 +97,14 @@ def test_who_begins_to_watch_later_sees_what_runs_already(depth: int) -> None:
     harness.add([4] * 20, 40)
     for _ in range(2):
         harness.step()
+    num_before = len(harness.runner.batches)
     harness.post.put(Watch(is_on=True))
     run(harness)
     first, *later = sent(harness)
+    # With a step in flight, that one was read before the first picture, and it does not count.
+    assert first.num_steps == (depth == 0)
+    assert sum(picture.num_steps for picture in (first, *later)) == len(harness.runner.batches) - num_before
     assert [(lane.sequence, lane.marks) for lane in first.lanes] == [(1, 0), (2, 0)]
-    # The step in flight is not counted; what is launched from now on is.
     totals = {lane.sequence: lane.computed_tokens - lane.prefilled - lane.decoded for lane in first.lanes}
     for picture in (first, *later):
         for lane in picture.lanes:
@@ -162,7 +165,7 @@ def test_ten_a_second_however_many_steps_and_watchers(clock: Clock) -> None:
 
 
 def test_a_picture_is_bounded_however_much_happened_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 steps the newest 64 are sent, and one lane for a slot that 40 sequences had."""
+    """Check that of 200 steps the newest 64 are sent, and two lanes for a slot that 40 sequences had."""
     harness = watched(Setting(max_num_seqs=1, prefix_caching=False))
     harness.step()
     monkeypatch.setattr(pictures, "_INTERVAL_S", 1e9)
@@ -173,9 +176,23 @@ def test_a_picture_is_bounded_however_much_happened_since_the_last(monkeypatch: 
     harness.step()
     picture = sent(harness)[-1]
     assert picture.num_steps == 200 and len(picture.steps) == MAX_STEPS
-    (lane,) = picture.lanes
-    assert (lane.sequence, lane.prefilled, lane.decoded) == (40, 40 * 3, 40 * 4)
-    assert lane.marks == Mark.ADMITTED | Mark.ENDED
+    oldest, newest = picture.lanes
+    assert (newest.sequence, newest.prefilled, newest.decoded) == (40, 39 * 3, 39 * 4)
+    assert (oldest.sequence, oldest.prefilled, oldest.decoded) == (1, 3, 4)
+    assert oldest.marks == newest.marks == Mark.ADMITTED | Mark.ENDED
+
+
+def test_when_all_slots_change_hands_every_end_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = watched()
+    harness.step()
+    monkeypatch.setattr(pictures, "_INTERVAL_S", 1e9)
+    for number in range(16):
+        harness.add([number], 3)
+    run(harness)
+    monkeypatch.setattr(pictures, "_INTERVAL_S", 0.0)
+    harness.step()
+    marks = {lane.sequence: lane.marks for lane in sent(harness)[-1].lanes}
+    assert marks == dict.fromkeys(range(1, 17), Mark.ADMITTED | Mark.ENDED)
 
 
 def test_step_frames_are_the_same_with_and_without_watchers() -> None:

@@ -80,9 +80,12 @@ async def test_watching_goes_on_with_the_next_engine() -> None:
         watcher = front.watch()
         link.on_frame(picture(1))
         assert await anext(watcher) == picture(1)
+        link.on_frame(picture(1))
         link.lose()
         waiting = asyncio.create_task(anext(watcher))
-        with front.watch() as other:  # while there is none
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it shows the engine that is gone"
+        with front.watch() as other:
             assert link.sent == [ON]
             link.facts = FACTS
             link.on_frame(FACTS)

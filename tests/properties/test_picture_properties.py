@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.core.engine_picture import MAX_STEPS, EnginePicture, Lane, Mark
+from photon_grpc.core.engine_picture import MAX_LANES_PER_SLOT, MAX_STEPS, EnginePicture, Lane, Mark
 from photon_grpc.core.frames import Abort, Watch
 from photon_grpc.engine import pictures
 from tests.engine.harness import Harness, Setting, windows
@@ -17,7 +17,7 @@ from tests.examples import examples
 settings_of = st.builds(
     Setting,
     num_blocks=st.integers(12, 20),
-    max_num_seqs=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 4),
     max_num_batched_tokens=st.integers(2, 30),
     prefix_caching=st.booleans(),
     depth=st.integers(0, 2),
@@ -53,7 +53,7 @@ def test_pictures_show_all_that_was_computed(setting: Setting, happenings, has_r
             harness.step()
         harness.step()
     sent = [frame for _, frame in harness.post.sent if isinstance(frame, EnginePicture)]
-    assert has_room or all(len(picture.lanes) <= setting.max_num_seqs for picture in sent)
+    assert has_room or all(len(picture.lanes) <= MAX_LANES_PER_SLOT * setting.max_num_seqs for picture in sent)
     check_work(sent, harness)
     if has_room:
         check_stays(sent, harness)
