@@ -1,4 +1,4 @@
-// One answer on the page, from its request to its figures. Text of the model becomes text nodes only.
+// Answers on the page, from the request to the figures. Text of the model becomes text nodes only.
 
 import { CallError } from "./calls.js";
 import { generation } from "./generation.js";
@@ -11,64 +11,65 @@ export function element(tag, className, text = "") {
   return made;
 }
 
+/** Stream one call into its answers until the end, a stop or an error. Errors are shown, not thrown. Return the usage. */
+export async function stream(model, ask, answers, signal, onPiece) {
+  let usage = null;
+  let error = null;
+  try {
+    for await (const [index, kind, value] of generation(model, ask, signal)) {
+      if (kind === "usage") usage = value;
+      else answers[index].take(kind, value);
+      onPiece(answers[index]);
+    }
+  } catch (caught) {
+    error = caught;
+  }
+  for (const answer of answers) answer.end(error, answers.length === 1 ? usage : null);
+  return usage;
+}
+
 export class Answer {
   constructor(title, isPlain) {
     this.element = element("article", isPlain ? "turn plain" : "turn");
+    this.element.setAttribute("aria-busy", "true");
     this.textNode = document.createTextNode("");
     this.textElement = element("div", "text");
     this.textElement.append(this.textNode);
     this.figures = element("p", "figures", "waiting for the first token …");
     this.element.append(element("h4", "", title), this.textElement, this.figures);
-    this.abort = new AbortController();
     this.error = null;
     this.tools = new Map();
-    this.times = { start: 0, first: 0, last: 0 };
+    this.times_ms = { start: performance.now(), first: 0, last: 0 };
     this.finish = "";
-    this.usage = null;
   }
 
   get text() {
     return this.textNode.data;
   }
 
-  stop() {
-    this.abort.abort();
-  }
-
-  /** Stream until the end, a stop or an error; errors are shown, not thrown. */
-  async run(model, ask, onPiece = () => {}) {
-    this.element.setAttribute("aria-busy", "true");
-    this.times.start = performance.now();
-    try {
-      for await (const [kind, value] of generation(model, ask, this.abort.signal)) {
-        this.#take(kind, value);
-        onPiece();
-      }
-    } catch (error) {
-      if (error.name === "AbortError") this.finish = "stopped here";
-      else this.#fail(error);
-    }
-    this.element.removeAttribute("aria-busy");
-    this.figures.textContent = this.#figures();
-    onPiece();
-  }
-
-  #take(kind, value) {
-    if (kind === "usage") this.usage = value;
-    else if (kind === "finish") this.finish = value;
+  take(kind, value) {
+    if (kind === "finish") this.finish = value;
     else this.#mark();
     if (kind === "text") this.textNode.appendData(value);
     if (kind === "reasoning") this.#thoughts().append(value);
     if (kind === "tool") this.#addTool(value);
+    if (kind === "finish") this.#showFigures();
+  }
+
+  end(error, usage) {
+    this.element.removeAttribute("aria-busy");
+    if (error?.name === "AbortError") this.finish ||= "stopped here";
+    else if (error && !this.finish) this.#fail(error);
+    this.#showFigures(usage);
   }
 
   #mark() {
     const now = performance.now();
-    if (!this.times.first) {
-      this.times.first = now;
-      this.figures.textContent = `first token after ${milliseconds(now - this.times.start)}`;
+    if (!this.times_ms.first) {
+      this.times_ms.first = now;
+      this.#showFigures();
     }
-    this.times.last = now;
+    this.times_ms.last = now;
   }
 
   #thoughts() {
@@ -96,18 +97,18 @@ export class Answer {
     this.figures.before(shown);
   }
 
-  /** In words: what ended it, the time to the first token, tokens a second after it. */
-  #figures() {
-    const { start, first, last } = this.times;
-    const tokens = this.usage?.completion_tokens;
+  /** Show the time to the first token, tokens a second after it, and what ended the answer. */
+  #showFigures(usage) {
+    const { start, first, last } = this.times_ms;
+    const tokens = usage?.completion_tokens;
+    const cached = usage?.prompt_tokens_details?.cached_tokens;
     const words = [];
-    if (first) words.push(`first token after ${milliseconds(first - start)}`);
+    if (first) words.push(`first token after ${duration(first - start)}`);
     if (tokens > 1 && last > first) words.push(`${((tokens - 1) / ((last - first) / 1000)).toFixed(0)} tokens/s`);
-    if (tokens !== undefined) words.push(`${this.usage.prompt_tokens} tokens read, ${tokens} written`);
-    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
+    if (usage) words.push(`${usage.prompt_tokens} tokens read, ${tokens} written`);
     if (cached) words.push(`${cached} from the cache`);
-    if (this.finish) words.push(FINISHES[this.finish] ?? `ended: ${this.finish}`);
-    return words.join(" · ");
+    if (this.finish) words.push(`${FINISHES[this.finish] ?? this.finish} after ${duration((last || start) - start)}`);
+    this.figures.textContent = words.join(" · ");
   }
 }
 
@@ -117,6 +118,6 @@ const FINISHES = {
   tool_calls: "calls a tool (tool_calls)",
 };
 
-function milliseconds(value) {
-  return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(2)} s`;
+function duration(ms) {
+  return ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(2)} s`;
 }

@@ -1,6 +1,6 @@
 // Conversations: several in the memory of the tab, one shown.
 
-import { Answer, element } from "./answer.js";
+import { Answer, element, stream } from "./answer.js";
 
 const $ = (id) => document.getElementById(id);
 /** Pixels from its end within which the log keeps scrolling with the text. */
@@ -22,6 +22,7 @@ class Session {
   constructor() {
     this.messages = [];
     this.answer = null;
+    this.abort = null;
     this.isRunning = false;
     this.log = element("div", "log");
     this.option = element("option", "", "New conversation");
@@ -60,7 +61,7 @@ export class Chat {
 
   remove() {
     const at = this.sessions.indexOf(this.shown);
-    this.shown.answer?.stop();
+    this.shown.abort?.abort();
     this.shown.option.remove();
     this.sessions.splice(at, 1);
     if (this.sessions.length) this.show(this.sessions[Math.max(0, at - 1)]);
@@ -89,7 +90,7 @@ export class Chat {
   }
 
   stop() {
-    this.shown.answer?.stop();
+    this.shown.abort?.abort();
   }
 
   regenerate() {
@@ -109,12 +110,16 @@ export class Chat {
     const model = this.serving.model;
     const answer = new Answer(model.id, !model.hasChat);
     session.answer = answer;
+    session.abort = new AbortController();
     session.isRunning = true;
     session.log.append(answer.element);
     this.updateButtons();
-    const ask = { messages: [...session.messages], parameters: parameters() };
+    const { messages } = session;
+    const wanted = model.hasChat ? { messages: [...messages] } : { prompts: [messages.at(-1).content] };
     this.follow(true);
-    await answer.run(model, ask, () => this.follow(false));
+    const ask = { ...wanted, parameters: parameters() };
+    await stream(model, ask, [answer], session.abort.signal, () => this.follow(false));
+    this.follow(false);
     if (answer.text) session.messages.push({ role: "assistant", content: answer.text });
     session.isRunning = false;
     this.updateButtons();

@@ -1,6 +1,6 @@
 // What the frames of the feed told about the last seconds, in the form that is drawn.
 
-export const WINDOW_S = 20;
+export const WINDOW_S = 10;
 const MARKS = { admitted: 1, preempted: 2, ended: 4 };
 /** A frame speaks of at most so long before it, though the feed was silent for longer. */
 const LONGEST_FRAME_S = 0.5;
@@ -69,7 +69,8 @@ export class History {
   /** The lanes in use now: [slot, what is known of the sequence, kind of the newest segment]. */
   get inUse() {
     const now = [...this.lanes].filter(([, lane]) => lane.last.at_s === this.frame.time_s && !isOver(lane));
-    return now.map(([slot, lane]) => [slot, lane.last, lane.segments.at(-1)?.kind ?? "held"]).sort((a, b) => a[0] - b[0]);
+    const known = now.map(([slot, lane]) => [slot, lane.last, lane.segments.at(-1)?.kind ?? "held"]);
+    return known.sort((a, b) => a[0] - b[0]);
   }
 }
 

@@ -43,14 +43,15 @@ export class Lanes {
     context.fillStyle = colours.line;
     for (let slot = 0; slot <= count; slot++) context.fillRect(GUTTER, slot * laneHeight, this.width, 0.5);
     context.fillStyle = colours.ink;
-    for (let ago_s = WINDOW_S; ago_s >= 0; ago_s -= 5) {
+    for (let ago_s = WINDOW_S; ago_s >= 0; ago_s -= WINDOW_S / 4) {
       const words = ago_s ? `−${ago_s} s` : "now";
       context.textAlign = ago_s === WINDOW_S ? "left" : ago_s ? "center" : "right";
       context.fillText(words, this.#x(this.now_s - ago_s), height - 4);
     }
     context.textAlign = "left";
     const every = Math.ceil(11 / laneHeight);
-    for (let slot = 0; slot < count; slot += every) context.fillText(slot, 4, slot * laneHeight + Math.min(11, laneHeight / 2 + 4));
+    const base = Math.min(11, laneHeight / 2 + 4);
+    for (let slot = 0; slot < count; slot += every) context.fillText(slot, 4, slot * laneHeight + base);
   }
 
   #drawLane(slot, lane) {
@@ -58,11 +59,13 @@ export class Lanes {
     const title = laneHeight >= HIGH ? 10 : 0;
     const top = slot * laneHeight + 1 + title;
     const room = laneHeight - 2 - title;
-    for (const { kind, from_s, to_s } of lane.segments) {
-      const [x, end] = [this.#x(from_s), this.#x(to_s)];
-      const high = kind === "prefill" ? room : kind === "decode" ? room * 0.6 : Math.min(2, room);
+    // Prefill last: it is often short, and widened to be seen.
+    for (const [kind, high, least] of [["held", Math.min(2, room), 1], ["decode", room * 0.6, 1], ["prefill", room, 5]]) {
       context.fillStyle = colours[kind];
-      context.fillRect(x, top + (room - high) / 2, Math.max(1, end - x), high);
+      for (const { from_s, to_s } of lane.segments.filter((segment) => segment.kind === kind)) {
+        const x = this.#x(from_s);
+        context.fillRect(x, top + (room - high) / 2, Math.max(least, this.#x(to_s) - x), high);
+      }
     }
     for (const mark of lane.marks) this.#drawMark(mark, top, room, title);
   }
@@ -80,7 +83,7 @@ export class Lanes {
       context.lineTo(x + 8, top);
       context.lineTo(x + 2, top + Math.min(8, room));
       context.fill();
-      if (title) context.fillText(`${tokens} cached`, x + 8 + 6 * String(sequence).length, top - 2);
+      if (title) context.fillText(`${tokens} cached`, x + 6 + context.measureText(`#${sequence}`).width, top - 2);
     }
     if (kind === "preempted") {
       const half = Math.min(5, room / 2);
@@ -114,8 +117,8 @@ export class Lanes {
   }
 
   #move(event) {
-    const [lanes, seconds] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, 0.5], ArrowRight: [0, -0.5] }[event.key] ?? [];
-    if (lanes === undefined) return;
+    if (!(event.key in MOVES)) return;
+    const [lanes, seconds] = MOVES[event.key];
     event.preventDefault();
     const { slot, ago_s } = this.cursor ?? { slot: 0, ago_s: 0 };
     if (!this.cursor) return this.#ask({ slot, ago_s });
@@ -145,19 +148,23 @@ export class Lanes {
   }
 }
 
+/** [lanes, seconds] that a key moves the cursor. */
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, 0.25], ArrowRight: [0, -0.25] };
+
 const KINDS = {
   prefill: ({ tokens }) => `Prefill: its prompt is read, here ${tokens} tokens, many in one step.`,
-  decode: ({ tokens }) => `Decode: it writes one token in each step, here ${tokens} so far, together with all other lanes.`,
+  decode: ({ tokens }) => `Decode: it writes one token in each step, together with the other lanes; here ${tokens}.`,
   held: () => "It holds its slot and its blocks, but computed nothing: it waits for memory, or for its turn.",
 };
 
 function saidOf({ kind, tokens }) {
-  return {
+  const said = {
     admitted: "Here it was admitted to the batch.",
     hit: `Its first ${tokens} tokens were in the cache and are not computed again.`,
     preempted: "Here it was preempted: memory ran out, and it gave back its blocks. It is computed again later.",
     ended: "Here it ended; its blocks stay cached until they are needed.",
-  }[kind];
+  };
+  return said[kind];
 }
 
 /** As many lanes as the highest slot in sight needs, in powers of two, so that the picture seldom jumps. */

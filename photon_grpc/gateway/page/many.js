@@ -1,76 +1,100 @@
 // Many requests at once, of different lengths, so that the picture shows how they share the engine.
 
-import { Answer } from "./answer.js";
+import { Answer, stream } from "./answer.js";
 import { parameters } from "./chat.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** The beginning of some of the prompts: long enough to see its prefill, and the same, so that the cache has it. */
-const PREFACE = `A service that writes text for many people at once keeps a batch. In each step the engine computes one
-more token for every request in the batch. A request that arrives joins the batch at the next step, and one that ends
-leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept in blocks of a
-fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two requests that
-begin with the same text share the blocks of that text, and the second does not compute it again. When the blocks run
-out, the request that came last gives its blocks back, waits, and is computed again later, and nobody notices.`;
+/**
+ * A browser opens six connections to a server at most. The feed has one and the chat may have one, so the prompts go out
+ * in four calls with several prompts each; in the engine, every prompt is a sequence of its own.
+ */
+const NUM_CALLS = 4;
+/** The most tokens of a prompt in each call. */
+const LENGTHS = [48, 110, 190, 300];
 
-/** [question, most tokens, whether it begins with the preface] */
-const ASKS = [
-  ["Return the largest item of a list.", 40, false],
-  ["Return the sum of the squares of a list.", 220, false],
-  ["Count the words of the text above.", 90, true],
-  ["Write a class for a stack with push and pop.", 300, false],
-  ["Return the n-th number of Fibonacci.", 60, false],
-  ["Write a function that reverses a string.", 130, false],
-  ["Return the longest word of the text above.", 180, true],
-  ["Sort a list of numbers without sort().", 260, false],
+/** The beginning of some prompts: long enough to see its prefill, and equal, so that the cache has it the next time. */
+const PREFACE = `# A service that writes text for many people at once keeps a batch. In each step, the engine computes one
+# more token for every request in the batch. A request that arrives joins the batch at the next step, and one that ends
+# leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept in blocks of
+# a fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two requests that
+# begin with the same text share the blocks of that text, and the second does not compute it again. When the blocks run
+# out, the request that came last gives its blocks back, waits, and is computed again later.
+`;
+const PROMPTS = [
+  'def largest(items):\n    """Return the largest item of a list."""\n',
+  'def squares(items):\n    """Return the sum of the squares of a list."""\n',
+  `${PREFACE}def count_words(text):\n    """Return the number of words of the text above."""\n`,
+  'class Stack:\n    """A stack with push, pop and peek."""\n',
+  'def fibonacci(n):\n    """Return the n-th number of Fibonacci."""\n',
+  'def reverse(text):\n    """Return the text from its end to its beginning."""\n',
+  `${PREFACE}def longest_word(text):\n    """Return the longest word of the text above."""\n`,
+  'class Queue:\n    """A queue with put, get and len."""\n',
 ];
-const NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
+const NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
 
 export class Many {
   constructor(serving) {
     this.serving = serving;
-    this.running = new Set();
+    this.abort = null;
     $("run-many").addEventListener("click", () => this.run());
     $("stop-many").addEventListener("click", () => this.stop());
-    $("parallel").addEventListener("input", () => this.#label());
-    this.#label();
+    $("parallel").addEventListener("input", nameButton);
+    nameButton();
   }
 
   stop() {
-    for (const answer of this.running) answer.stop();
+    this.abort?.abort();
   }
 
-  run() {
-    if (!this.serving.model || this.running.size) return;
-    $("many").replaceChildren();
-    for (let number = 0; number < count(); number++) this.#start(number);
-    this.#updateButtons();
+  async run() {
+    if (!this.serving.model || this.abort) return;
+    const begin_ms = performance.now();
+    this.abort = new AbortController();
+    updateButtons(true);
+    $("many-total").textContent = "";
+    const usages = await Promise.all(this.#calls().map((ask) => this.#call(ask)));
+    const tokens = usages.reduce((sum, usage) => sum + (usage?.completion_tokens ?? 0), 0);
+    const seconds = (performance.now() - begin_ms) / 1000;
+    if (tokens) $("many-total").textContent = `Together: ${tokens} tokens in ${seconds.toFixed(1)} s, `
+      + `${(tokens / seconds).toFixed(0)} tokens/s.`;
+    this.abort = null;
+    updateButtons(false);
   }
 
-  async #start(number) {
-    const model = this.serving.model;
-    const [question, max_tokens, hasPreface] = ASKS[number % ASKS.length];
-    const answer = new Answer(`${number + 1}. ${question}`, !model.hasChat);
-    $("many").append(answer.element);
-    this.running.add(answer);
-    const wanted = model.hasChat ? question : `# ${question}\n`;
-    const content = hasPreface ? `${PREFACE}\n\n${wanted}` : wanted;
-    const ask = { messages: [{ role: "user", content }], parameters: { ...parameters(), max_tokens } };
-    await answer.run(model, ask, () => (answer.textElement.scrollTop = answer.textElement.scrollHeight));
-    this.running.delete(answer);
-    this.#updateButtons();
+  /** Deal the prompts to the calls; show an empty answer for each. */
+  #calls() {
+    const numbers = [...Array(count()).keys()];
+    const answers = numbers.map((number) => new Answer(titleOf(number), true));
+    $("many-answers").replaceChildren(...answers.map((answer) => answer.element));
+    const calls = numbers.slice(0, NUM_CALLS).map((first) => numbers.filter((number) => number % NUM_CALLS === first));
+    return calls.map((dealt, place) => ({
+      prompts: dealt.map((number) => PROMPTS[number % PROMPTS.length]),
+      parameters: { ...parameters(), max_tokens: LENGTHS[place] },
+      answers: dealt.map((number) => answers[number]),
+    }));
   }
 
-  #label() {
-    $("run-many").textContent = `Run ${NUMBERS[count()] ?? count()} request${count() === 1 ? "" : "s"}`;
-  }
-
-  #updateButtons() {
-    $("run-many").disabled = this.running.size > 0;
-    $("stop-many").disabled = this.running.size === 0;
+  #call({ answers, ...ask }) {
+    const follow = (answer) => (answer.textElement.scrollTop = answer.textElement.scrollHeight);
+    return stream(this.serving.model, ask, answers, this.abort.signal, follow);
   }
 }
 
 function count() {
   return Math.min(64, Math.max(1, Math.round(Number($("parallel").value)) || 8));
+}
+
+/** The number and the line of the prompt that says what is wanted. */
+function titleOf(number) {
+  return `${number + 1}. ${PROMPTS[number % PROMPTS.length].match(/^(?:def|class) .*(?=:$)/m)[0]}`;
+}
+
+function nameButton() {
+  $("run-many").textContent = `Run ${NUMBERS[count()] ?? count()} request${count() === 1 ? "" : "s"}`;
+}
+
+function updateButtons(isRunning) {
+  $("run-many").disabled = isRunning;
+  $("stop-many").disabled = !isRunning;
 }

@@ -17,7 +17,7 @@ const EXPLAINED = {
     + "their addresses: any free block serves any sequence, which is the point of paging.",
   "tile-tokens": "Tokens written in a second, by all sequences together. It grows with the lanes in use, since a step "
     + "for many takes little longer than a step for one.",
-  "tile-step": "The time of one step, in milliseconds. A step that also reads a prompt takes longer; this is what the "
+  "tile-step": "The time of one step. A step that also reads a prompt takes longer; this is what the "
     + "others pay for a newcomer.",
   "tile-queue": "Requests that wait for a slot or for memory. They are admitted as soon as one ends.",
 };
@@ -75,8 +75,10 @@ export class Picture {
   }
 
   #drawTiles({ samples, frame }) {
-    const spark = (id, of, colour) =>
-      drawSpark($(id), samples.map((sample) => [sample.at_s, of(sample)]), frame.time_s - WINDOW_S, frame.time_s, colour);
+    const spark = (id, of, colour) => {
+      const points = samples.map((sample) => [sample.at_s, of(sample)]);
+      drawSpark($(id), points, frame.time_s - WINDOW_S, frame.time_s, colour);
+    };
     spark("spark-tokens", (sample) => sample.tokens_per_s, this.colours.decode);
     spark("spark-step", (sample) => sample.step_ms, this.colours.prefill);
     spark("spark-queue", (sample) => sample.queued, this.colours.preempted);
@@ -127,13 +129,14 @@ function tableRows(history) {
   const { frame, samples } = history;
   const { owned, cached, limbo, free } = frame.blocks;
   const step_ms = samples.at(-1).step_ms;
+  const [written, read] = [frame.output_tokens_per_s, frame.prompt_tokens_per_s].map((rate) => rate.toFixed(0));
   const inUse = history.inUse;
   return [
     ["Slots in use", `${inUse.length} of ${frame.num_slots}`],
     ["Requests in the queue", frame.queued],
     ["Blocks", `${owned} owned, ${cached} cached, ${limbo} in limbo, ${free} free of ${frame.num_blocks}`],
     ["Step time", step_ms === null ? "idle" : `${step_ms.toFixed(1)} ms`],
-    ["Tokens per second", `${frame.output_tokens_per_s.toFixed(0)} written, ${frame.prompt_tokens_per_s.toFixed(0)} read`],
+    ["Tokens per second", `${written} written, ${read} read`],
     ...inUse.slice(0, 64).map(([slot, { sequence, prompt, cached: hit, output }, kind]) => [
       `Slot ${slot}`,
       `sequence ${sequence}: ${kind}, prompt of ${prompt} tokens (${hit} from the cache), ${output} written`,

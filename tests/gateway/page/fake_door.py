@@ -106,25 +106,22 @@ class FakeDoor:
         deltas = self.answer(body)
         if deltas and "refused" in deltas[0]:
             return failure(*deltas[0]["refused"])
-        return StreamingResponse(self.chunks(body, deltas), media_type="text/event-stream")
+        return StreamingResponse(self.chunks(prompts_of(body), deltas), media_type="text/event-stream")
 
-    async def chunks(self, body: dict[str, Any], deltas: list[Delta]) -> AsyncIterator[str]:
-        prompt = body["prompt"] if "prompt" in body else " ".join(each["content"] for each in body["messages"])
+    async def chunks(self, prompts: list[str], deltas: list[Delta]) -> AsyncIterator[str]:
+        """Yield the answers to all prompts as they come, an error that `deltas` end with, or the usage."""
         failed, deltas = (deltas[-1], deltas[:-1]) if "error" in deltas[-1] else (None, deltas)
         is_done = False
         try:
             yield ": a comment, as every 15 s\n\n"
-            async for delta in self.engine.ask(prompt, deltas):
-                choice = {"text": delta["content"]} if "prompt" in body else {"delta": delta}
-                yield event({"choices": [{"index": 0, **choice, "finish_reason": None}]})
+            async for index, delta in self.engine.ask(prompts, [*deltas, {}]):
+                finish = None if delta else failed or "length"
+                if finish != failed or delta:
+                    choice = {"delta": delta, "text": delta.get("content", ""), "index": index}
+                    yield event({"choices": [{**choice, "finish_reason": finish}]})
             is_done = True
-            if failed:
-                yield event(failed)
-                return
-            end = {"text": ""} if "prompt" in body else {"delta": {}}
-            yield event({"choices": [{"index": 0, **end, "finish_reason": "length"}]})
-            usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(deltas)}
-            yield event({"choices": [], "usage": usage}) + "data: [DONE]\n\n"
+            usage = {"prompt_tokens": len(" ".join(prompts).split()), "completion_tokens": len(prompts) * len(deltas)}
+            yield event(failed) if failed else event({"choices": [], "usage": usage}) + "data: [DONE]\n\n"
         finally:
             self.num_left += not is_done
 
@@ -147,6 +144,12 @@ class FakeDoor:
             self.num_feeds -= 1
 
 
+def prompts_of(body: dict[str, Any]) -> list[str]:
+    if "messages" in body:
+        return [" ".join(each["content"] for each in body["messages"])]
+    return body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+
+
 def event(value: Any) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
@@ -166,7 +169,7 @@ def opened(door: FakeDoor) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
     finally:
-        server.force_exit = server.should_exit = True
+        server.should_exit = True
         thread.join(10)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -19,13 +19,13 @@ class FakeSequence:
     prompt: list[str]
     #: What each decoding step yields.
     pieces: list[Any]
+    yielded: asyncio.Queue[Any]
     number: int = 0
     slot: int = -1
     computed: int = 0
     cached: int = 0
     written: int = 0
     is_gone: bool = False
-    yielded: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     @property
     def length(self) -> int:
@@ -50,14 +50,20 @@ class FakeEngine:
         self._steps: list[tuple[float, int, int]] = []
         self._rows: dict[tuple[int, int], list[int]] = {}
 
-    async def ask(self, prompt: str, pieces: list[Any]) -> AsyncIterator[Any]:
-        seq = FakeSequence(prompt.split() or ["?"], pieces)
-        self.waiting.append(seq)
+    async def ask(self, prompts: list[str], pieces: list[Any]) -> AsyncIterator[tuple[int, Any]]:
+        """Yield (index of the prompt, piece) for every piece of every prompt, as they are computed."""
+        yielded: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        sequences = [
+            FakeSequence(prompt.split() or ["?"], [(index, piece) for piece in pieces], yielded)
+            for index, prompt in enumerate(prompts)
+        ]
+        self.waiting.extend(sequences)
         try:
-            for _ in pieces:
-                yield await seq.yielded.get()
+            for _ in range(len(prompts) * len(pieces)):
+                yield await yielded.get()
         finally:
-            seq.is_gone = True
+            for seq in sequences:
+                seq.is_gone = True
 
     async def run(self) -> None:
         while True:
