@@ -1,0 +1,162 @@
+// The live picture: frames in, canvases and a table out.
+
+import { element } from "./answer.js";
+import { drawSpark, drawSquares, legendColours } from "./drawing.js";
+import { Feed } from "./feed.js";
+import { History, WINDOW_S } from "./history.js";
+import { Lanes } from "./lanes.js";
+
+const $ = (id) => document.getElementById(id);
+const BLOCKS = ["owned", "cached", "limbo", "free"];
+/** Pauses between drawings: each frame of the feed, or once a second for readers who want little motion. */
+const CALM_MS = 1000;
+const TABLE_MS = 1000;
+
+const EXPLAINED = {
+  blocks: "Squares are sorted by what they are: owned by a running sequence, cached, in limbo, free. They are not at "
+    + "their addresses: any free block serves any sequence, which is the point of paging.",
+  "tile-tokens": "Tokens written in a second, by all sequences together. It grows with the lanes in use, since a step "
+    + "for many takes little longer than a step for one.",
+  "tile-step": "The time of one step. A step that also reads a prompt takes longer; this is what the "
+    + "others pay for a newcomer.",
+  "tile-queue": "Requests that wait for a slot or for memory. They are admitted as soon as one ends.",
+};
+
+export class Picture {
+  constructor() {
+    this.history = new History();
+    this.lanes = new Lanes($("lanes"), explain);
+    this.motion = matchMedia("(prefers-reduced-motion: reduce)");
+    this.isPaused = false;
+    this.drawn_ms = 0;
+    this.tabled_ms = 0;
+    this.isAsked = false;
+    this.recolour();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
+    new ResizeObserver(() => this.draw()).observe($("lanes"));
+    $("pause").addEventListener("click", () => this.#togglePause());
+    for (const [id, words] of Object.entries(EXPLAINED)) explainOn($(id), words);
+    $("summary").addEventListener("toggle", () => this.#fillTable());
+    this.feed = new Feed((frame) => this.#take(frame), showState);
+    Object.defineProperty(window, "photonPicture", { get: () => this.summary() });
+  }
+
+  recolour() {
+    this.colours = legendColours();
+    this.draw();
+  }
+
+  #take(frame) {
+    this.history.add(frame);
+    const pause_ms = this.motion.matches ? CALM_MS : 0;
+    if (this.isPaused || this.isAsked || performance.now() - this.drawn_ms < pause_ms) return;
+    this.isAsked = true;
+    requestAnimationFrame(() => {
+      this.isAsked = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const { history, colours } = this;
+    this.drawn_ms = performance.now();
+    this.lanes.draw(history, colours);
+    if (!history.frame) return;
+    this.#drawBlocks(history.frame);
+    this.#drawTiles(history);
+    if (this.drawn_ms - this.tabled_ms > TABLE_MS) this.#fillTable();
+  }
+
+  #drawBlocks({ blocks, num_blocks, block_size }) {
+    const unit = drawSquares($("blocks"), BLOCKS.map((name) => [blocks[name], this.colours[name]]), num_blocks);
+    for (const name of BLOCKS) setText($(`num-${name}`), blocks[name]);
+    const square = unit === 1 ? "one block" : `${unit} blocks`;
+    setText($("block-scale"), `A block holds ${block_size} tokens; a square is ${square} of ${num_blocks}.`);
+  }
+
+  #drawTiles({ samples, frame }) {
+    const spark = (id, of, colour) => {
+      const points = samples.map((sample) => [sample.at_s, of(sample)]);
+      drawSpark($(id), points, frame.time_s - WINDOW_S, frame.time_s, colour);
+    };
+    spark("spark-tokens", (sample) => sample.tokens_per_s, this.colours.decode);
+    spark("spark-step", (sample) => sample.step_ms, this.colours.prefill);
+    spark("spark-queue", (sample) => sample.queued, this.colours.preempted);
+    const step_ms = samples.at(-1).step_ms;
+    setText($("now-tokens"), frame.output_tokens_per_s.toFixed(0));
+    setText($("now-step"), step_ms === null ? "idle" : `${step_ms.toFixed(1)} ms`);
+    setText($("now-queue"), frame.queued);
+  }
+
+  #fillTable() {
+    if (!$("summary").open || !this.history.frame) return;
+    this.tabled_ms = performance.now();
+    const rows = tableRows(this.history).map(([name, words]) => {
+      const row = document.createElement("tr");
+      const head = element("th", "", name);
+      head.scope = "row";
+      row.append(head, element("td", "", words));
+      return row;
+    });
+    $("summary-rows").replaceChildren(...rows);
+  }
+
+  #togglePause() {
+    this.isPaused = !this.isPaused;
+    $("pause").setAttribute("aria-pressed", this.isPaused);
+    $("pause").textContent = this.isPaused ? "Go on" : "Pause";
+    if (!this.isPaused) this.draw();
+  }
+
+  /** What is drawn, as plain data: for tests, and for the curious at the console. */
+  summary() {
+    const { lanes, frame, totals, samples } = this.history;
+    return {
+      totals: { ...totals },
+      lanes: [...lanes].map(([slot, lane]) => ({
+        slot,
+        segments: lane.segments.map((segment) => ({ ...segment })),
+        marks: lane.marks.map((mark) => ({ ...mark })),
+      })),
+      samples: samples.length,
+      blocks: frame && { ...frame.blocks },
+      queued: frame?.queued,
+    };
+  }
+}
+
+function tableRows(history) {
+  const { frame, samples } = history;
+  const { owned, cached, limbo, free } = frame.blocks;
+  const step_ms = samples.at(-1).step_ms;
+  const [written, read] = [frame.output_tokens_per_s, frame.prompt_tokens_per_s].map((rate) => rate.toFixed(0));
+  const inUse = history.inUse;
+  return [
+    ["Slots in use", `${inUse.length} of ${frame.num_slots}`],
+    ["Requests in the queue", frame.queued],
+    ["Blocks", `${owned} owned, ${cached} cached, ${limbo} in limbo, ${free} free of ${frame.num_blocks}`],
+    ["Step time", step_ms === null ? "idle" : `${step_ms.toFixed(1)} ms`],
+    ["Tokens per second", `${written} written, ${read} read`],
+    ...inUse.slice(0, 64).map(([slot, { sequence, prompt, cached: hit, output }, kind]) => [
+      `Slot ${slot}`,
+      `sequence ${sequence}: ${kind}, prompt of ${prompt} tokens (${hit} from the cache), ${output} written`,
+    ]),
+  ];
+}
+
+function explainOn(shown, words) {
+  for (const name of ["pointerenter", "focus"]) shown.addEventListener(name, () => explain(words));
+}
+
+function explain(words) {
+  if (words) setText($("explained"), words);
+}
+
+function showState(words, isLive) {
+  setText($("feed-state"), words);
+  $("feed-state").dataset.live = isLive;
+}
+
+function setText(shown, words) {
+  if (shown.textContent !== String(words)) shown.textContent = words;
+}
