@@ -13,10 +13,12 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.errors import HttpError
 from photon_grpc.gateway.calls.guard import Endpoint, GuardedEndpoint, HttpRules
+from photon_grpc.gateway.engine_feed import EngineFeed
 from photon_grpc.gateway.openai.chat import ChatCompletions
 from photon_grpc.gateway.openai.completions import Completions
 from photon_grpc.gateway.openai.models import Models
 from photon_grpc.gateway.openai.tokens import Tokens
+from photon_grpc.gateway.web_page import page_endpoints
 
 
 class ServicePage(Protocol):
@@ -46,6 +48,8 @@ def application(frontend: Frontend, rules: HttpRules, pages: ServicePages, *, ma
         *ChatCompletions(frontend, max_body_bytes).endpoints(),
         *Models(frontend).endpoints(),
         *Tokens(frontend, max_body_bytes).endpoints(),
+        *EngineFeed(frontend).endpoints(),
+        *page_endpoints(),
         *_supervisor(pages),
     ]
     # Endpoints check the method themselves, to answer in the form of their API.
