@@ -20,8 +20,7 @@ async def test_a_viewer_gets_pictures_until_the_server_drains() -> None:
     with frontend() as (served, link):
         door = in_memory(served)
         call = asyncio.create_task(door.client.get("/engine/events"))
-        while not link.sent:
-            await asyncio.sleep(0)
+        await asyncio.wait_for(link.came.wait(), 5)
         link.on_frame(PICTURE)
         await asyncio.sleep(0.01)
         await served.drain(0)
