@@ -6,24 +6,21 @@ import http.client
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.service.running import RunningService, client, serving, wait_until
+from tests.service.running import RunningService, client, modelless, wait_until
 from tests.service.tiny import write_tiny_model
-
-WITH_PAGES = (sys.executable, "-m", "tests.service.modelless.with_pages")
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[RunningService]:
     tiny = ["--model", str(write_tiny_model(tmp_path / "tiny")), "--load-format", "dummy", "--num-blocks", "4096"]
     flags = [*tiny, "--frontends", "2", "--http-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-    with serving(*flags, program=WITH_PAGES) as running:
+    with modelless(*flags) as running:
         running.wait_ready()
         yield running
 
@@ -61,9 +58,9 @@ def _assert_counts(service: RunningService, address: str) -> None:
         calls.generate()
 
     def is_counted() -> bool:
-        return 'finished_reason="length"} 1.0' in got(address, "/metrics")[2]
+        return 'photon_request_success_total{finished_reason="max_tokens"} 1.0' in got(address, "/metrics")[2]
 
-    wait_until(is_counted, "the request is counted")
+    wait_until(is_counted, "the request is counted", limit_s=60.0)
     _, content_type, page = got(address, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith("# EOF\n")
@@ -86,7 +83,7 @@ def _assert_drained_with_grpc(service: RunningService, address: str) -> None:
         reading = threading.Thread(target=lambda: list(stream))
         reading.start()
         service.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain")
+        wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain", limit_s=60.0)
         assert got(address, "/healthz")[::2] == (200, "SERVING\n")
         reading.join()
     assert service.process.wait() == 0
