@@ -1,4 +1,4 @@
-"""What a user may try at a server that has just started: commands to paste as they are."""
+"""Commands for a server that has just started, to paste as they are."""
 
 from __future__ import annotations
 
