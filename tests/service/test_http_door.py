@@ -6,6 +6,8 @@ import http.client
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,27 @@ def got(address: str, path: str, accept: str = "*/*") -> tuple[int, str, str]:
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
     finally:
         connection.close()
+
+
+WITHOUT_DOOR = """
+from photon_grpc.compose.http_door import NoDoor, http_door
+from photon_grpc.service.processes import frontend
+assert isinstance(http_door((), None), NoDoor)
+"""
+SUPERVISOR_WITH_DOOR = """
+from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.service.supervisor import Supervisor
+service = Supervisor(ServeConfig(server=ServerConfig(http_listen=("127.0.0.1:0",))))
+assert service._metrics.page("/metrics", "").status == 200
+"""
+
+
+@pytest.mark.parametrize("program", [WITHOUT_DOOR, SUPERVISOR_WITH_DOOR], ids=["front end", "supervisor"])
+def test_a_process_without_a_door_loads_nothing_of_it(program: str) -> None:
+    shown = f"{program}\nimport sys\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split()
+    assert "photon_grpc.bridge.control" in loaded
+    assert {"starlette", "uvicorn", "httptools", "anyio", "photon_grpc.gateway"}.isdisjoint(loaded)
 
 
 def test_pages_answer_at_every_address_also_after_a_restart_and_until_the_drain_ends(service: RunningService) -> None:
