@@ -46,10 +46,10 @@ def examples(server: Reachable, environ: Mapping[str, str] = os.environ) -> list
 
 def curl(server: Reachable, environ: Mapping[str, str]) -> str:
     """Return a streaming request in OpenAI's form."""
+    prompt: dict[str, object] = {"prompt": _PROMPT}
+    path = "completions"
     if server.chats:
         path, prompt = "chat/completions", {"messages": [{"role": "user", "content": _PROMPT}]}
-    else:
-        path, prompt = "completions", {"prompt": _PROMPT}
     body = {"model": server.model, **prompt, "max_tokens": _NUM_TOKENS, "temperature": 0, "stream": True}
     access = "".join(_access(environ, ("--cacert", "--cert", "--key"), "Authorization"))
     url = f"{server.page}v1/{path} -H 'Content-Type: application/json'"

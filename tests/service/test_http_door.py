@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_pages_answer_at_every_address_also_after_a_restart_and_until_the_drain_
     assert got(addresses[0], "/none")[0] == 404
     _assert_counts(service, addresses[0])
     _assert_same_addresses_after_a_restart(service, addresses)
-    _assert_drained_with_grpc(service, addresses[0])
+    _assert_drained_together(service, addresses[0])
 
 
 def _assert_counts(service: RunningService, address: str) -> None:
@@ -98,17 +98,28 @@ def _assert_same_addresses_after_a_restart(service: RunningService, addresses: l
     assert {got(address, "/readyz")[0] for address in addresses * 4} == {200}
 
 
-def _assert_drained_with_grpc(service: RunningService, address: str) -> None:
-    """While a call over gRPC runs out, the door answers, and both end together."""
+def _assert_drained_together(service: RunningService, address: str) -> None:
+    """Streams of both doors run out in one drain; until then the door answers, and refuses what is new."""
     with client(service.wait_ready()[0]) as calls:
-        stream = calls.stream(max_tokens=2000)
-        next(stream)
-        reading = threading.Thread(target=lambda: list(stream))
-        reading.start()
+        over_grpc, over_http = calls.stream(max_tokens=2000), posted(address, max_tokens=2000, stream=True)
+        next(over_grpc)
+        assert over_http.readline().startswith(b"data: {")
         service.process.send_signal(signal.SIGTERM)
         wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain", limit_s=60.0)
         assert got(address, "/healthz")[::2] == (200, "SERVING\n")
-        reading.join()
+        refused = posted(address, max_tokens=1, stream=False)
+        assert (refused.status, json.load(refused)["error"]["code"]) == (503, "DRAINING")
+        assert refused.headers["Connection"] == "close" and int(refused.headers["Retry-After"]) > 0
+        assert over_http.read().endswith(b"data: [DONE]\n\n")
+        assert sum(1 for _ in over_grpc) > 0
     assert service.process.wait() == 0
     with pytest.raises(ConnectionRefusedError):
         got(address, "/healthz")
+
+
+def posted(address: str, *, max_tokens: int, stream: bool) -> http.client.HTTPResponse:
+    """Return the answer of /v1/completions once its head has arrived."""
+    connection = http.client.HTTPConnection(address, timeout=100)
+    body = {"prompt": "def", "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()

@@ -96,7 +96,7 @@ async def test_a_supervisor_that_does_not_answer_is_asked_no_more_than_a_few_tim
             asking = [pair.pages.page("/metrics", f"text/{number}") for number in range(MAX_WANTED + 1)]
             errors = await asyncio.gather(*asking, return_exceptions=True)
             assert all(isinstance(error, Unavailable) and error.retry_after_s for error in errors)
-            assert str(errors[-1]) == "16 pages are being made; the limit is 16; try again"
+            assert str(errors[-1]) == "4 pages of /metrics are being made; the limit is 4; try again"
             assert "within 0.02 s" in str(errors[0])
         wanted = await pair.wanted(MAX_WANTED)
         assert len(wanted) == MAX_WANTED
@@ -109,6 +109,19 @@ async def test_a_supervisor_that_does_not_answer_is_asked_no_more_than_a_few_tim
         (message,) = await pair.wanted(1)
         pair.supervisor.send(answered(message, b"new"))
         assert (await asking_again).body == b"new"
+
+
+async def test_probes_are_answered_while_others_ask_for_too_much() -> None:
+    async with joined() as pair:
+        scrapes = [asyncio.create_task(pair.pages.page("/metrics", str(number))) for number in range(2 * MAX_WANTED)]
+        probes = [asyncio.create_task(pair.pages.page("/readyz", str(number))) for number in range(100)]
+        wanted = await pair.wanted(MAX_WANTED + 1)
+        assert [message.path for message in wanted] == ["/metrics"] * MAX_WANTED + ["/readyz"]
+        for message in wanted:
+            pair.supervisor.send(answered(message, b"x"))
+        assert {page.body for page in await asyncio.gather(*probes)} == {b"x"}
+        ends = await asyncio.gather(*scrapes, return_exceptions=True)
+        assert sum(isinstance(end, Unavailable) for end in ends) == MAX_WANTED
 
 
 async def test_a_long_header_is_cut_before_it_could_burst_the_control_socket() -> None:
