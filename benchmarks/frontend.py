@@ -37,8 +37,8 @@ from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.server.inference import InferenceService
 from photon_grpc.observe.failure_log import FailureLog
+from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 

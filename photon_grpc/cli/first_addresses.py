@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 
-from photon_grpc.cli.server_libraries import HTTP_ADVICE, missing_for_http
+from photon_grpc.cli.server_libraries import missing_for_http
 from photon_grpc.config.resolve import split_address
 from photon_grpc.config.settings import by_name
 from photon_grpc.errors import ConfigError
@@ -40,13 +39,10 @@ def target_of(address: str) -> str:
 def http_addresses(given: Sequence[str], environ: Mapping[str, str] = os.environ, *, once: bool) -> tuple[str, ...]:
     """Return the addresses of the HTTP door that the user has given, or else 127.0.0.1:8000, or a free port.
 
-    Without the libraries of the door, say what to install and return none.
+    Return none if a variable has them, and if the libraries of the door are missing.
     """
-    if given or environ.get(by_name()["http_listen"].variable, "").strip():
+    if given or environ.get(by_name()["http_listen"].variable, "").strip() or missing_for_http():
         return tuple(given)
-    if missing := missing_for_http():
-        print(f"photon-grpc: no page and no HTTP ({', '.join(missing)} missing): {HTTP_ADVICE}", file=sys.stderr)
-        return ()
     return ("127.0.0.1:0",) if once or _is_taken(DEFAULT_PAGE) else (DEFAULT_PAGE,)
 
 

@@ -218,7 +218,7 @@ async def _what_next(target: str, page: str) -> list[tuple[str, str]]:
 
 def _show_what_next(what: list[tuple[str, str]], places: str, console: Console) -> None:
     """Print what to try next, without a frame at the sides, so that every line can be copied."""
-    console.print(f"[green]serving on [bold]{places}[/bold] until Ctrl-C[/]; meanwhile, in another terminal:\n")
+    console.print(f"[green]serving on [bold]{places}[/bold] until Ctrl-C[/]; to paste meanwhile:\n", soft_wrap=True)
     for title, example in what:
         if title:
             console.print(f"[dim]# {title}[/]")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from photon_grpc.cli.first_addresses import choose_address, http_addresses, target_of
-from photon_grpc.cli.server_libraries import need_http, need_server
+from photon_grpc.cli.server_libraries import advice_on_page, need_http, need_server
 from photon_grpc.cli.terminal.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags, warn
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.resolve import open_to_the_network
@@ -43,6 +43,8 @@ def run(once: bool, **given: Any) -> int:
     server = resolve_flags(given).config.server
     need_server()
     need_http(server)
+    if not server.http_listen:
+        print(f"photon-grpc: {advice_on_page()}", file=sys.stderr)
     from photon_grpc.cli.first_run import first_run
     from photon_grpc.cli.terminal.connection import TLS_CA
     from photon_grpc.compose.console import page_urls

@@ -31,6 +31,11 @@ def need_http(server: ServerConfig) -> None:
         raise StartupError(f"--http-listen needs more libraries ({', '.join(missing)} missing): {HTTP_ADVICE}")
 
 
+def advice_on_page() -> str:
+    """Return why there is no page, and what to install for it."""
+    return f"no page and no HTTP ({', '.join(missing_for_http())} missing): {HTTP_ADVICE}"
+
+
 def missing_for_http() -> list[str]:
     """Return the libraries of the HTTP door that are not installed."""
     return _missing(HTTP_LIBRARIES)

@@ -1,4 +1,4 @@
-"""What a user may try at a server that has just started: commands to paste as they are."""
+"""Commands for a server that has just started, to paste as they are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from photon_grpc.cli.terminal.connection import PUBLIC, TLS_CA, TLS_CERT, TLS_KEY
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-_PROMPT = "def fib(n):"
-_CURL_TOKENS = 64
+_PROMPT = "class Stack:"
+_NUM_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ def examples(server: Reachable, environ: Mapping[str, str] = os.environ) -> list
         *(page if server.page else ()),
         ("Python", python(server.target)),
         ("grpcurl", grpcurl(server.target, environ)),
-        ("another prompt; a conversation", f"{command_path()} generate{target} {shlex.quote('class Stack:')}"),
+        ("another prompt; a conversation", f"{command_path()} generate{target} {shlex.quote(_PROMPT)}"),
         ("", f"{command_path()} chat{target}"),
     ]
 
 
 def curl(server: Reachable, environ: Mapping[str, str]) -> str:
     """Return a streaming request in OpenAI's form."""
+    prompt: dict[str, object] = {"prompt": _PROMPT}
+    path = "completions"
     if server.chats:
         path, prompt = "chat/completions", {"messages": [{"role": "user", "content": _PROMPT}]}
-    else:
-        path, prompt = "completions", {"prompt": _PROMPT}
-    body = {"model": server.model, **prompt, "max_tokens": _CURL_TOKENS, "stream": True}
+    body = {"model": server.model, **prompt, "max_tokens": _NUM_TOKENS, "temperature": 0, "stream": True}
     access = "".join(_access(environ, ("--cacert", "--cert", "--key"), "Authorization"))
     url = f"{server.page}v1/{path} -H 'Content-Type: application/json'"
     return f"curl -N {access}{url} \\\n  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
@@ -77,7 +77,7 @@ def _access(environ: Mapping[str, str], flags: tuple[str, str, str], header: str
 def python(target: str) -> str:
     return (
         "from photon_grpc.client import SyncClient\n"
-        f'for delta in SyncClient("{target}").stream("{_PROMPT}", max_tokens=64):\n'
+        f'for delta in SyncClient("{target}").stream("def fib(n):", max_tokens={_NUM_TOKENS}):\n'
         '    print(delta.text, end="", flush=True)'
     )
 

@@ -40,7 +40,7 @@ class NoDoor:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What lies behind the door, and the rules for those who come through it."""
+    """The parts of a front end that the door leads to, and the rules for its callers."""
 
     frontend: Frontend
     config: ServerConfig

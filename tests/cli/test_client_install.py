@@ -13,12 +13,21 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.cli.main import cli
-from photon_grpc.cli.server_libraries import SERVER_LIBRARIES
+from photon_grpc.cli.server_libraries import HTTP_LIBRARIES, SERVER_LIBRARIES
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import message, serving_in_a_thread
 
 #: Of the extras that a client install lacks, what the verbs could import.
-LACKING = {*SERVER_LIBRARIES, "llguidance", "huggingface_hub", "uvloop", "triton", "transformers", "matplotlib"}
+LACKING = {
+    *SERVER_LIBRARIES,
+    *HTTP_LIBRARIES,
+    "llguidance",
+    "huggingface_hub",
+    "uvloop",
+    "triton",
+    "transformers",
+    "matplotlib",
+}
 
 #: Runs command lines one after the other as if LACKING were not installed; prints what became of each.
 RUN = """

@@ -47,6 +47,17 @@ def test_without_once_it_says_what_to_try_and_serves_until_ctrl_c(capfd: pytest.
         assert hint in everything
 
 
+def test_what_to_paste_begins_with_the_page(capfd: pytest.CaptureFixture[str]) -> None:
+    page = "http://127.0.0.1:8123/"
+    threading.Timer(0, _interrupt_once_shown, args=(capfd.readouterr, shown := [], "chat --target")).start()
+    assert first_run([], choose_address("127.0.0.1:0"), once=False, page=page) == 0
+    lines = ("".join(shown) + capfd.readouterr().out).splitlines()
+    first = lines.index("# the page: chat, and the engine at work")
+    assert lines[first + 1 : first + 4 : 2] == [page, next(line for line in lines if line.startswith("curl "))]
+    titles = [line for line in lines if line.startswith("# ")]
+    assert titles[1:4] == ["# curl", "# Python", "# grpcurl"]
+
+
 def test_ctrl_c_amid_the_generation_ends_it_cleanly(capfd: pytest.CaptureFixture[str]) -> None:
     address = choose_address("127.0.0.1:0")
     threading.Timer(0, _interrupt_once_shown, args=(capfd.readouterr, shown := [], "return")).start()

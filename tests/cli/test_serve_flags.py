@@ -94,6 +94,9 @@ def test_the_model_is_the_argument_too(served: list[object], capsys: pytest.Capt
         (["--listen", "0.0.0.0:0"], True),
         (["--listen", "[::]:0"], True),
         (["--listen", "box.example:0"], True),
+        (["--http-listen", "0.0.0.0:0"], True),
+        (["--http-listen", "127.0.0.1:0"], False),
+        (["--http-listen", "0.0.0.0:0", "--api-keys-file", "keys.toml"], False),
         (["--listen", "0.0.0.0:0", "--api-keys-file", "keys.toml"], False),
         (["--listen", "0.0.0.0:0", "--tls-cert", "c.pem", "--tls-key", "k.pem"], False),
         (["--listen", "127.0.0.1:0", "--listen", "[::1]:0", "--listen", "localhost:0", "--listen", "unix:/s"], False),
@@ -113,6 +116,9 @@ def test_an_open_port_without_tls_and_keys_is_warned_about(
     [
         (["--port", "8000"], "--port; use --listen HOST:PORT"),
         (["--host=0.0.0.0"], "--host; use --listen HOST:PORT"),
+        (["--port", "8000"], "--http-listen HOST:PORT for HTTP"),
+        (["--allowed-origins", "[]"], "use --http-allowed-origin ORIGIN"),
+        (["--api-key", "secret"], "use --api-keys-file"),
         (["--tensor-parallel-size", "2"], "one GPU"),
     ],
 )
@@ -238,6 +244,17 @@ def test_without_the_server_libraries_serve_says_what_to_install(
     assert "pip install '.[serve]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["serve", "run"])
+def test_without_the_libraries_of_the_http_door_it_says_what_to_install(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_libraries, "HTTP_LIBRARIES", ("httptools", "no_such_library_of_ours"))
+    assert main.main([verb, "--http-listen", "127.0.0.1:0"]) == 2
+    told = capsys.readouterr().err
+    assert "--http-listen needs more libraries (no_such_library_of_ours missing): pip install '.[http]'" in told
+    assert len(told.splitlines()) == 1
+
+
 def test_without_the_server_libraries_the_library_says_so_too() -> None:
     program = "import sys; sys.modules['msgspec'] = None\nfrom photon_grpc import LLM"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -301,12 +318,14 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
     monkeypatch.setattr(doctor, "ask_start", lambda config: [])
-    assert main.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
+    flags = ["--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s", "--http-listen", "127.0.0.1:0"]
+    assert main.main(["doctor", *flags]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["--dtype", "float32", "PHOTON_DTYPE"] in rows
     assert ["--max-num-seqs", "5", "--max-num-seqs"] in rows
     assert ["--block-size", "decided", "at", "start", "default"] in rows
     assert [f"unix:{tmp_path}/s", "free"] in rows
+    assert ["127.0.0.1:0", "(HTTP)", "any", "free", "port"] in rows
     assert any("pip install '.[serve]'" in " ".join(row) for row in rows)
     assert any("did you mean PHOTON_DTYPE?" in " ".join(row) for row in rows)
     for setting in settings():

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.service.running import RunningService, client, serving, wait_until
+from tests.service.running import RunningService, client, modelless, wait_until
 from tests.service.tiny import write_tiny_model
-
-WITH_PAGES = (sys.executable, "-m", "tests.service.modelless.with_pages")
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[RunningService]:
     tiny = ["--model", str(write_tiny_model(tmp_path / "tiny")), "--load-format", "dummy", "--num-blocks", "4096"]
     flags = [*tiny, "--frontends", "2", "--http-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-    with serving(*flags, program=WITH_PAGES) as running:
+    with modelless(*flags) as running:
         running.wait_ready()
         yield running
 
@@ -43,6 +42,27 @@ def got(address: str, path: str, accept: str = "*/*") -> tuple[int, str, str]:
         connection.close()
 
 
+WITHOUT_DOOR = """
+from photon_grpc.compose.http_door import NoDoor, http_door
+from photon_grpc.service.processes import frontend
+assert isinstance(http_door((), None), NoDoor)
+"""
+SUPERVISOR_WITH_DOOR = """
+from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.service.supervisor import Supervisor
+service = Supervisor(ServeConfig(server=ServerConfig(http_listen=("127.0.0.1:0",))))
+assert service._metrics.page("/metrics", "").status == 200
+"""
+
+
+@pytest.mark.parametrize("program", [WITHOUT_DOOR, SUPERVISOR_WITH_DOOR], ids=["front end", "supervisor"])
+def test_a_process_without_a_door_loads_nothing_of_it(program: str) -> None:
+    shown = f"{program}\nimport sys\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split()
+    assert "photon_grpc.bridge.control" in loaded
+    assert {"starlette", "uvicorn", "httptools", "anyio", "photon_grpc.gateway"}.isdisjoint(loaded)
+
+
 def test_pages_answer_at_every_address_also_after_a_restart_and_until_the_drain_ends(service: RunningService) -> None:
     addresses = http_addresses(service)
     assert len(set(addresses)) == 2
@@ -52,7 +72,7 @@ def test_pages_answer_at_every_address_also_after_a_restart_and_until_the_drain_
     assert got(addresses[0], "/none")[0] == 404
     _assert_counts(service, addresses[0])
     _assert_same_addresses_after_a_restart(service, addresses)
-    _assert_drained_with_grpc(service, addresses[0])
+    _assert_drained_together(service, addresses[0])
 
 
 def _assert_counts(service: RunningService, address: str) -> None:
@@ -61,9 +81,9 @@ def _assert_counts(service: RunningService, address: str) -> None:
         calls.generate()
 
     def is_counted() -> bool:
-        return 'finished_reason="length"} 1.0' in got(address, "/metrics")[2]
+        return 'photon_request_success_total{finished_reason="max_tokens"} 1.0' in got(address, "/metrics")[2]
 
-    wait_until(is_counted, "the request is counted")
+    wait_until(is_counted, "the request is counted", limit_s=60.0)
     _, content_type, page = got(address, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith("# EOF\n")
@@ -78,17 +98,28 @@ def _assert_same_addresses_after_a_restart(service: RunningService, addresses: l
     assert {got(address, "/readyz")[0] for address in addresses * 4} == {200}
 
 
-def _assert_drained_with_grpc(service: RunningService, address: str) -> None:
-    """While a call over gRPC runs out, the door answers, and both end together."""
+def _assert_drained_together(service: RunningService, address: str) -> None:
+    """Streams of both doors run out in one drain; until then the door answers, and refuses what is new."""
     with client(service.wait_ready()[0]) as calls:
-        stream = calls.stream(max_tokens=2000)
-        next(stream)
-        reading = threading.Thread(target=lambda: list(stream))
-        reading.start()
+        over_grpc, over_http = calls.stream(max_tokens=2000), posted(address, max_tokens=2000, stream=True)
+        next(over_grpc)
+        assert over_http.readline().startswith(b"data: {")
         service.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain")
+        wait_until(lambda: got(address, "/readyz")[::2] == (503, "NOT_SERVING\n"), "the drain", limit_s=60.0)
         assert got(address, "/healthz")[::2] == (200, "SERVING\n")
-        reading.join()
+        refused = posted(address, max_tokens=1, stream=False)
+        assert (refused.status, json.load(refused)["error"]["code"]) == (503, "DRAINING")
+        assert refused.headers["Connection"] == "close" and int(refused.headers["Retry-After"]) > 0
+        assert over_http.read().endswith(b"data: [DONE]\n\n")
+        assert sum(1 for _ in over_grpc) > 0
     assert service.process.wait() == 0
     with pytest.raises(ConnectionRefusedError):
         got(address, "/healthz")
+
+
+def posted(address: str, *, max_tokens: int, stream: bool) -> http.client.HTTPResponse:
+    """Return the answer of /v1/completions once its head has arrived."""
+    connection = http.client.HTTPConnection(address, timeout=100)
+    body = {"prompt": "def", "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()

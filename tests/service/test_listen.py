@@ -6,7 +6,7 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError
-from photon_grpc.service.endpoints.listen import UnixPath, check_distinct, plan_listeners
+from photon_grpc.service.endpoints.listen import UnixPath, check_distinct, plan_listeners, plan_service
 
 
 def listening(port: int = 0, *, shared: bool) -> socket.socket:
@@ -65,6 +65,28 @@ def test_a_port_of_somebody_else_is_not_shared(shared):
 def test_one_port_in_two_spellings_is_refused(listen, metrics):
     with pytest.raises(ConfigError, match=r"5000 and .*5000 are one place.*--metrics-listen"):
         check_distinct(ServerConfig(listen=listen, metrics_listen=metrics))
+
+
+def test_http_and_grpc_are_one_place_too() -> None:
+    with pytest.raises(ConfigError, match=r"5000 and .*5000 are one place.*--http-listen"):
+        check_distinct(ServerConfig(listen=("127.0.0.1:5000",), http_listen=("localhost:5000",)))
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_an_http_address_in_use_reserves_no_other(frontends: int) -> None:
+    with listening(shared=False) as taken:
+        busy, free = f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:0"
+        with pytest.raises(ConfigError, match=rf"cannot listen (at|on) {busy}.*--http-listen"):
+            plan_service(ServerConfig(listen=(free,), http_listen=(busy,), frontends=frontends))
+    plan = plan_service(ServerConfig(listen=(free,), http_listen=(free, free), frontends=frontends))
+    assert len(plan.http.of(1)) == 2 and plan.http.reuse_port == (frontends > 1)
+    plan.close()
+
+
+def test_without_an_http_door_nothing_is_planned_for_it() -> None:
+    plan = plan_service(ServerConfig(listen=("127.0.0.1:0",), frontends=2))
+    assert plan.http.of(0) == ()
+    plan.close()
 
 
 def test_one_unix_path_in_two_spellings_is_refused(tmp_path):

@@ -25,8 +25,10 @@ _OWN_TITLE = "Options"
 
 #: Flags of vLLM that have another name here, or none.
 _ELSEWHERE = {
-    "--host": "use --listen HOST:PORT",
-    "--port": "use --listen HOST:PORT",
+    "--host": "use --listen HOST:PORT for gRPC, --http-listen HOST:PORT for HTTP",
+    "--port": "use --listen HOST:PORT for gRPC, --http-listen HOST:PORT for HTTP",
+    "--allowed-origins": "use --http-allowed-origin ORIGIN, one flag for each",
+    "--api-key": "use --api-keys-file FILE",
     "--tensor-parallel-size": "a server uses one GPU",
 }
 

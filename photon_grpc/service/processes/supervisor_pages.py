@@ -9,8 +9,10 @@ from photon_grpc.bridge.control import ControlChannel, PageAnswer, PageWanted
 from photon_grpc.errors import Unavailable
 from photon_grpc.service.endpoints.pages import Page
 
-#: Pages that a front end waits for; all callers that want the same one wait for it together.
-MAX_WANTED = 16
+#: Pages of /metrics that a front end waits for, each for another header Accept: one costs the supervisor 6 ms. All
+#: callers that want the same page wait for it together, so that no other path has more than one.
+MAX_WANTED = 4
+_METRICS = "/metrics"
 TIMEOUT_S = 5.0
 #: Longest header Accept that is passed on; scrapers send some 200 characters.
 _MAX_ACCEPT_CHARS = 1024
@@ -28,7 +30,7 @@ class SupervisorPages:
 
     async def page(self, path: str, accept: str) -> Page:
         """Return the page for the header `accept`. Raise Unavailable if the supervisor does not answer in time."""
-        page = self._ask((path, accept[:_MAX_ACCEPT_CHARS]))
+        page = self._ask((path, accept[:_MAX_ACCEPT_CHARS] if path == _METRICS else ""))
         try:
             # Others may wait for the same page.
             return await asyncio.wait_for(asyncio.shield(page), self._timeout_s)
@@ -44,8 +46,9 @@ class SupervisorPages:
     def _ask(self, key: tuple[str, str]) -> asyncio.Future[Page]:
         if key in self._coming:
             return self._coming[key]
-        if len(self._coming) >= MAX_WANTED:
-            raise _unavailable(f"{len(self._coming)} pages are being made; the limit is {MAX_WANTED}")
+        num_wanted = sum(path == key[0] for path, _ in self._coming)
+        if num_wanted >= MAX_WANTED:
+            raise _unavailable(f"{num_wanted} pages of {key[0]} are being made; the limit is {MAX_WANTED}")
         number = next(self._numbers)
         try:
             self._control.send(PageWanted(number, *key))
