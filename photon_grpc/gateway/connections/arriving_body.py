@@ -46,7 +46,7 @@ class ArrivingBody:
         return None if self.is_complete else self._last_s
 
     def evict(self, error: PhotonError) -> None:
-        self._refuse(_no_memory(error))
+        self._refuse(Refusal.of(error))
 
     def count_raw(self, num_bytes: int) -> None:
         """Count bytes that are about to be parsed. Raise Refusal if the chunks are mostly framing."""
@@ -67,7 +67,7 @@ class ArrivingBody:
             try:
                 self._places.append(self._table.take(self._owner, self, max(missing, _LEAST_HELD_BYTES)))
             except QueueFull as error:
-                raise _no_memory(error) from None
+                raise Refusal.of(error) from None
 
     def free(self) -> None:
         for place in self._places:
@@ -90,7 +90,3 @@ class ArrivingBody:
 def too_large(size: str, max_bytes: int) -> Refusal:
     text = f"the body has {size} bytes; the limit is {max_bytes}; send a smaller request"
     return Refusal(413, "BODY_TOO_LARGE", text)
-
-
-def _no_memory(error: PhotonError) -> Refusal:
-    return Refusal(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])

@@ -19,17 +19,17 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from photon_grpc.access.places import Place
-from photon_grpc.errors import PhotonError, QueueFull
+from photon_grpc.errors import PhotonError
 from photon_grpc.gateway.connections.arriving_body import ArrivingBody, too_large
 from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
 from photon_grpc.gateway.connections.head import Head, find_end, parse_head
 from photon_grpc.gateway.connections.peer import has_reset, peer_of
 from photon_grpc.gateway.connections.refusal import Refusal
-from photon_grpc.gateway.connections.tls import HttpCertificates
 
-#: Time until a client that closed its sending side is probed, and until a probe has been answered by a reset.
-_PROBE_S = 0.2
+#: Time until a client that closed its sending side is probed, and until it is first seen whether it reset.
+_PROBE_S = 0.05
+_LAST_PROBE_S = 5.0
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
@@ -55,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._body: ArrivingBody | None = None
         self._refusal: Refusal | None = None
         self._place: Place | None = None
+        self._arrival: asyncio.Task[Any] | None = None
         self._alarm = Alarm()
         self._lost_callbacks: list[Callable[[], None]] = []
         self._paused_before_s = 0.0
@@ -81,56 +82,35 @@ class Connection(HttpToolsProtocol):
         return None if self._is_answering() or self._is_receiving() else self._idle_since_s
 
     def evict(self, error: PhotonError) -> None:
-        self._close()
+        if self._is_open:
+            self._close()
+        elif self._arrival is not None:
+            self._arrival.cancel()
 
     # From its beginning to its end
 
+    def arrive(self, peername: Any) -> None:
+        """Take a place; the running task makes the connection, with or without TLS. Raise QueueFull."""
+        self.peer, self.peer_host = peer_of(peername)
+        self._arrival = asyncio.current_task()
+        self._place = self._state.places.take(self.peer_host, self)
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._place is not None:
+            self._state.places.leave(self._place)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
-        self.peer, self.peer_host = peer_of(transport)
-        try:
-            self._place = self._state.places.take(self.peer_host, self)
-        except QueueFull as error:
-            self._turn_away(error)
-            return
-        if self._state.certificates is None:
-            self._open(transport)
-        else:
-            transport.pause_reading()
-            task = self.loop.create_task(self._shake_hands(self._state.certificates))
-            self._state.handshakes.add(task)
-            task.add_done_callback(self._state.handshakes.discard)
-
-    def _turn_away(self, error: QueueFull) -> None:
-        self.is_ending = True
-        if self._state.certificates is None:
-            text = f"{error.message}; try again later"
-            refusal = Refusal(503, error.reason, text, [(b"retry-after", b"1")])
-            self.transport.write(refusal.response(self._state.headers()))
-        self._close()
-
-    async def _shake_hands(self, certificates: HttpCertificates) -> None:
-        transport = await certificates.shake_hands(self.transport, self, self._limits.handshake_timeout_s)
-        if transport is None or self._is_lost:
-            self.connection_lost(None)
-        else:
-            self._open(transport)
-
-    def _open(self, transport: asyncio.Transport) -> None:
-        self._is_open = True
         super().connection_made(transport)
+        self._is_open = True
         self.flow = self._flow = Flow(transport, self._limits.stalled_timeout_s)
         transport.set_write_buffer_limits(self._limits.max_unsent_bytes)
         self._alarm.set(self._limits.head_timeout_s, self._head_is_late)
-        self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_lost:
-            return
         self._is_lost = self.is_ending = True
         self._alarm.stop()
-        if self._place is not None:
-            self._state.places.leave(self._place)
+        self.leave()
         self._free()
         super().connection_lost(exc)
         self._tell_lost()
@@ -138,7 +118,8 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Go on answering a client that only closed its sending side."""
-        if self.is_ending or self.scheme == "https" or not self._is_answering() or self._is_receiving():
+        has_more = bool(self._unread) and not self._searched
+        if self.is_ending or self.scheme == "https" or self._is_receiving() or not (self._is_answering() or has_more):
             return False
         self._is_half_closed = True
         self.loop.call_later(_PROBE_S, self._probe)
@@ -146,13 +127,19 @@ class Connection(HttpToolsProtocol):
 
     def _probe(self) -> None:
         """Find out whether the client has left or waits, which looks the same: only a client that left resets."""
-        if self._is_answering() and not self.cycle.response_started and self.scope["http_version"] == "1.1":
+        is_silent = self._is_answering() and not self.cycle.response_started and not self.is_ending
+        if is_silent and self.scope["http_version"] == "1.1":
             self.transport.write(_PROBE)
-            self.loop.call_later(_PROBE_S, self._heed_reset)
+            self._heed_reset(_PROBE_S)
 
-    def _heed_reset(self) -> None:
-        if not self._is_lost and has_reset(self.transport):
+    def _heed_reset(self, delay_s: float) -> None:
+        """Look for the reset of a near client at once, and for that of a distant one later."""
+        if self._is_lost:
+            return
+        if has_reset(self.transport):
             self.transport.abort()
+        elif delay_s < _LAST_PROBE_S:
+            self.loop.call_later(delay_s, self._heed_reset, 2 * delay_s)
 
     # Reading
 
@@ -160,8 +147,7 @@ class Connection(HttpToolsProtocol):
         if self.is_ending:
             return
         self._unread += data
-        if self._is_open:
-            self._read()
+        self._read()
 
     def _read(self) -> None:
         try:
@@ -369,7 +355,7 @@ class Connection(HttpToolsProtocol):
         self.is_ending = True
         self._unread.clear()
         self._free()
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self.flow.resume_reading()
         self._alarm.set(self._limits.linger_s, self._close)

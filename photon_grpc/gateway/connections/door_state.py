@@ -30,7 +30,6 @@ class DoorState(ServerState):
         self.certificates = certificates
         self.is_draining = False
         self.errors = AppErrors()
-        self.handshakes: set[asyncio.Task[None]] = set()
         self.places = Places("HTTP connections", limits.max_connections, oldest_first=False)
         self.held = WaitingPlaces(
             "bytes of bodies", limits.max_held_bytes, least_idle_s=_LEAST_IDLE_S, oldest_first=False
