@@ -207,7 +207,7 @@ class TestAllowedOrigins:
         assert (answer.status, answer.body) == (204, None)
         assert answer.all("access-control-allow-origin") == [self.PAGE]
         assert "POST" in answer.all("access-control-allow-methods")[0]
-        assert answer.all("access-control-allow-headers") == [names]
+        assert answer.all("access-control-allow-headers") == ["authorization,content-type"]
         assert not answer.all("access-control-allow-credentials")
         assert all("*" not in value for _, value in answer.headers)
 
