@@ -79,6 +79,7 @@ def test_a_head_says_how_long_its_body_is(headers: bytes, length: int | None) ->
         b"X\xe9: a\r\n",
         b"X: a\x7f\r\n",
         b"no colon\r\n",
+        b"Host: other\r\n",
         b": no name\r\n",
         b"Upgrade: websocket\r\nConnection: Upgrade\r\n",
     ],
@@ -118,6 +119,10 @@ def test_headers_that_programs_read_differently_are_refused(headers: bytes) -> N
 )
 def test_first_lines_that_are_no_request_for_a_path_are_refused(line: bytes, expected: int) -> None:
     assert refused(line + LOCAL + b"\r\n") == expected
+
+
+def test_there_must_be_a_host() -> None:
+    assert refused(b"GET / HTTP/1.1\r\nAccept: */*\r\n\r\n") == 400
 
 
 def test_a_client_of_grpc_is_told_that_this_is_another_port() -> None:

@@ -76,13 +76,11 @@ def check_answers(answer: bytes) -> int:
     client = h11.Connection(h11.CLIENT)
     client.receive_data(answer)
     client.receive_data(b"")
-    while answer:
+    while client.trailing_data[0]:
         client.send(h11.Request(method="GET", target="/", headers=[("host", "a")]))
         client.send(h11.EndOfMessage())
         while isinstance(response := client.next_event(), h11.InformationalResponse):
             pass
-        if isinstance(response, h11.ConnectionClosed):
-            break
         assert isinstance(response, h11.Response)
         statuses.append(response.status_code)
         while not isinstance(client.next_event(), h11.EndOfMessage):
@@ -110,12 +108,17 @@ def check(data: bytes) -> None:
     num_answered = check_answers(answer)
     assert num_answered <= len(seen)
     whole = [request for request in seen if not request.was_told]
-    expected = as_h11_reads(data)
-    for request, (method, target, body) in zip(whole, expected, strict=False):
-        path, _, query = target.partition("?")
-        assert (request.method, request.query, request.body) == (method, query.encode("latin-1"), body)
-        assert request.path == path or "%" in path
-    assert len(whole) <= len(expected)
+    # The policy answers some of them itself.
+    left = iter(as_h11_reads(data))
+    for request in whole:
+        assert any(is_same(request, other) for other in left), request
+
+
+def is_same(request: Seen, other: tuple[str, str, bytes]) -> bool:
+    method, target, body = other
+    path, _, query = target.partition("?")
+    found = (request.method, request.query, request.body)
+    return found == (method, query.encode("latin-1"), body) and (request.path == path or "%" in path)
 
 
 @settings(max_examples=examples(150))

@@ -109,7 +109,7 @@ class TestHost:
 
     @pytest.mark.parametrize("hosts", [(), ("localhost", "localhost"), ("localhost", "evil.example")])
     def test_there_is_one_host(self, hosts: tuple[str, ...]) -> None:
-        assert ask(policy(), host=hosts).status == 400
+        assert ask(policy(), host=hosts).status == 421
 
     @pytest.mark.parametrize(
         ("host", "expected"), [("chat.example", 200), ("chat.example:443", 200), ("other.example", 421)]

@@ -110,6 +110,8 @@ def _headers(raw: bytes, start: int, limits: HeadLimits) -> dict[bytes, list[byt
 
 
 def _check_connection(headers: dict[bytes, list[bytes]]) -> None:
+    if len(headers.get(b"host", ())) != 1:
+        raise _malformed("there is not exactly one Host header")
     if any(b"websocket" in value.lower() for value in headers.get(b"upgrade", ())):
         raise Refusal(400, "NO_WEBSOCKETS", "there are no WebSockets here; streams are server-sent events")
     if any(value.lower() != b"100-continue" for value in headers.get(b"expect", ())):
