@@ -365,6 +365,12 @@ class TestDepartures:
             assert await answer_to(port, post(b"abc")[:-1], half_close=True) == b""
         assert [request.is_lost for request in app.seen] == [True]
 
+    async def test_also_behind_other_requests(self, app: EchoApp) -> None:
+        async with opened(app) as port:
+            answer = await answer_to(port, get("/1") + get("/2") + CHUNKED + b"3\r\nab", half_close=True)
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+        assert [request.is_lost for request in app.seen] == [False, False, True]
+
     async def test_nobody_is_told_after_the_answer(self, app: EchoApp) -> None:
         async with opened(app) as port:
             _, writer = await connect(port)

@@ -109,7 +109,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = self.is_ending = True
-        self._alarm.stop()
+        self._alarm.close()
+        if self._is_open:
+            self._flow.close()
         self.leave()
         self._free()
         super().connection_lost(exc)
@@ -173,7 +175,7 @@ class Connection(HttpToolsProtocol):
         """Begin the next request if its head is here."""
         if not self._searched:
             self._skip_empty_lines()
-        if not self._unread:
+        if not self._unread or self._unread == b"\r":
             return False
         end = find_end(self._unread, self._searched, self._limits.head)
         if end < 0:
@@ -189,7 +191,8 @@ class Connection(HttpToolsProtocol):
 
     def _skip_empty_lines(self) -> None:
         """Skip empty lines before a request, as RFC 9112 asks for."""
-        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        while self._unread.startswith(b"\r\n"):
+            del self._unread[:2]
 
     def _begin(self, head: Head) -> None:
         length = head.content_length
@@ -300,7 +303,8 @@ class Connection(HttpToolsProtocol):
     def _read_on(self) -> None:
         """Begin the request that the client sent ahead."""
         self._read()
-        if self._is_half_closed and not self._is_answering() and not self.is_ending:
+        is_whole = self._is_answering() and not self._is_receiving()
+        if self._is_half_closed and not is_whole and not self.is_ending:
             self._close()
 
     def refuse(self, refusal: Refusal) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -50,19 +50,45 @@ class AppErrors:
 
 
 class Alarm:
-    """The next deadline of a connection."""
+    """The next deadline of a connection. Its timer goes off at the earliest of all, since most are never reached."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = self._at_s = 0.0
+        self._call: Callable[[], None] | None = None
 
     def set(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.stop()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, call)
+        self._call = call
+        self._at_s = self._loop.time() + delay_s
+        if self._timer is None or self._at_s < self._timer_s:
+            self._start()
 
     def stop(self) -> None:
+        self._call = None
+
+    def close(self) -> None:
+        """Set no more timers."""
+        self.stop()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = self._at_s
+        self._timer = self._loop.call_at(self._at_s, self._go_off)
+
+    def _go_off(self) -> None:
+        self._timer = None
+        call = self._call
+        if call is None:
+            return
+        if self._loop.time() < self._at_s:
+            self._start()
+        else:
+            self._call = None
+            call()
 
 
 class Flow(FlowControl):
@@ -89,6 +115,9 @@ class Flow(FlowControl):
         self._paused_s = self.paused_s()
         super().resume_reading()
 
+    def close(self) -> None:
+        self._cut.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._cut.set(self._stalled_timeout_s, self._transport.abort)
@@ -112,6 +141,16 @@ class Outgoing:
         self._connection.end()
 
 
+class _AtOnce:
+    """What is awaited for nothing."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+_AT_ONCE = _AtOnce()
+
+
 class Exchange(RequestResponseCycle):
     """A request and its answer."""
 
@@ -119,6 +158,8 @@ class Exchange(RequestResponseCycle):
     errors: AppErrors
     #: HTTP/1.0 has no chunks.
     _ends_by_closing = False
+    #: The answer has begun, and its body consists of chunks.
+    _is_in_chunks = False
 
     async def run_asgi(self, app: Any) -> None:
         async def reported(scope: Any, receive: Any, send: Any) -> None:
@@ -130,7 +171,16 @@ class Exchange(RequestResponseCycle):
 
         await super().run_asgi(reported)
 
-    async def send(self, message: Any) -> None:
+    def send(self, message: Any) -> Any:
+        """Write at once a piece that its chunk and the transport's buffer take, and return what to wait for."""
+        body = message.get("body")
+        is_piece = self._is_in_chunks and body and message.get("more_body")
+        if not is_piece or self.flow.write_paused or self.disconnected:
+            return self._send_other(message)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return _AT_ONCE
+
+    async def _send_other(self, message: Any) -> None:
         if not self.response_started and message["type"] == "http.response.start":
             self.connection.answer_starts(self)
             names = {name.lower() for name, _ in message.get("headers", ())}
@@ -139,6 +189,9 @@ class Exchange(RequestResponseCycle):
         elif self._ends_by_closing:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
+        self._is_in_chunks = (
+            bool(self.chunked_encoding) and not self.response_complete and self.scope["method"] != "HEAD"
+        )
 
     async def send_500_response(self) -> None:
         refusal = Refusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")

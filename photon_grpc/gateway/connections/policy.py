@@ -175,12 +175,12 @@ def _preflight(call: _Call) -> Headers:
 def _with_headers(send: Any, cors: Headers) -> Any:
     """Return `send` with the headers that every answer has unless the app sets them."""
 
-    async def wrapped(message: Any) -> None:
+    def wrapped(message: Any) -> Any:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
             message = message | {"headers": headers + [pair for pair in _ALWAYS if pair[0] not in names] + cors}
-        await send(message)
+        return send(message)
 
     return wrapped
 
