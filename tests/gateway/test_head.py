@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from photon_grpc.gateway.connections.head import HeadLimits, find_end, parse_head
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 from tests.gateway.doors import JSON, LOCAL
 
 LIMITS = HeadLimits()
@@ -21,9 +21,9 @@ def parsed(data: bytes, limits: HeadLimits = LIMITS) -> int | None:
 
 def refused(data: bytes, limits: HeadLimits = LIMITS) -> int:
     """Return the status for a head; it must be the same if the head arrives byte by byte."""
-    with pytest.raises(Refusal) as at_once:
+    with pytest.raises(HttpRefusal) as at_once:
         parsed(data, limits)
-    with pytest.raises(Refusal) as by_bytes:
+    with pytest.raises(HttpRefusal) as by_bytes:
         for size in range(1, len(data) + 1):
             end = find_end(bytearray(data[:size]), size - 1, limits)
             if end >= 0:
@@ -126,7 +126,7 @@ def test_there_must_be_a_host() -> None:
 
 
 def test_a_client_of_grpc_is_told_that_this_is_another_port() -> None:
-    with pytest.raises(Refusal, match="gRPC") as refusal:
+    with pytest.raises(HttpRefusal, match="gRPC") as refusal:
         find_end(bytearray(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 0, LIMITS)
     assert refusal.value.code == "NOT_HTTP_1"
 

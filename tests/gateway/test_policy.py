@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.gateway.connections.policy import Policy
+from photon_grpc.gateway.connections.policy import HttpPolicy
 from tests.gateway.doors import EchoApp, answer_to, get, opened, status
 
 CLOSE = b"Connection: close\r\n"
@@ -39,7 +39,9 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-def ask(policy: Policy, method: str = "GET", target: str = "/v1/models", **headers: str | tuple[str, ...]) -> Answer:
+def ask(
+    policy: HttpPolicy, method: str = "GET", target: str = "/v1/models", **headers: str | tuple[str, ...]
+) -> Answer:
     """Send a request with these headers through the policy; `host` is localhost unless it is given."""
     pairs = []
     for name, values in ({"host": "localhost:8000"} | headers).items():
@@ -57,8 +59,8 @@ def ask(policy: Policy, method: str = "GET", target: str = "/v1/models", **heade
     return answer
 
 
-def policy(*listen: str, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> Policy:
-    made = Policy(_app, hosts, origins)
+def policy(*listen: str, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> HttpPolicy:
+    made = HttpPolicy(_app, hosts, origins)
     made.listen(listen or ("127.0.0.1:8000",))
     return made
 

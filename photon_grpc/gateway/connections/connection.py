@@ -23,9 +23,9 @@ from photon_grpc.errors import PhotonError
 from photon_grpc.gateway.connections.arriving_body import ArrivingBody, too_large
 from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
-from photon_grpc.gateway.connections.head import Head, find_end, parse_head
+from photon_grpc.gateway.connections.head import RequestHead, find_end, parse_head
 from photon_grpc.gateway.connections.peer import has_reset, peer_of
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 #: Time until a client that closed its sending side is probed, and until it is first seen whether it reset.
 _PROBE_S = 0.05
@@ -33,7 +33,7 @@ _LAST_PROBE_S = 5.0
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection. As `scope["extensions"]["photon.connection"]` the app sees it."""
 
     #: The peer as gRPC writes it: "ipv4:HOST:PORT", "ipv6:[HOST]:PORT" or "unix:".
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
         #: Bytes of an incomplete head that have been searched for its end.
         self._searched = 0
         self._body: ArrivingBody | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: HttpRefusal | None = None
         self._place: Place | None = None
         self._arrival: asyncio.Task[Any] | None = None
         self._alarm = Alarm()
@@ -161,7 +161,7 @@ class Connection(HttpToolsProtocol):
                     return
                 elif not self._read_head():
                     return
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             self.refuse(refusal)
 
     def _hold_back(self) -> None:
@@ -194,7 +194,7 @@ class Connection(HttpToolsProtocol):
         while self._unread.startswith(b"\r\n"):
             del self._unread[:2]
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: RequestHead) -> None:
         length = head.content_length
         if length is not None and length > self._state.max_body_bytes:
             raise too_large(str(length), self._state.max_body_bytes)
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
             if self._refusal is not None:
                 raise self._refusal from None
             if self._is_receiving() or not self._is_answering():
-                raise Refusal(400, "MALFORMED_REQUEST", "the request's body or headers are malformed") from None
+                raise HttpRefusal(400, "MALFORMED_REQUEST", "the request's body or headers are malformed") from None
             # Bytes behind a chunked body: the request is whole, and its answer is the last one.
             self._unread.clear()
             self.cycle.keep_alive = False
@@ -266,7 +266,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         try:
             cast(ArrivingBody, self._body).grow(len(body), self._state.max_body_bytes)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             self._refusal = refusal  # the parser would hide it
             raise
         self.cycle.body += body
@@ -307,7 +307,7 @@ class Connection(HttpToolsProtocol):
         if self._is_half_closed and not is_whole and not self.is_ending:
             self._close()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         """Answer the request that arrives with `refusal` and close."""
         if self.is_ending or self._is_lost:
             return
@@ -328,7 +328,7 @@ class Connection(HttpToolsProtocol):
             self._close()  # a connection that a browser opened in advance
             return
         text = f"the headers did not arrive within {self._limits.head_timeout_s:g} s"
-        self.refuse(Refusal(408, "REQUEST_TIMEOUT", text))
+        self.refuse(HttpRefusal(408, "REQUEST_TIMEOUT", text))
 
     def _check_body_time(self) -> None:
         body = cast(ArrivingBody, self._body)

@@ -10,11 +10,11 @@ from typing import Any
 from uvicorn.config import Config
 
 from photon_grpc.errors import ConfigError
-from photon_grpc.gateway.connections.connection import Connection
+from photon_grpc.gateway.connections.connection import HttpConnection
 from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.limits import MAX_BODY_BYTES, ConnectionLimits
 from photon_grpc.gateway.connections.listener import Listener
-from photon_grpc.gateway.connections.policy import Policy
+from photon_grpc.gateway.connections.policy import HttpPolicy
 from photon_grpc.gateway.connections.tls import HttpCertificates
 
 
@@ -35,10 +35,10 @@ class Door:
         max_body_bytes: int = MAX_BODY_BYTES,
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Take the app; with `certificates` the door speaks TLS. Hosts and origins: see Policy."""
+        """Take the app; with `certificates` the door speaks TLS. Hosts and origins: see HttpPolicy."""
         self._limits = limits or ConnectionLimits()
         self._state = DoorState(self._limits, max_body_bytes, certificates)
-        self._policy = Policy(app, allowed_hosts, allowed_origins)
+        self._policy = HttpPolicy(app, allowed_hosts, allowed_origins)
         self._config = _configuration(self._policy)
         self._listeners: list[Listener] = []
 
@@ -90,7 +90,7 @@ class Door:
 def _configuration(app: Any) -> Config:
     config = Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -12,10 +12,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 if TYPE_CHECKING:
-    from photon_grpc.gateway.connections.connection import Connection
+    from photon_grpc.gateway.connections.connection import HttpConnection
 
 _LOG = logging.getLogger(__name__)
 #: Lines per interval about exceptions of one class.
@@ -24,7 +24,7 @@ _INTERVAL_S = 5.0
 
 
 class _Nowhere(logging.Logger):
-    """What uvicorn says: it would quote the exception, and with it perhaps a prompt."""
+    """A logger that drops what uvicorn says, since that quotes exceptions and with them perhaps a prompt."""
 
     def __init__(self) -> None:
         super().__init__("uvicorn")
@@ -130,7 +130,7 @@ class Flow(FlowControl):
 class Outgoing:
     """The transport as an exchange sees it: its close waits until the client has had time to read the answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self.write = connection.transport.write
 
@@ -142,7 +142,7 @@ class Outgoing:
 
 
 class _AtOnce:
-    """What is awaited for nothing."""
+    """An awaitable that is done."""
 
     def __await__(self) -> Iterator[None]:
         return iter(())
@@ -154,7 +154,7 @@ _AT_ONCE = _AtOnce()
 class Exchange(RequestResponseCycle):
     """A request and its answer."""
 
-    connection: Connection
+    connection: HttpConnection
     errors: AppErrors
     #: HTTP/1.0 has no chunks.
     _ends_by_closing = False
@@ -194,7 +194,7 @@ class Exchange(RequestResponseCycle):
         )
 
     async def send_500_response(self) -> None:
-        refusal = Refusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
+        refusal = HttpRefusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
         headers = [*refusal.headers(), (b"connection", b"close")]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": refusal.body(), "more_body": False})

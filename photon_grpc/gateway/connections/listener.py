@@ -11,9 +11,9 @@ from uvicorn.config import Config
 
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError, QueueFull
-from photon_grpc.gateway.connections.connection import Connection
+from photon_grpc.gateway.connections.connection import HttpConnection
 from photon_grpc.gateway.connections.door_state import DoorState
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 _LOG = logging.getLogger(__name__)
 _FLAG = "--http-listen"
@@ -61,7 +61,7 @@ class Listener:
             task.add_done_callback(self._arrivals.discard)
 
     async def _welcome(self, raw: socket.socket, peername: object) -> None:
-        connection = Connection(self._config, self._state)
+        connection = HttpConnection(self._config, self._state)
         try:
             connection.arrive(peername)
         except QueueFull as error:
@@ -72,7 +72,7 @@ class Listener:
         except (OSError, asyncio.CancelledError):
             connection.leave()
 
-    async def _connect(self, connection: Connection, raw: socket.socket) -> None:
+    async def _connect(self, connection: HttpConnection, raw: socket.socket) -> None:
         loop, certificates = asyncio.get_running_loop(), self._state.certificates
         if certificates is None:
             await loop.connect_accepted_socket(lambda: connection, raw)
@@ -88,7 +88,7 @@ class Listener:
     def _turn_away(self, raw: socket.socket, error: QueueFull) -> None:
         with raw, contextlib.suppress(OSError):
             if self._state.certificates is None:
-                raw.send(Refusal.of(error).response(self._state.headers()))
+                raw.send(HttpRefusal.of(error).response(self._state.headers()))
                 raw.shutdown(socket.SHUT_WR)
 
 

@@ -11,7 +11,7 @@ from photon_grpc.errors import PhotonError
 Headers = list[tuple[bytes, bytes]]
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A refused request. `message` says what is wrong and what to do, and quotes nothing that the caller wrote."""
 
     def __init__(self, status: int, code: str, message: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -22,7 +22,7 @@ class Refusal(Exception):
         self._headers = headers
 
     @classmethod
-    def of(cls, error: PhotonError) -> Refusal:
+    def of(cls, error: PhotonError) -> HttpRefusal:
         """Return the refusal for a lack of places or memory."""
         return cls(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])
 
