@@ -8,7 +8,7 @@ from collections.abc import Callable
 from photon_grpc.access.places import Place, Places
 from photon_grpc.errors import PhotonError, QueueFull
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 #: A body takes its memory in pieces of at least this size.
 _LEAST_HELD_BYTES = 16 * 1024
@@ -27,7 +27,7 @@ class ArrivingBody:
         limits: ConnectionLimits,
         places: Places,
         owner: str,
-        refuse: Callable[[Refusal], None],
+        refuse: Callable[[HttpRefusal], None],
     ) -> None:
         """Expect `length` bytes; None if the body is chunked. `refuse` ends the request if others need its memory."""
         #: Bytes that are still to come; None if it is chunked.
@@ -46,18 +46,18 @@ class ArrivingBody:
         return None if self.is_complete else self._last_s
 
     def evict(self, error: PhotonError) -> None:
-        self._refuse(_no_memory(error))
+        self._refuse(HttpRefusal.of(error))
 
     def count_raw(self, num_bytes: int) -> None:
-        """Count bytes that are about to be parsed. Raise Refusal if the chunks are mostly framing."""
+        """Count bytes that are about to be parsed. Raise HttpRefusal if the chunks are mostly framing."""
         self.num_raw_bytes += num_bytes
         if self.left is not None:
             self.left -= num_bytes
         if self.num_raw_bytes - num_bytes > _FRAMING_BYTES + (1 + _FRAMING_FACTOR) * self._num_bytes:
-            raise Refusal(400, "MALFORMED_REQUEST", "the chunks of the body are too small; send larger ones")
+            raise HttpRefusal(400, "MALFORMED_REQUEST", "the chunks of the body are too small; send larger ones")
 
     def grow(self, num_bytes: int, max_bytes: int) -> None:
-        """Take memory for so many bytes more. Raise Refusal."""
+        """Take memory for so many bytes more. Raise HttpRefusal."""
         self._num_bytes += num_bytes
         self._last_s = time.monotonic()
         if self._num_bytes > max_bytes:
@@ -67,7 +67,7 @@ class ArrivingBody:
             try:
                 self._places.append(self._table.take(self._owner, self, max(missing, _LEAST_HELD_BYTES)))
             except QueueFull as error:
-                raise _no_memory(error) from None
+                raise HttpRefusal.of(error) from None
 
     def free(self) -> None:
         for place in self._places:
@@ -79,18 +79,14 @@ class ArrivingBody:
         allowed_s = self._limits.body_timeout_s + self._num_bytes / _MIB * self._limits.body_timeout_s_per_mib
         return self._started_s + allowed_s + paused_s - time.monotonic()
 
-    def too_late(self) -> Refusal:
+    def too_late(self) -> HttpRefusal:
         text = (
             f"{self._num_bytes} bytes of the body arrived within {time.monotonic() - self._started_s:.0f} s; a body "
             f"may take {self._limits.body_timeout_s:g} s and {self._limits.body_timeout_s_per_mib:g} s per MiB"
         )
-        return Refusal(408, "REQUEST_TIMEOUT", text)
+        return HttpRefusal(408, "REQUEST_TIMEOUT", text)
 
 
-def too_large(size: str, max_bytes: int) -> Refusal:
+def too_large(size: str, max_bytes: int) -> HttpRefusal:
     text = f"the body has {size} bytes; the limit is {max_bytes}; send a smaller request"
-    return Refusal(413, "BODY_TOO_LARGE", text)
-
-
-def _no_memory(error: PhotonError) -> Refusal:
-    return Refusal(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])
+    return HttpRefusal(413, "BODY_TOO_LARGE", text)

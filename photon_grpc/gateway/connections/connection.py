@@ -19,21 +19,21 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from photon_grpc.access.places import Place
-from photon_grpc.errors import PhotonError, QueueFull
+from photon_grpc.errors import PhotonError
 from photon_grpc.gateway.connections.arriving_body import ArrivingBody, too_large
 from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
-from photon_grpc.gateway.connections.head import Head, find_end, parse_head
+from photon_grpc.gateway.connections.head import RequestHead, find_end, parse_head
 from photon_grpc.gateway.connections.peer import has_reset, peer_of
-from photon_grpc.gateway.connections.refusal import Refusal
-from photon_grpc.gateway.connections.tls import HttpCertificates
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
-#: Time until a client that closed its sending side is probed, and until a probe has been answered by a reset.
-_PROBE_S = 0.2
+#: Time until a client that closed its sending side is probed, and until it is first seen whether it reset.
+_PROBE_S = 0.05
+_LAST_PROBE_S = 5.0
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection. As `scope["extensions"]["photon.connection"]` the app sees it."""
 
     #: The peer as gRPC writes it: "ipv4:HOST:PORT", "ipv6:[HOST]:PORT" or "unix:".
@@ -53,8 +53,9 @@ class Connection(HttpToolsProtocol):
         #: Bytes of an incomplete head that have been searched for its end.
         self._searched = 0
         self._body: ArrivingBody | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: HttpRefusal | None = None
         self._place: Place | None = None
+        self._arrival: asyncio.Task[Any] | None = None
         self._alarm = Alarm()
         self._lost_callbacks: list[Callable[[], None]] = []
         self._paused_before_s = 0.0
@@ -81,56 +82,37 @@ class Connection(HttpToolsProtocol):
         return None if self._is_answering() or self._is_receiving() else self._idle_since_s
 
     def evict(self, error: PhotonError) -> None:
-        self._close()
+        if self._is_open:
+            self._close()
+        elif self._arrival is not None:
+            self._arrival.cancel()
 
     # From its beginning to its end
 
+    def arrive(self, peername: Any) -> None:
+        """Take a place; the running task makes the connection, with or without TLS. Raise QueueFull."""
+        self.peer, self.peer_host = peer_of(peername)
+        self._arrival = asyncio.current_task()
+        self._place = self._state.places.take(self.peer_host, self)
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._place is not None:
+            self._state.places.leave(self._place)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport = transport
-        self.peer, self.peer_host = peer_of(transport)
-        try:
-            self._place = self._state.places.take(self.peer_host, self)
-        except QueueFull as error:
-            self._turn_away(error)
-            return
-        if self._state.certificates is None:
-            self._open(transport)
-        else:
-            transport.pause_reading()
-            task = self.loop.create_task(self._shake_hands(self._state.certificates))
-            self._state.handshakes.add(task)
-            task.add_done_callback(self._state.handshakes.discard)
-
-    def _turn_away(self, error: QueueFull) -> None:
-        self.is_ending = True
-        if self._state.certificates is None:
-            text = f"{error.message}; try again later"
-            refusal = Refusal(503, error.reason, text, [(b"retry-after", b"1")])
-            self.transport.write(refusal.response(self._state.headers()))
-        self._close()
-
-    async def _shake_hands(self, certificates: HttpCertificates) -> None:
-        transport = await certificates.shake_hands(self.transport, self, self._limits.handshake_timeout_s)
-        if transport is None or self._is_lost:
-            self.connection_lost(None)
-        else:
-            self._open(transport)
-
-    def _open(self, transport: asyncio.Transport) -> None:
-        self._is_open = True
         super().connection_made(transport)
+        self._is_open = True
         self.flow = self._flow = Flow(transport, self._limits.stalled_timeout_s)
         transport.set_write_buffer_limits(self._limits.max_unsent_bytes)
         self._alarm.set(self._limits.head_timeout_s, self._head_is_late)
-        self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_lost:
-            return
         self._is_lost = self.is_ending = True
-        self._alarm.stop()
-        if self._place is not None:
-            self._state.places.leave(self._place)
+        self._alarm.close()
+        if self._is_open:
+            self._flow.close()
+        self.leave()
         self._free()
         super().connection_lost(exc)
         self._tell_lost()
@@ -138,7 +120,8 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Go on answering a client that only closed its sending side."""
-        if self.is_ending or self.scheme == "https" or not self._is_answering() or self._is_receiving():
+        has_more = bool(self._unread) and not self._searched
+        if self.is_ending or self.scheme == "https" or self._is_receiving() or not (self._is_answering() or has_more):
             return False
         self._is_half_closed = True
         self.loop.call_later(_PROBE_S, self._probe)
@@ -146,13 +129,19 @@ class Connection(HttpToolsProtocol):
 
     def _probe(self) -> None:
         """Find out whether the client has left or waits, which looks the same: only a client that left resets."""
-        if self._is_answering() and not self.cycle.response_started and self.scope["http_version"] == "1.1":
+        is_silent = self._is_answering() and not self.cycle.response_started and not self.is_ending
+        if is_silent and self.scope["http_version"] == "1.1":
             self.transport.write(_PROBE)
-            self.loop.call_later(_PROBE_S, self._heed_reset)
+            self._heed_reset(_PROBE_S)
 
-    def _heed_reset(self) -> None:
-        if not self._is_lost and has_reset(self.transport):
+    def _heed_reset(self, delay_s: float) -> None:
+        """Look for the reset of a near client at once, and for that of a distant one later."""
+        if self._is_lost:
+            return
+        if has_reset(self.transport):
             self.transport.abort()
+        elif delay_s < _LAST_PROBE_S:
+            self.loop.call_later(delay_s, self._heed_reset, 2 * delay_s)
 
     # Reading
 
@@ -160,8 +149,7 @@ class Connection(HttpToolsProtocol):
         if self.is_ending:
             return
         self._unread += data
-        if self._is_open:
-            self._read()
+        self._read()
 
     def _read(self) -> None:
         try:
@@ -173,7 +161,7 @@ class Connection(HttpToolsProtocol):
                     return
                 elif not self._read_head():
                     return
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             self.refuse(refusal)
 
     def _hold_back(self) -> None:
@@ -187,7 +175,7 @@ class Connection(HttpToolsProtocol):
         """Begin the next request if its head is here."""
         if not self._searched:
             self._skip_empty_lines()
-        if not self._unread:
+        if not self._unread or self._unread == b"\r":
             return False
         end = find_end(self._unread, self._searched, self._limits.head)
         if end < 0:
@@ -203,9 +191,10 @@ class Connection(HttpToolsProtocol):
 
     def _skip_empty_lines(self) -> None:
         """Skip empty lines before a request, as RFC 9112 asks for."""
-        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        while self._unread.startswith(b"\r\n"):
+            del self._unread[:2]
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: RequestHead) -> None:
         length = head.content_length
         if length is not None and length > self._state.max_body_bytes:
             raise too_large(str(length), self._state.max_body_bytes)
@@ -230,7 +219,7 @@ class Connection(HttpToolsProtocol):
             if self._refusal is not None:
                 raise self._refusal from None
             if self._is_receiving() or not self._is_answering():
-                raise Refusal(400, "MALFORMED_REQUEST", "the request's body or headers are malformed") from None
+                raise HttpRefusal(400, "MALFORMED_REQUEST", "the request's body or headers are malformed") from None
             # Bytes behind a chunked body: the request is whole, and its answer is the last one.
             self._unread.clear()
             self.cycle.keep_alive = False
@@ -277,7 +266,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         try:
             cast(ArrivingBody, self._body).grow(len(body), self._state.max_body_bytes)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             self._refusal = refusal  # the parser would hide it
             raise
         self.cycle.body += body
@@ -314,10 +303,11 @@ class Connection(HttpToolsProtocol):
     def _read_on(self) -> None:
         """Begin the request that the client sent ahead."""
         self._read()
-        if self._is_half_closed and not self._is_answering() and not self.is_ending:
+        is_whole = self._is_answering() and not self._is_receiving()
+        if self._is_half_closed and not is_whole and not self.is_ending:
             self._close()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         """Answer the request that arrives with `refusal` and close."""
         if self.is_ending or self._is_lost:
             return
@@ -338,7 +328,7 @@ class Connection(HttpToolsProtocol):
             self._close()  # a connection that a browser opened in advance
             return
         text = f"the headers did not arrive within {self._limits.head_timeout_s:g} s"
-        self.refuse(Refusal(408, "REQUEST_TIMEOUT", text))
+        self.refuse(HttpRefusal(408, "REQUEST_TIMEOUT", text))
 
     def _check_body_time(self) -> None:
         body = cast(ArrivingBody, self._body)
@@ -369,7 +359,7 @@ class Connection(HttpToolsProtocol):
         self.is_ending = True
         self._unread.clear()
         self._free()
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self.flow.resume_reading()
         self._alarm.set(self._limits.linger_s, self._close)

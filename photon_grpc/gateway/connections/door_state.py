@@ -1,4 +1,4 @@
-"""What all connections of one HTTP door share."""
+"""The state that all connections of one HTTP door share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_IDLE_S = 1.0
 
 
 class DoorState(ServerState):
-    """What all connections of a door share."""
+    """Limits, places and counts of all connections of a door."""
 
     def __init__(
         self, limits: ConnectionLimits, max_body_bytes: int, certificates: HttpCertificates | None = None
@@ -30,7 +30,6 @@ class DoorState(ServerState):
         self.certificates = certificates
         self.is_draining = False
         self.errors = AppErrors()
-        self.handshakes: set[asyncio.Task[None]] = set()
         self.places = Places("HTTP connections", limits.max_connections, oldest_first=False)
         self.held = WaitingPlaces(
             "bytes of bodies", limits.max_held_bytes, least_idle_s=_LEAST_IDLE_S, oldest_first=False

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 if TYPE_CHECKING:
-    from photon_grpc.gateway.connections.connection import Connection
+    from photon_grpc.gateway.connections.connection import HttpConnection
 
 _LOG = logging.getLogger(__name__)
 #: Lines per interval about exceptions of one class.
@@ -24,7 +24,7 @@ _INTERVAL_S = 5.0
 
 
 class _Nowhere(logging.Logger):
-    """What uvicorn says: it would quote the exception, and with it perhaps a prompt."""
+    """A logger that drops what uvicorn says, since that quotes exceptions and with them perhaps a prompt."""
 
     def __init__(self) -> None:
         super().__init__("uvicorn")
@@ -50,19 +50,45 @@ class AppErrors:
 
 
 class Alarm:
-    """The next deadline of a connection."""
+    """The next deadline of a connection. Its timer goes off at the earliest of all, since most are never reached."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = self._at_s = 0.0
+        self._call: Callable[[], None] | None = None
 
     def set(self, delay_s: float, call: Callable[[], None]) -> None:
-        self.stop()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, call)
+        self._call = call
+        self._at_s = self._loop.time() + delay_s
+        if self._timer is None or self._at_s < self._timer_s:
+            self._start()
 
     def stop(self) -> None:
+        self._call = None
+
+    def close(self) -> None:
+        """Set no more timers."""
+        self.stop()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = self._at_s
+        self._timer = self._loop.call_at(self._at_s, self._go_off)
+
+    def _go_off(self) -> None:
+        self._timer = None
+        call = self._call
+        if call is None:
+            return
+        if self._loop.time() < self._at_s:
+            self._start()
+        else:
+            self._call = None
+            call()
 
 
 class Flow(FlowControl):
@@ -89,6 +115,9 @@ class Flow(FlowControl):
         self._paused_s = self.paused_s()
         super().resume_reading()
 
+    def close(self) -> None:
+        self._cut.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._cut.set(self._stalled_timeout_s, self._transport.abort)
@@ -101,7 +130,7 @@ class Flow(FlowControl):
 class Outgoing:
     """The transport as an exchange sees it: its close waits until the client has had time to read the answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self.write = connection.transport.write
 
@@ -112,13 +141,25 @@ class Outgoing:
         self._connection.end()
 
 
+class _AtOnce:
+    """An awaitable that is done."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+_AT_ONCE = _AtOnce()
+
+
 class Exchange(RequestResponseCycle):
     """A request and its answer."""
 
-    connection: Connection
+    connection: HttpConnection
     errors: AppErrors
     #: HTTP/1.0 has no chunks.
     _ends_by_closing = False
+    #: The answer has begun, and its body consists of chunks.
+    _is_in_chunks = False
 
     async def run_asgi(self, app: Any) -> None:
         async def reported(scope: Any, receive: Any, send: Any) -> None:
@@ -130,7 +171,16 @@ class Exchange(RequestResponseCycle):
 
         await super().run_asgi(reported)
 
-    async def send(self, message: Any) -> None:
+    def send(self, message: Any) -> Any:
+        """Write at once a piece that its chunk and the transport's buffer take, and return what to wait for."""
+        body = message.get("body")
+        is_piece = self._is_in_chunks and body and message.get("more_body")
+        if not is_piece or self.flow.write_paused or self.disconnected:
+            return self._send_other(message)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return _AT_ONCE
+
+    async def _send_other(self, message: Any) -> None:
         if not self.response_started and message["type"] == "http.response.start":
             self.connection.answer_starts(self)
             names = {name.lower() for name, _ in message.get("headers", ())}
@@ -139,9 +189,12 @@ class Exchange(RequestResponseCycle):
         elif self._ends_by_closing:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
+        self._is_in_chunks = (
+            bool(self.chunked_encoding) and not self.response_complete and self.scope["method"] != "HEAD"
+        )
 
     async def send_500_response(self) -> None:
-        refusal = Refusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
+        refusal = HttpRefusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
         headers = [*refusal.headers(), (b"connection", b"close")]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": refusal.body(), "more_body": False})

@@ -2,7 +2,7 @@
 
 Parsers of two programs on the way of a request must agree where it ends, else one caller's bytes become another's
 request. So everything that programs read differently is refused: bare CR or LF, folded lines, two lengths, lists of
-lengths, spaces before a colon, other transfer encodings than `chunked`, and targets that are no path.
+lengths, spaces before a colon, other transfer encodings than chunked, and targets that are no path.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from photon_grpc.gateway.connections.refusal import Refusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 #: One header line; its names are RFC 9110's tokens.
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t\x20-\x7e\x80-\xff]*)\r\n")
@@ -32,7 +32,7 @@ class HeadLimits(NamedTuple):
     max_headers: int = 100
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """A head that is well formed."""
 
     #: As it goes to the parser.
@@ -42,7 +42,7 @@ class Head(NamedTuple):
 
 
 def find_end(received: bytearray, searched: int, limits: HeadLimits) -> int:
-    """Return where the head ends, or -1 if it has not arrived whole. Raise Refusal as soon as it cannot become one.
+    """Return where the head ends, or -1 if it has not arrived whole. Raise HttpRefusal as soon as it cannot become one.
 
     The first `searched` bytes have been looked at before.
     """
@@ -50,29 +50,29 @@ def find_end(received: bytearray, searched: int, limits: HeadLimits) -> int:
     size = len(received) if end < 0 else end + len(_END)
     _check_line(received, searched, limits)
     if size > limits.max_bytes:
-        raise Refusal(431, "HEAD_TOO_LARGE", f"the headers have more than {limits.max_bytes} bytes; send fewer")
+        raise HttpRefusal(431, "HEAD_TOO_LARGE", f"the headers have more than {limits.max_bytes} bytes; send fewer")
     if _BARE_NEWLINE.search(received, max(0, searched - 1), size):
         raise _malformed("a line ends without CR")
     return size if end >= 0 else -1
 
 
 def _check_line(received: bytearray, searched: int, limits: HeadLimits) -> None:
-    """Raise Refusal if the request line, or what has arrived of it, is too long or none of HTTP/1.1."""
+    """Raise HttpRefusal if the request line, or what has arrived of it, is too long or none of HTTP/1.1."""
     end = received.find(b"\r\n", 0, limits.max_line_bytes + 2)
     if end < 0 and len(received) > limits.max_line_bytes:
         text = f"the request line has more than {limits.max_line_bytes} bytes; shorten the URL"
-        raise Refusal(414, "URL_TOO_LONG", text)
+        raise HttpRefusal(414, "URL_TOO_LONG", text)
     if received.startswith(_HTTP_2) or not received[:1].isalpha():
         text = (
             "this port speaks HTTP/1.1; gRPC and HTTP/2 have a port of their own (--listen), and TLS needs --tls-cert"
         )
-        raise Refusal(400, "NOT_HTTP_1", text)
+        raise HttpRefusal(400, "NOT_HTTP_1", text)
     if end + 2 > searched and end >= 0 and not _REQUEST_LINE.match(received):
         raise _malformed("the first line is not METHOD /PATH HTTP/1.1")
 
 
-def parse_head(raw: bytes, limits: HeadLimits) -> Head:
-    """Return the head. Raise Refusal if it is malformed or asks for what the door does not do."""
+def parse_head(raw: bytes, limits: HeadLimits) -> RequestHead:
+    """Return the head. Raise HttpRefusal if it is malformed or asks for what the door does not do."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         raise _malformed("the first line is not METHOD /PATH HTTP/1.1")
@@ -80,12 +80,12 @@ def parse_head(raw: bytes, limits: HeadLimits) -> Head:
     headers = _headers(raw, line.end(), limits)
     _check_connection(headers)
     length = _content_length(headers, line[3])
-    return Head(_without_upgrade(raw) if b"upgrade" in headers else raw, length)
+    return RequestHead(_without_upgrade(raw) if b"upgrade" in headers else raw, length)
 
 
 def _check_target(method: bytes, target: bytes) -> None:
     if method not in _METHODS:
-        raise Refusal(405, "METHOD_NOT_ALLOWED", "there is no such method here", [(b"allow", b"GET, POST")])
+        raise HttpRefusal(405, "METHOD_NOT_ALLOWED", "there is no such method here", [(b"allow", b"GET, POST")])
     if not target.startswith(b"/"):
         raise _malformed("the target is not a path that begins with /; this is not a proxy")
     if b"#" in target or _BAD_ESCAPE.search(target):
@@ -105,15 +105,17 @@ def _headers(raw: bytes, start: int, limits: HeadLimits) -> dict[bytes, list[byt
         start = line.end()
     if count > limits.max_headers:
         text = f"there are {count} headers; the limit is {limits.max_headers}"
-        raise Refusal(431, "HEAD_TOO_LARGE", text)
+        raise HttpRefusal(431, "HEAD_TOO_LARGE", text)
     return found
 
 
 def _check_connection(headers: dict[bytes, list[bytes]]) -> None:
+    if len(headers.get(b"host", ())) != 1:
+        raise _malformed("there is not exactly one Host header")
     if any(b"websocket" in value.lower() for value in headers.get(b"upgrade", ())):
-        raise Refusal(400, "NO_WEBSOCKETS", "there are no WebSockets here; streams are server-sent events")
+        raise HttpRefusal(400, "NO_WEBSOCKETS", "there are no WebSockets here; streams are server-sent events")
     if any(value.lower() != b"100-continue" for value in headers.get(b"expect", ())):
-        raise Refusal(417, "EXPECTATION_FAILED", "only Expect: 100-continue is understood")
+        raise HttpRefusal(417, "EXPECTATION_FAILED", "only Expect: 100-continue is understood")
 
 
 def _content_length(headers: dict[bytes, list[bytes]], minor: bytes) -> int | None:
@@ -141,5 +143,5 @@ def _without_upgrade(raw: bytes) -> bytes:
     return b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:"))
 
 
-def _malformed(problem: str) -> Refusal:
-    return Refusal(400, "MALFORMED_REQUEST", f"this is not a valid HTTP/1.1 request: {problem}")
+def _malformed(problem: str) -> HttpRefusal:
+    return HttpRefusal(400, "MALFORMED_REQUEST", f"this is not a valid HTTP/1.1 request: {problem}")

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import socket
 from ipaddress import IPv6Address, ip_address
+from typing import Any
 
 #: Linux's number of the state of a TCP connection that has been reset.
 _TCP_CLOSE = 7
 
 
-def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
-    """Return the peer as gRPC writes it, and its host."""
-    name = transport.get_extra_info("peername")
+def peer_of(name: Any) -> tuple[str, str]:
+    """Return the peer as gRPC writes it, and its host, from what `accept` returned."""
     if not isinstance(name, tuple):
         return "unix:", "unix:"
     host, port = str(name[0]).partition("%")[0], name[1]

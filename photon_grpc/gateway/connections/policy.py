@@ -1,4 +1,4 @@
-"""Who may call: the Host, the Origin, the type of the body, and where a key may stand.
+"""The rules for callers: Host, Origin, the type of the body, and no keys in URLs.
 
 A service on localhost without keys is open to every web page in a browser on the same machine. A page may send a POST
 across origins, and may have its own name resolve to 127.0.0.1. So the door answers only to names that it was given, and
@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl
 
-from photon_grpc.gateway.connections.refusal import Headers, Refusal
+from photon_grpc.gateway.connections.refusal import Headers, HttpRefusal
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -32,7 +32,7 @@ _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?", re.ASC
 _NAMES = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z, ]{0,2000}")
 
 
-class Policy:
+class HttpPolicy:
     """An ASGI app around another. It answers what is not allowed."""
 
     def __init__(self, app: Any, allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()) -> None:
@@ -55,7 +55,7 @@ class Policy:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"an ASGI scope of type {scope['type']}")
-        call = _Call(scope)
+        call = _CallHead(scope)
         cors: Headers = []
         try:
             self._check_host(call)
@@ -66,18 +66,15 @@ class Policy:
                 return
             _check_body_type(call)
             _check_query(call)
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             await _answer(send, refusal.status, refusal.body(), [*refusal.headers(), *cors])
             return
         await self._app(scope, receive, _with_headers(send, cors))
 
-    def _check_host(self, call: _Call) -> None:
-        hosts = call.all(b"host")
-        if len(hosts) != 1:
-            raise Refusal(400, "HOST_NOT_ALLOWED", f"there are {len(hosts)} Host headers; send one")
-        if not self._is_ours(hosts[0]):
+    def _check_host(self, call: _CallHead) -> None:
+        if not self._is_ours(call.one(b"host") or ""):
             text = "this server does not answer to the name in the Host header; start it with --http-allowed-host NAME"
-            raise Refusal(421, "HOST_NOT_ALLOWED", text)
+            raise HttpRefusal(421, "HOST_NOT_ALLOWED", text)
 
     def _is_ours(self, header: str) -> bool:
         try:
@@ -88,7 +85,7 @@ class Policy:
             return True
         return self._is_wildcard and _is_ip(host)
 
-    def _cors(self, call: _Call) -> Headers:
+    def _cors(self, call: _CallHead) -> Headers:
         """Return the headers with which a page of an allowed origin may read the answer."""
         if not self._allowed_origins:
             return []
@@ -97,21 +94,21 @@ class Policy:
             return [_VARY]
         return [(b"access-control-allow-origin", origin.encode("latin-1")), *_EXPOSED, _VARY]
 
-    def _check_site(self, call: _Call) -> None:
+    def _check_site(self, call: _CallHead) -> None:
         """Refuse what a foreign page sends. Only browsers send these headers, and pages cannot change them."""
         origins = call.all(b"origin")
         if len(origins) == 1 and (origins[0] in self._allowed_origins or origins[0] == call.own_origin()):
             return
         if origins:
             text = "this server does not answer pages of that origin; start it with --http-allowed-origin ORIGIN"
-            raise Refusal(403, "ORIGIN_NOT_ALLOWED", text)
+            raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
         if not _FOREIGN_SITES.isdisjoint(call.all(b"sec-fetch-site")) and not call.is_visit:
             text = "this server does not answer requests of foreign pages; see --http-allowed-origin"
-            raise Refusal(403, "ORIGIN_NOT_ALLOWED", text)
+            raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
 
 
-class _Call:
-    """What a request says of itself in its head."""
+class _CallHead:
+    """The head of a request."""
 
     def __init__(self, scope: Any) -> None:
         self.method: str = scope["method"]
@@ -133,40 +130,40 @@ class _Call:
 
     @property
     def is_visit(self) -> bool:
-        """Return whether somebody follows a link to the page."""
+        """Return whether a user follows a link to the page."""
         is_top = self.one(b"sec-fetch-dest") in (None, "document")
         return self.method == "GET" and self.one(b"sec-fetch-mode") == "navigate" and is_top
 
     def own_origin(self) -> str:
         """Return the origin of a page that was fetched under this request's Host."""
-        host = self.all(b"host")[0]
+        host = self.one(b"host") or ""
         return f"{self._scheme}://{host.removesuffix(f':{_DEFAULT_PORTS[self._scheme]}')}"
 
 
-def _check_body_type(call: _Call) -> None:
+def _check_body_type(call: _CallHead) -> None:
     if call.method not in _BODY_METHODS:
         return
     kind, _, parameters = (call.one(b"content-type") or "").partition(";")
     is_utf_8 = parameters.replace(" ", "").replace('"', "") in ("", "charset=utf-8", "charset=utf8")
     if kind.strip() != "application/json" or not is_utf_8:
         text = "send the body as Content-Type: application/json, in UTF-8"
-        raise Refusal(415, "UNSUPPORTED_MEDIA_TYPE", text)
+        raise HttpRefusal(415, "UNSUPPORTED_MEDIA_TYPE", text)
 
 
-def _check_query(call: _Call) -> None:
+def _check_query(call: _CallHead) -> None:
     try:
         fields = parse_qsl(call.query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
     except ValueError:
         text = f"the URL has more than {_MAX_QUERY_FIELDS} query parameters"
-        raise Refusal(400, "INVALID_REQUEST", text) from None
+        raise HttpRefusal(400, "INVALID_REQUEST", text) from None
     if any(name.lower() in _KEY_NAMES for name, _ in fields):
         text = (
             "a key in a URL ends up in logs and histories; send it as Authorization: Bearer KEY, and replace this one"
         )
-        raise Refusal(400, "KEY_IN_URL", text)
+        raise HttpRefusal(400, "KEY_IN_URL", text)
 
 
-def _preflight(call: _Call) -> Headers:
+def _preflight(call: _CallHead) -> Headers:
     names = call.one(b"access-control-request-headers") or ""
     return [
         (b"access-control-allow-methods", _METHODS),
@@ -178,12 +175,12 @@ def _preflight(call: _Call) -> Headers:
 def _with_headers(send: Any, cors: Headers) -> Any:
     """Return `send` with the headers that every answer has unless the app sets them."""
 
-    async def wrapped(message: Any) -> None:
+    def wrapped(message: Any) -> Any:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
             message = message | {"headers": headers + [pair for pair in _ALWAYS if pair[0] not in names] + cors}
-        await send(message)
+        return send(message)
 
     return wrapped
 

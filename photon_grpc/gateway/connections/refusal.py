@@ -6,10 +6,12 @@ import http
 import json
 from collections.abc import Iterable
 
+from photon_grpc.errors import PhotonError
+
 Headers = list[tuple[bytes, bytes]]
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A refused request. `message` says what is wrong and what to do, and quotes nothing that the caller wrote."""
 
     def __init__(self, status: int, code: str, message: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -18,6 +20,11 @@ class Refusal(Exception):
         self.code = code
         self.message = message
         self._headers = headers
+
+    @classmethod
+    def of(cls, error: PhotonError) -> HttpRefusal:
+        """Return the refusal for a lack of places or memory."""
+        return cls(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])
 
     def body(self) -> bytes:
         kind = "invalid_request_error" if self.status < 500 else "server_error"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import time
@@ -14,8 +13,6 @@ from photon_grpc.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 #: The files are looked at no more often.
 _CHECK_INTERVAL_S = 1.0
-#: Time for the peer's goodbye.
-_SHUTDOWN_S = 5.0
 
 
 class HttpCertificates:
@@ -38,23 +35,6 @@ class HttpCertificates:
             self._checked_s = now_s
             self._read_changes()
         return self._context
-
-    async def shake_hands(
-        self, transport: asyncio.Transport, protocol: asyncio.Protocol, timeout_s: float
-    ) -> asyncio.Transport | None:
-        """Return the encrypted transport over `transport`; None, with `transport` closed, if there will be none."""
-        try:
-            return await asyncio.get_running_loop().start_tls(
-                transport,
-                protocol,
-                self.context(),
-                server_side=True,
-                ssl_handshake_timeout=timeout_s,
-                ssl_shutdown_timeout=_SHUTDOWN_S,
-            )
-        except OSError:
-            transport.abort()
-            return None
 
     def _read_changes(self) -> None:
         seen = self._signatures()
