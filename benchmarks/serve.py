@@ -35,10 +35,17 @@ class Clients:
     """Sends loads to one service, and takes nothing but complete answers."""
 
     def __init__(
-        self, target: str, num_processes: int, *, multiplex: bool = False, logprobs: int | None = None
+        self,
+        target: str,
+        num_processes: int,
+        *,
+        multiplex: bool = False,
+        text: bool = True,
+        logprobs: int | None = None,
     ) -> None:
         self.target = target
         self._multiplex = multiplex
+        self._text = text
         self._logprobs = logprobs
         self._num_processes = num_processes
         self._vocab_size = vocab_size(target)
@@ -57,6 +64,7 @@ class Clients:
             salt=f"benchmark-{time.time_ns()}",
             timeout_s=_REQUEST_TIMEOUT_S,
             multiplex=self._multiplex,
+            text=self._text,
             logprobs=self._logprobs,
         )
         answers = asyncio.run(run_load(load, self._num_processes))
@@ -150,7 +158,7 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
 
 
 def measure(target: str, args: argparse.Namespace) -> None:
-    clients = Clients(target, args.clients, multiplex=args.multiplex, logprobs=args.logprobs)
+    clients = Clients(target, args.clients, multiplex=args.multiplex, text=not args.ids, logprobs=args.logprobs)
     if "closed" in args.work:
         closed(clients, args.concurrency, has_peer=args.shape == "1b" and not args.target)
     names = [name for name in args.work if name in traffic.TRAFFIC]
@@ -168,6 +176,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--clients", type=int, default=8, help="client processes, at most one a stream")
     parser.add_argument("--multiplex", action="store_true", help="one stream a client process, for all its requests")
+    parser.add_argument("--ids", action="store_true", help="ask for ids instead of text")
+    parser.add_argument("--paced", action="store_true", help="no model: steps take as long as those of 1b on an H200")
     parser.add_argument("--logprobs", type=int, metavar="N", help="ask for scores, and those of the N best")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
@@ -182,13 +192,16 @@ def main() -> int:
     with saved(args.save):
         scale = "" if args.scale == 1 else f", scale {args.scale:g}"
         streams = ", one stream each" if args.multiplex else ""
+        streams += ", ids" if args.ids else ", text"
+        streams += ", paced" if args.paced else ""
         streams += "" if args.logprobs is None else f", logprobs {args.logprobs}"
         flags = " ".join(args.flags) or "none"
         print(f"{args.shape}, {args.clients} client processes{streams}{scale}; flags: {flags}", flush=True)
         if args.target:
             measure(args.target, args)
             return 0
-        with model_flags(args.shape) as flags, serving(*flags, *args.flags) as target:
+        program = "benchmarks.paced_engine" if args.paced else "photon_grpc"
+        with model_flags(args.shape) as flags, serving(*flags, *args.flags, program=program) as target:
             measure(target, args)
     return 0
 

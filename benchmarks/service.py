@@ -32,11 +32,11 @@ def free_address() -> str:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, ready_s: float = 300.0) -> Iterator[str]:
-    """Starts `photon-grpc serve` with these flags and yields its address when it is ready. Raises RuntimeError when it
+def serving(*flags: str, ready_s: float = 300.0, program: str = "photon_grpc") -> Iterator[str]:
+    """Starts `photon-grpc serve`, or the `program` that takes its place, with these flags and yields its address when it is ready. Raises RuntimeError when it
     does not get there."""
     address = free_address()
-    process = start(address, "--log-level", "warning", *flags)
+    process = start(address, "--log-level", "warning", *flags, program=program)
     try:
         wait_until_ready(address, process, ready_s)
         yield address
@@ -45,9 +45,13 @@ def serving(*flags: str, ready_s: float = 300.0) -> Iterator[str]:
 
 
 def start(
-    address: str, *flags: str, environment: Mapping[str, str] | None = None, stderr: int | None = None
+    address: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    stderr: int | None = None,
+    program: str = "photon_grpc",
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", address, *flags]
+    command = [sys.executable, "-m", program, "serve", "--listen", address, *flags]
     # A drain that nobody waits for would only cost time.
     command += ["--drain-timeout", "5"]
     # Only flags decide what is measured.

@@ -2,7 +2,7 @@
 
 gRPC gathers an incomplete message in memory that Python cannot see. A stream of requests may hold one message of the
 largest size, and looks the same as a silent one. The C library's count of allocated bytes includes all of them and
-takes 0.1 ms to read; it does not include freed memory that the process keeps.
+takes 0.1 ms to read at rest, and 2 ms beside 256 streams; it does not include freed memory that the process keeps.
 """
 
 from __future__ import annotations
