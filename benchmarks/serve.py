@@ -1,7 +1,8 @@
-"""The whole service over loopback: gRPC, streaming, text out, client processes apart; the named serving workloads.
+"""The whole service over loopback: streaming, text out, client processes apart; the named serving workloads.
 
     python -m benchmarks.serve [--shape 1b] [--work closed] [--concurrency 1 16 64 256] [--clients 8] [-- FLAGS OF
     serve] python -m benchmarks.serve --work all [--scale 0.05] python -m benchmarks.serve --target ADDR ...
+    python -m benchmarks.serve --door grpc http [-- --frontends 4]
 
 `closed` is the one that other servers were measured with: C slots, each 4 requests one after another, all slots start
 together; 128 ids in, 128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no
@@ -9,7 +10,8 @@ run shares a prompt with another. The others are defined in benchmarks/traffic.p
 of their size. TTFT: send to the first message with a token; gap: between messages; TPOT: first message to last, over
 the tokens after the first. The front end's µs are those of its process, for a service of this machine. With
 --multiplex a client process has one stream for all its requests, with --logprobs every request asks for scores. Random
-weights and a tokenizer of random words. With --target a service that already runs is loaded instead.
+weights and a tokenizer of random words. With --target a service that already runs is loaded instead. With --door http
+the same is sent over HTTP (`/v1/completions`, server-sent events); with both, row beside row to one service.
 """
 
 from __future__ import annotations
@@ -19,16 +21,27 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks import traffic, workloads
 from benchmarks.saved import add_save_flag, saved
-from benchmarks.service import frontend_cpu_s, model_flags, serving, vocab_size
-from photon_grpc.cli.load.load import Percentiles, RequestResult, Session, Summary, Workload, run_load, summarize
+from benchmarks.service import free_address, frontend_cpu_s, model_flags, serving, vocab_size
+from photon_grpc.cli.load.load import (
+    GRPC_CLIENT,
+    Percentiles,
+    RequestResult,
+    Session,
+    Summary,
+    Workload,
+    run_load,
+    summarize,
+)
 
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}
 _REQUEST_TIMEOUT_S = 300.0
+HTTP_CLIENT = "benchmarks.http_client"
+DOORS = ("grpc", "http")
 
 
 class Clients:
@@ -39,11 +52,14 @@ class Clients:
         target: str,
         num_processes: int,
         *,
+        http_target: str = "",
         multiplex: bool = False,
         text: bool = True,
         logprobs: int | None = None,
     ) -> None:
+        """Load the service at `target`, through its HTTP door if that is named."""
         self.target = target
+        self._http_target = http_target
         self._multiplex = multiplex
         self._text = text
         self._logprobs = logprobs
@@ -58,7 +74,7 @@ class Clients:
     def send(self, sessions: Sequence[Session]) -> list[RequestResult]:
         """Raises RuntimeError unless every request brought all its tokens."""
         load = Workload(
-            target=self.target,
+            target=self._http_target or self.target,
             sessions=traffic.within(sessions, self._vocab_size),
             # What an earlier run has left in the cache of a service that goes on is not found.
             salt=f"benchmark-{time.time_ns()}",
@@ -67,7 +83,8 @@ class Clients:
             text=self._text,
             logprobs=self._logprobs,
         )
-        answers = asyncio.run(run_load(load, self._num_processes))
+        client = HTTP_CLIENT if self._http_target else GRPC_CLIENT
+        answers = asyncio.run(run_load(load, self._num_processes, client_module=client))
         summary = summarize(answers)
         for reason, failures in summary.failures.items():
             raise RuntimeError(f"{failures.count} requests failed with {reason}: {failures.message}")
@@ -77,25 +94,29 @@ class Clients:
         return answers
 
 
-def closed(clients: Clients, concurrencies: Sequence[int], *, has_peer: bool) -> None:
+def closed(doors: Mapping[str, Clients], concurrencies: Sequence[int], *, has_peer: bool) -> None:
     print(
-        "\n| requests | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
+        "\n| requests | door | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
         "| tokens a message | front end µs a token | vLLM gRPC / Rust HTTP |"
     )
-    print("|--:|--:|--:|--:|--:|--:|--:|")
+    print("|--:|---|--:|--:|--:|--:|--:|--:|")
     for concurrency in concurrencies:
-        clients.send(traffic.closed(clients.next_run(), concurrency))
-        before_s = frontend_cpu_s(clients.target)
-        runs = [summarize(clients.send(traffic.closed(clients.next_run(), concurrency))) for _ in range(3)]
-        cpu_s = frontend_cpu_s(clients.target) - before_s
         peer = " / ".join(f"{rate:,}" for rate in VLLM_1B.get(concurrency, ())) if has_peer else ""
-        print(
-            f"| {concurrency} | {statistics.median(run.output_tokens_per_s for run in runs):,.0f} | "
-            f"{_median([run.ttft_s for run in runs], 1)} | {_median([run.gap_s for run in runs], 2)} | "
-            f"{statistics.median(run.tokens_per_message for run in runs):.2f} | "
-            f"{cpu_s / sum(run.output_tokens for run in runs) * 1e6:.1f} | {peer or '–'} |",
-            flush=True,
-        )
+        for door, clients in doors.items():
+            print(f"| {concurrency} | {door} | {_closed(clients, concurrency)} | {peer or '–'} |", flush=True)
+
+
+def _closed(clients: Clients, concurrency: int) -> str:
+    clients.send(traffic.closed(clients.next_run(), concurrency))
+    before_s = frontend_cpu_s(clients.target)
+    runs = [summarize(clients.send(traffic.closed(clients.next_run(), concurrency))) for _ in range(3)]
+    cpu_s = frontend_cpu_s(clients.target) - before_s
+    return (
+        f"{statistics.median(run.output_tokens_per_s for run in runs):,.0f} | "
+        f"{_median([run.ttft_s for run in runs], 1)} | {_median([run.gap_s for run in runs], 2)} | "
+        f"{statistics.median(run.tokens_per_message for run in runs):.2f} | "
+        f"{cpu_s / sum(run.output_tokens for run in runs) * 1e6:.1f}"
+    )
 
 
 def _median(runs: Sequence[Percentiles], digits: int) -> str:
@@ -157,12 +178,24 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
     )
 
 
-def measure(target: str, args: argparse.Namespace) -> None:
-    clients = Clients(target, args.clients, multiplex=args.multiplex, text=not args.ids, logprobs=args.logprobs)
+def measure(target: str, http_target: str, args: argparse.Namespace) -> None:
+    addresses = {"grpc": "", "http": http_target}
+    doors = {
+        door: Clients(
+            target,
+            args.clients,
+            http_target=addresses[door],
+            multiplex=args.multiplex,
+            text=not args.ids,
+            logprobs=args.logprobs,
+        )
+        for door in args.door
+    }
     if "closed" in args.work:
-        closed(clients, args.concurrency, has_peer=args.shape == "1b" and not args.target)
+        closed(doors, args.concurrency, has_peer=args.shape == "1b" and not args.target)
     names = [name for name in args.work if name in traffic.TRAFFIC]
-    if names:
+    for door, clients in doors.items() if names else ():
+        print(f"\n{door}:")
         others(clients, names, args.scale)
 
 
@@ -179,11 +212,18 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ids", action="store_true", help="ask for ids instead of text")
     parser.add_argument("--paced", action="store_true", help="no model: steps take as long as those of 1b on an H200")
     parser.add_argument("--logprobs", type=int, metavar="N", help="ask for scores, and those of the N best")
+    parser.add_argument("--door", nargs="+", choices=DOORS, default=["grpc"], help="what the requests are sent through")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
+    parser.add_argument("--http-target", metavar="ADDR", help="its HTTP door, for --door http")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
     args = parser.parse_args(argv)
     args.work = ["closed", *traffic.TRAFFIC] if "all" in args.work else args.work
+    if "http" in args.door:
+        if args.multiplex or "agent" in args.work:
+            parser.error("--multiplex and the workload agent need --door grpc: they use what only gRPC has")
+        if bool(args.target) != bool(args.http_target):
+            parser.error("--door http: set both --target and --http-target, or neither")
     return args
 
 
@@ -198,11 +238,13 @@ def main() -> int:
         flags = " ".join(args.flags) or "none"
         print(f"{args.shape}, {args.clients} client processes{streams}{scale}; flags: {flags}", flush=True)
         if args.target:
-            measure(args.target, args)
+            measure(args.target, args.http_target, args)
             return 0
         program = "benchmarks.paced_engine" if args.paced else "photon_grpc"
-        with model_flags(args.shape) as flags, serving(*flags, *args.flags, program=program) as target:
-            measure(target, args)
+        http_target = free_address() if "http" in args.door else ""
+        door = ["--http-listen", http_target] if http_target else []
+        with model_flags(args.shape) as flags, serving(*flags, *door, *args.flags, program=program) as target:
+            measure(target, http_target, args)
     return 0
 
 

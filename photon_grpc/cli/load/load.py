@@ -24,6 +24,7 @@ _MAX_LINE_BYTES = 1 << 26
 _EXIT_TIMEOUT_S = 5.0
 #: Time between the command to start and the start, so that every process has received it.
 _START_DELAY_S = 0.1
+GRPC_CLIENT = "photon_grpc.cli.load.load_client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,14 @@ def _failures(answers: Sequence[RequestResult]) -> dict[str, Failures]:
 
 
 async def run_load(
-    load: Workload, num_processes: int = 1, on_answer: Callable[[RequestResult], None] | None = None
+    load: Workload,
+    num_processes: int = 1,
+    on_answer: Callable[[RequestResult], None] | None = None,
+    client_module: str = GRPC_CLIENT,
 ) -> list[RequestResult]:
     """Run the load; return all answers in the order in which they ended. `on_answer` gets each as it comes.
+
+    `client_module` is the module that each client process runs.
 
     The sessions are distributed over the processes in turn. Each process has one connection; all start together once
     all are connected. Raise InternalFailure if a process fails.
@@ -231,7 +237,7 @@ async def run_load(
     try:
         for index in range(num_processes):
             # Not a comprehension: if one fails to start, those before it must be ended.
-            clients.append(await _ClientProcess.start(index, num_processes))  # noqa: PERF401
+            clients.append(await _ClientProcess.start(client_module, index, num_processes))  # noqa: PERF401
         await _all_of(client.prepare(_share(load, client.index, num_processes)) for client in clients)
         start_at_s = time.time() + _START_DELAY_S
         await _all_of(client.play(start_at_s, collect) for client in clients)
@@ -268,9 +274,9 @@ class _ClientProcess:
         self._is_done = False
 
     @classmethod
-    async def start(cls, index: int, stride: int) -> _ClientProcess:
+    async def start(cls, module: str, index: int, stride: int) -> _ClientProcess:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "photon_grpc.cli.load.load_client"),
+            *(sys.executable, "-m", module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,

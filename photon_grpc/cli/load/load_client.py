@@ -14,9 +14,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -46,21 +47,30 @@ def read_load(text: str) -> Workload:
     return Workload(**workload | {"sessions": sessions})
 
 
+class Ending(NamedTuple):
+    """What came of one request: when it was sent and each message came, its tokens, and a failure if there was one."""
+
+    sent_s: float
+    times_s: list[float]
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+#: Sends a turn and reads its answer; the history, if there is one, gets the ids of both.
+Ask = Callable[[Turn, list[int] | None], Awaitable[Ending]]
+#: Connects, and closes what it opened.
+Connect = Callable[[Workload], AbstractAsyncContextManager[Ask]]
+
+
 class LoadClient:
     """The sessions of a load, played over one connection."""
 
-    def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
+    def __init__(self, load: Workload, ask: Ask) -> None:
         self._load = load
-        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._multiplex = None
-        if load.multiplex:
-            models = model_pb2_grpc.ModelServiceStub(channel)
-            self._multiplex = Multiplex(
-                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()),
-                load.target,
-                _POLICY,
-                NewerFields(lambda: models.GetModel(model_pb2.GetModelRequest(), metadata=key_metadata()), load.target),
-            )
+        self._ask = ask
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 
@@ -68,8 +78,7 @@ class LoadClient:
         """Play all sessions."""
         self._zero_s = time.perf_counter() + start_at_s - time.time()
         places = self._load.concurrency or len(self._load.sessions)
-        async with self._multiplex or contextlib.nullcontext():
-            await asyncio.gather(*(self._place() for _ in range(places)))
+        await asyncio.gather(*(self._place() for _ in range(places)))
 
     async def _place(self) -> None:
         """Play one session after another, in their order, each at its time or later."""
@@ -80,12 +89,61 @@ class LoadClient:
     async def _session(self, number: int, session: Session) -> None:
         history: list[int] | None = [] if session.keeps_history else None
         for index, turn in enumerate(session.turns):
-            request = self._request(turn, history)
             planned_s = session.start_s if index == 0 and self._load.concurrency is None else None
-            answer = await self._ask(request, number, index, planned_s, history)
+            answer = self._result(await self._ask(turn, history), (number, index), planned_s)
             say(json.dumps(answer, default=as_json))
             if history is not None and answer.reason:
                 return
+
+    def _result(self, ending: Ending, turn: tuple[int, int], planned_s: float | None) -> RequestResult:
+        sent, times, *rest = ending
+        sent_s = sent - self._zero_s
+        return RequestResult(
+            *turn,
+            sent_s,
+            0.0 if planned_s is None else max(0.0, sent_s - planned_s),
+            times[0] - sent if times else None,
+            [round(after - before, 7) for before, after in pairwise(times)],
+            time.perf_counter() - sent,
+            *rest,
+        )
+
+
+class GrpcCalls:
+    """The requests of a load as calls over one channel."""
+
+    def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
+        self._load = load
+        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self.multiplex = None
+        if load.multiplex:
+            models = model_pb2_grpc.ModelServiceStub(channel)
+            self.multiplex = Multiplex(
+                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()),
+                load.target,
+                _POLICY,
+                NewerFields(lambda: models.GetModel(model_pb2.GetModelRequest(), metadata=key_metadata()), load.target),
+            )
+
+    async def ask(self, turn: Turn, history: list[int] | None) -> Ending:
+        times: list[float] = []
+        usage, failure = inference_pb2.Usage(), ("", "")
+        request = self._request(turn, history)
+        sent = time.perf_counter()
+        try:
+            async for message in self._call(request):
+                times.append(time.perf_counter())
+                if history is not None:
+                    for delta in message.deltas:
+                        history.extend(delta.token_ids)
+                if message.HasField("usage"):
+                    usage = message.usage
+        except grpc.aio.AioRpcError as error:
+            problem = to_error(error, self._load.target)
+            failure = (problem.reason, str(problem))
+        except PhotonError as problem:
+            failure = (problem.reason, str(problem))
+        return Ending(sent, times, usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, *failure)
 
     def _request(self, turn: Turn, history: list[int] | None) -> inference_pb2.GenerateRequest:
         load, request = self._load, inference_pb2.GenerateRequest(model=self._load.model)
@@ -109,52 +167,11 @@ class LoadClient:
             request.output.token_ids = True
         return request
 
-    async def _ask(
-        self,
-        request: inference_pb2.GenerateRequest,
-        session: int,
-        turn: int,
-        planned_s: float | None,
-        history: list[int] | None,
-    ) -> RequestResult:
-        times: list[float] = []
-        usage, failure = inference_pb2.Usage(), ("", "")
-        sent = time.perf_counter()
-        try:
-            async for message in self._call(request):
-                times.append(time.perf_counter())
-                if history is not None:
-                    for delta in message.deltas:
-                        history.extend(delta.token_ids)
-                if message.HasField("usage"):
-                    usage = message.usage
-        except grpc.aio.AioRpcError as error:
-            problem = to_error(error, self._load.target)
-            failure = (problem.reason, str(problem))
-        except PhotonError as problem:
-            failure = (problem.reason, str(problem))
-        ended = time.perf_counter()
-        sent_s = sent - self._zero_s
-        return RequestResult(
-            session=session,
-            turn=turn,
-            sent_s=sent_s,
-            late_s=0.0 if planned_s is None else max(0.0, sent_s - planned_s),
-            first_s=times[0] - sent if times else None,
-            gaps_s=[round(after - before, 7) for before, after in pairwise(times)],
-            total_s=ended - sent,
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            output_tokens=usage.output_tokens,
-            reason=failure[0],
-            message=failure[1],
-        )
-
     def _call(self, request: inference_pb2.GenerateRequest) -> AsyncIterable[inference_pb2.StreamGenerateResponse]:
         timeout_s = self._load.timeout_s
-        if self._multiplex is None:
+        if self.multiplex is None:
             return self._stub.StreamGenerate(request, timeout=timeout_s, metadata=key_metadata())
-        return _messages(ResumingCall(request, self._multiplex.ask, self._load.target, timeout_s, _POLICY))
+        return _messages(ResumingCall(request, self.multiplex.ask, self._load.target, timeout_s, _POLICY))
 
 
 async def _messages(call: ResumingCall) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
@@ -165,13 +182,28 @@ async def _messages(call: ResumingCall) -> AsyncIterator[inference_pb2.StreamGen
         call.cancel()
 
 
-async def run() -> None:
-    load = read_load(sys.stdin.readline())
+@contextlib.asynccontextmanager
+async def over_grpc(load: Workload) -> AsyncIterator[Ask]:
+    """Connect to the server of a load."""
     async with open_channel(load.target, credentials=tls_credentials(), retries=0) as channel:
         # If there is no server, every request fails with the reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(channel.channel_ready(), _CONNECT_TIMEOUT_S)
-        client = LoadClient(load, channel)
+        calls = GrpcCalls(load, channel)
+        async with calls.multiplex or contextlib.nullcontext():
+            yield calls.ask
+
+
+def main(connect: Connect) -> None:
+    """Run this process: read its load and the time to start from stdin, and write what came of it."""
+    with _runner() as runner:
+        runner.run(_run(connect))
+
+
+async def _run(connect: Connect) -> None:
+    load = read_load(sys.stdin.readline())
+    async with connect(load) as ask:
+        client = LoadClient(load, ask)
         gc.collect()
         gc.freeze()
         say("ready")
@@ -202,5 +234,4 @@ def _runner() -> Any:
 
 
 if __name__ == "__main__":
-    with _runner() as runner:
-        runner.run(run())
+    main(over_grpc)
