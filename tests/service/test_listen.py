@@ -75,11 +75,19 @@ def test_http_and_grpc_are_one_place_too() -> None:
 @pytest.mark.parametrize("frontends", [1, 2])
 def test_an_http_address_in_use_reserves_no_other(frontends: int) -> None:
     with listening(shared=False) as taken:
-        busy, free = f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:0"
+        with listening(shared=False) as found:
+            port = found.getsockname()[1]
+        busy, free = f"127.0.0.1:{taken.getsockname()[1]}", f"127.0.0.1:{port}"
         with pytest.raises(ConfigError, match=rf"cannot listen (at|on) {busy}.*--http-listen"):
             plan_service(ServerConfig(listen=(free,), http_listen=(busy,), frontends=frontends))
-    plan = plan_service(ServerConfig(listen=(free,), http_listen=(free, free), frontends=frontends))
-    assert len(plan.http.of(1)) == 2 and plan.http.reuse_port == (frontends > 1)
+    listening(port, shared=False).close()
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_http_addresses_are_planned_as_those_of_grpc(frontends: int) -> None:
+    plan = plan_service(ServerConfig(listen=("127.0.0.1:0",), http_listen=("127.0.0.1:0",) * 2, frontends=frontends))
+    assert len(plan.http.of(1)) == 2 and plan.http.reuse_port == plan.grpc.reuse_port == (frontends > 1)
+    assert all(address.endswith(":0") == (frontends == 1) for address in plan.http.of(0))
     plan.close()
 
 
