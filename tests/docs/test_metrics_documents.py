@@ -23,7 +23,7 @@ DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "photon-grpc.json").r
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 #: Put there by Prometheus itself.
 OF_THE_SCRAPE = {"instance", "job"}
-_NAME = re.compile(r"\b(?:photon_(?!grpc)|grpc_)[a-z0-9_]+")
+_NAME = re.compile(r"\b(?:photon_(?!grpc)|grpc_|http_request)[a-z0-9_]+")
 
 
 def exposed() -> dict[str, set[str]]:
