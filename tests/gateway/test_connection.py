@@ -406,6 +406,23 @@ class TestDepartures:
                 await app.arrived.wait()
                 await until(lambda: app.connections[0]._is_lost)
 
+    async def test_a_client_that_reads_slowly_gets_a_large_answer(self, app: EchoApp) -> None:
+        async def large(scope: object, receive: object, send: Callable[..., object]) -> None:
+            await app(scope, receive, self._padded(send))
+
+        limits = ConnectionLimits(stalled_timeout_s=0.15, max_unsent_bytes=1000)
+        async with opened(large, limits=limits) as port:
+            received = b""
+            with socket.socket() as slow:
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+                slow.connect(("127.0.0.1", port))
+                slow.sendall(get("/1", CLOSE))
+                slow.setblocking(False)
+                while piece := await asyncio.get_running_loop().sock_recv(slow, 200_000):
+                    received += piece
+                    await asyncio.sleep(0.01)
+        assert len(received) > 3_000_000
+
     def _padded(self, send: Callable[..., object]) -> Callable[..., object]:
         async def wrapped(message: dict[str, object]) -> None:
             if message["type"] == "http.response.body":
