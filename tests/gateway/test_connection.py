@@ -392,13 +392,15 @@ class TestDepartures:
         # The client's window, the kernel's unsent bytes and our own buffer.
         assert app.num_pieces < 20
 
-    async def test_a_client_that_never_reads_the_end_is_cut_off(self, app: EchoApp) -> None:
+    @pytest.mark.parametrize("max_unsent_bytes", [2**16, 2**24])
+    async def test_a_client_that_never_reads_the_end_is_cut_off(self, app: EchoApp, max_unsent_bytes: int) -> None:
         """Its answer is complete for the app, and its connection is closed once everything is sent."""
 
         async def large(scope: object, receive: object, send: Callable[..., object]) -> None:
             await app(scope, receive, self._padded(send))
 
-        async with opened(large, limits=ConnectionLimits(stalled_timeout_s=0.2)) as port:
+        limits = ConnectionLimits(stalled_timeout_s=0.2, max_unsent_bytes=max_unsent_bytes)
+        async with opened(large, limits=limits) as port:
             with socket.socket() as silent:
                 silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
                 silent.connect(("127.0.0.1", port))
@@ -421,12 +423,12 @@ class TestDepartures:
                 while piece := await asyncio.get_running_loop().sock_recv(slow, 200_000):
                     received += piece
                     await asyncio.sleep(0.01)
-        assert len(received) > 3_000_000
+        assert len(received) > 8_000_000
 
     def _padded(self, send: Callable[..., object]) -> Callable[..., object]:
         async def wrapped(message: dict[str, object]) -> None:
             if message["type"] == "http.response.body":
-                message["body"] = b"x" * 3_000_000
+                message["body"] = b"x" * 8_000_000
             await send(message)  # type: ignore[misc]
 
         return wrapped
