@@ -26,6 +26,7 @@ from tests.gateway.doors import (
     post,
     status,
     to_the_end,
+    until,
 )
 
 CLOSE = b"Connection: close\r\n"
@@ -35,12 +36,6 @@ CHUNKED = b"POST / HTTP/1.1\r\n" + LOCAL + JSON + b"Transfer-Encoding: chunked\r
 @pytest.fixture
 def app() -> EchoApp:
     return EchoApp()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def body_of(answer: bytes) -> bytes:
