@@ -26,6 +26,7 @@ from tests.gateway.doors import (
     post,
     status,
     to_the_end,
+    until,
 )
 
 CLOSE = b"Connection: close\r\n"
@@ -35,12 +36,6 @@ CHUNKED = b"POST / HTTP/1.1\r\n" + LOCAL + JSON + b"Transfer-Encoding: chunked\r
 @pytest.fixture
 def app() -> EchoApp:
     return EchoApp()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def body_of(answer: bytes) -> bytes:
@@ -392,13 +387,15 @@ class TestDepartures:
         # The client's window, the kernel's unsent bytes and our own buffer.
         assert app.num_pieces < 20
 
-    async def test_a_client_that_never_reads_the_end_is_cut_off(self, app: EchoApp) -> None:
+    @pytest.mark.parametrize("max_unsent_bytes", [2**16, 2**24])
+    async def test_a_client_that_never_reads_the_end_is_cut_off(self, app: EchoApp, max_unsent_bytes: int) -> None:
         """Its answer is complete for the app, and its connection is closed once everything is sent."""
 
         async def large(scope: object, receive: object, send: Callable[..., object]) -> None:
             await app(scope, receive, self._padded(send))
 
-        async with opened(large, limits=ConnectionLimits(stalled_timeout_s=0.2)) as port:
+        limits = ConnectionLimits(stalled_timeout_s=0.2, max_unsent_bytes=max_unsent_bytes)
+        async with opened(large, limits=limits) as port:
             with socket.socket() as silent:
                 silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
                 silent.connect(("127.0.0.1", port))
@@ -406,10 +403,27 @@ class TestDepartures:
                 await app.arrived.wait()
                 await until(lambda: app.connections[0]._is_lost)
 
+    async def test_a_client_that_reads_slowly_gets_a_large_answer(self, app: EchoApp) -> None:
+        async def large(scope: object, receive: object, send: Callable[..., object]) -> None:
+            await app(scope, receive, self._padded(send))
+
+        limits = ConnectionLimits(stalled_timeout_s=0.15, max_unsent_bytes=1000)
+        async with opened(large, limits=limits) as port:
+            received = b""
+            with socket.socket() as slow:
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+                slow.connect(("127.0.0.1", port))
+                slow.sendall(get("/1", CLOSE))
+                slow.setblocking(False)
+                while piece := await asyncio.get_running_loop().sock_recv(slow, 200_000):
+                    received += piece
+                    await asyncio.sleep(0.01)
+        assert len(received) > 8_000_000
+
     def _padded(self, send: Callable[..., object]) -> Callable[..., object]:
         async def wrapped(message: dict[str, object]) -> None:
             if message["type"] == "http.response.body":
-                message["body"] = b"x" * 3_000_000
+                message["body"] = b"x" * 8_000_000
             await send(message)  # type: ignore[misc]
 
         return wrapped

@@ -121,6 +121,12 @@ def test_first_lines_that_are_no_request_for_a_path_are_refused(line: bytes, exp
     assert refused(line + LOCAL + b"\r\n") == expected
 
 
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\nHost: localhost\n\n", b"GET / HTTP/1.1\r\nHost: localhost\n\n"])
+def test_a_head_that_will_never_end_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(HttpRefusal, match="without CR"):
+        find_end(bytearray(data), 0, LIMITS)
+
+
 def test_there_must_be_a_host() -> None:
     assert refused(b"GET / HTTP/1.1\r\nAccept: */*\r\n\r\n") == 400
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.errors import ConfigError
+from photon_grpc.gateway.connections.door import Door
 from photon_grpc.gateway.connections.limits import ConnectionLimits
 from photon_grpc.gateway.connections.tls import HttpCertificates
-from tests.gateway.doors import PATIENCE_S, EchoApp, answer_to, connect, get, opened, post, status, to_the_end
+from tests.gateway.doors import PATIENCE_S, EchoApp, answer_to, connect, get, opened, post, status, to_the_end, until
 from tests.server.certificates import Authority, Signed
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -172,6 +173,18 @@ async def test_a_handshake_that_stalls_is_ended_and_counted(
             assert await to_the_end(reader) == b""
         assert status(await ask(port, trusting(ours))) == 200
     assert not [record for record in caplog.records if record.name != "asyncio" or record.levelno > logging.DEBUG]
+
+
+async def test_a_handshake_that_fails_leaves_no_place_taken(app: EchoApp, signed: Signed) -> None:
+    door = Door(app, certificates=HttpCertificates(str(signed.cert), str(signed.key)))
+    (address,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    for data in (b"", get()):
+        _, writer = await connect(int(address.rpartition(":")[2]))
+        await until(lambda: door.num_connections == 1)
+        writer.write(data)
+        writer.close()
+        await until(lambda: door.num_connections == 0)
+    await door.stop(0.0)
 
 
 async def test_clear_text_on_a_tls_port_is_closed(app: EchoApp, signed: Signed) -> None:

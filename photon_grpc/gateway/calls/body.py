@@ -26,7 +26,9 @@ async def json_object(call: HttpCall, max_bytes: int) -> dict[str, Any]:
             message = f"the body has more than {max_bytes} bytes"
             raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, needed=num_bytes, limit=max_bytes)
         chunks.append(chunk)
-    return parsed(b"".join(chunks))
+    found = parsed(b"".join(chunks))
+    call.free_body()
+    return found
 
 
 def parsed(body: bytes) -> dict[str, Any]:

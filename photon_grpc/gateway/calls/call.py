@@ -45,6 +45,8 @@ class HttpCall:
         self.owner = ""
         #: Whose share the call counts against: its owner, else its peer's host.
         self.caller = _host(scope)
+        #: None in memory, without a server.
+        self._connection = connection_of(scope)
         #: Fields without effect, which a header of the answer names.
         self.ignored: tuple[str, ...] = ()
         #: The call counts as a request, so observers of requests see its end.
@@ -62,6 +64,11 @@ class HttpCall:
         if (timeout_s := self._seconds(TIMEOUT_MS)) is not None:
             self.deadline_s = self.started_s + timeout_s
         self.max_queue_s = self._seconds(FIRST_TOKEN_MS)
+
+    def free_body(self) -> None:
+        """Give back the memory that the body is counted with, once it is parsed."""
+        if self._connection is not None:
+            self._connection.free_body()
 
     def note_ignored(self, fields: tuple[str, ...]) -> None:
         """Have a header of the answer name the fields without effect."""
@@ -96,9 +103,13 @@ def _host(scope: Mapping[str, Any]) -> str:
     return f"{'ipv6' if ':' in client[0] else 'ipv4'}:{client[0]}" if client and client[0] else "unix:"
 
 
+def connection_of(scope: Mapping[str, Any]) -> Any:
+    """Return the HttpConnection of a call; None in memory."""
+    return scope.get("extensions", {}).get("photon.connection")
+
+
 def end_when_lost(scope: Mapping[str, Any]) -> None:
     """Cancel the running task when the caller is gone, so that its request is aborted."""
-    connection = scope.get("extensions", {}).get("photon.connection")
-    task = asyncio.current_task()
+    connection, task = connection_of(scope), asyncio.current_task()
     if connection is not None and task is not None:
         connection.on_lost(task.cancel)

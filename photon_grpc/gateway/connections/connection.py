@@ -103,7 +103,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_open = True
-        self.flow = self._flow = Flow(transport, self._limits.stalled_timeout_s)
+        self.flow = self._flow = Flow(transport, self._limits)
         transport.set_write_buffer_limits(self._limits.max_unsent_bytes)
         self._alarm.set(self._limits.head_timeout_s, self._head_is_late)
 
@@ -368,7 +368,13 @@ class HttpConnection(HttpToolsProtocol):
         self.is_ending = True
         self.transport.close()  # waits for the client to read what is left
         if not self._is_lost:
-            self._alarm.set(self._limits.stalled_timeout_s, self.transport.abort)
+            self._alarm.set(self._limits.stalled_timeout_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self.flow.write_paused:
+            self._close()  # as long as the flow has patience
+        else:
+            self.transport.abort()
 
     # State
 

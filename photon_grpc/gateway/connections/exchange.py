@@ -12,6 +12,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
+from photon_grpc.gateway.connections.limits import ConnectionLimits
 from photon_grpc.gateway.connections.refusal import HttpRefusal
 
 if TYPE_CHECKING:
@@ -94,13 +95,14 @@ class Alarm:
 class Flow(FlowControl):
     """Flow control that measures how long reading was paused and cuts off a client that does not read."""
 
-    def __init__(self, transport: asyncio.Transport, stalled_timeout_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, limits: ConnectionLimits) -> None:
         super().__init__(transport)
-        self._stalled_timeout_s = stalled_timeout_s
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._paused_at_s = 0.0
         self._paused_s = 0.0
         self._cut = Alarm()
+        self._unsent_bytes = 0
 
     def paused_s(self) -> float:
         """Return for how long reading has been paused in all."""
@@ -120,11 +122,22 @@ class Flow(FlowControl):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cut.set(self._stalled_timeout_s, self._transport.abort)
+        self._watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._cut.stop()
+
+    def _watch(self) -> None:
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._cut.set(self._limits.stalled_timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Wait on for a client that reads a large piece slowly."""
+        if self._unsent_bytes - self._transport.get_write_buffer_size() < self._limits.max_unsent_bytes:
+            self._transport.abort()
+        else:
+            self._watch()
 
 
 class Outgoing:

@@ -22,7 +22,7 @@ class ConnectionLimits:
     body_timeout_s_per_mib: float = 1.0
     #: Time between an answer and the next request.
     idle_timeout_s: float = 75.0
-    #: Time in which a client reads nothing although an answer waits for it.
+    #: Time in which a client must read `max_unsent_bytes` or all that waits for it.
     stalled_timeout_s: float = 120.0
     #: Time to read on after a refusal. Closing at once would reset the connection before the client has read it.
     linger_s: float = 2.0

@@ -27,7 +27,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 class Listener:
-    """Accepts connections. Each takes its place before its handshake, which `loop.create_server` has no hook for."""
+    """Accepts connections. Each takes its place before its handshake, for which asyncio's own servers have no hook."""
 
     def __init__(self, address: str, config: Config, state: DoorState, *, reuse_port: bool) -> None:
         """Listen at HOST:PORT. Raise ConfigError."""
