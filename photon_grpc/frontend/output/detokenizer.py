@@ -1,9 +1,9 @@
 """Detokenizers: ids to text. Text is append-only, valid UTF-8 and independent of how ids are grouped.
 
 Most tokenizers give every token a fixed byte string. For them a table and an incremental UTF-8 decoder are exact and
-cost well under a microsecond per token, 0.05 µs for tokens of whole characters that come together. (The library's own DecodeStream withholds text while it ends with U+FFFD, which
-invalid bytes make permanent, and decodes two windows for every token.) For other tokenizers, growing windows are
-decoded and compared.
+cost well under a microsecond per token, less than a tenth for whole characters that come together. (The library's own
+DecodeStream withholds text while it ends with U+FFFD, which invalid bytes make permanent, and decodes two windows for
+every token.) For other tokenizers, growing windows are decoded and compared.
 """
 
 from __future__ import annotations
