@@ -1,6 +1,6 @@
 """Measure what a token costs the front end, in µs of its processor: from a step's frame as bytes to messages as bytes.
 
-    python -m benchmarks.frontend [--streams 64] [--rounds 7] [--beside DIR] [--save NAME]
+    python -m benchmarks.frontend [--cases scores|text] [--streams 64] [--rounds 7] [--beside DIR] [--save NAME]
 
 Steps of so many requests go through the bridge's reader, the front end and InferenceService; the engine and gRPC are
 not there. A message holds several tokens where several steps come before its reader has a turn, as in a service under
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import itertools
 import os
 import random
 import statistics
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple, cast
 from benchmarks.overhead import PLAN
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import write_tokenizer
+from photon_grpc import demo
 from photon_grpc.bridge.codec import MAX_STEP_BYTES, UP, FrameReader, encode
 from photon_grpc.core.frames import Add, Down, Facts, StepFrame, Up
 from photon_grpc.core.logprobs import RECORD
@@ -44,7 +46,9 @@ from photon_grpc.v1 import inference_pb2 as pb
 
 _VOCAB_SIZE = 128256
 _FACTS = Facts(1 << 17, _VOCAB_SIZE, PLAN, 1 << 20, 1024, 8192, 1024, 1 << 30, "none", "none")
-_NUM_STEPS, _NUM_WARM = 96, 32
+#: Steps that are measured: at least so many, and of so many tokens in all.
+_LEAST_STEPS, _LEAST_TOKENS = 128, 8192
+_NUM_WARM = 32
 
 
 class Case(NamedTuple):
@@ -53,14 +57,28 @@ class Case(NamedTuple):
     method: str
     logprobs: int
     tokens_per_message: int
+    #: "text", "ids", "both" (each id is news, even within a character), or "stops": text with three stop strings that
+    #: do not occur.
+    output: str = "text"
+    #: A key of TOKENIZERS.
+    tokenizer: str = "words"
 
 
-CASES = tuple(
+SCORES = tuple(
     Case(method, logprobs, tokens_per_message)
     for method in ("StreamGenerate", "MultiplexGenerate")
     for logprobs in (-1, 0, 5, 20)
     for tokens_per_message in (1, 2, 8)
 )
+TEXT = tuple(
+    Case("StreamGenerate", -1, tokens_per_message, output, tokenizer)
+    for tokenizer, output in (
+        *(("words", "ids"), ("words", "text"), ("words", "stops")),
+        *(("demo", "both"), ("characters", "both")),
+    )
+    for tokens_per_message in (1, 4, 16)
+)
+CASES = {"scores": SCORES, "text": TEXT}
 
 
 class _Countdown:
@@ -120,32 +138,66 @@ class _Context:
         self._written.one()
 
 
-def request(number: int, logprobs: int) -> pb.GenerateRequest:
+def request(number: int, logprobs: int, output: str) -> pb.GenerateRequest:
     made = pb.GenerateRequest(request_id=str(number), token_ids=pb.TokenIds(ids=[300]))
-    made.stop.max_tokens = 1000
+    made.stop.max_tokens = 100_000
     made.stop.ignore_eos = True
     if logprobs >= 0:
         made.output.logprobs = logprobs
+    made.output.text, made.output.token_ids = output != "ids", output in ("ids", "both")
+    if output == "stops":
+        made.stop.stop_strings.extend(("\n\n", "###", "<end>"))
     return made
 
 
-def words_model(vocab_size: int) -> ServedModel:
-    """Of a tokenizer alone."""
+class Spoken(NamedTuple):
+    """A model of a tokenizer alone, and ids that it may sample, in their order."""
+
+    model: ServedModel
+    ids: tuple[int, ...]
+
+
+def words(vocab_size: int = _VOCAB_SIZE) -> Spoken:
+    """Random words of whole characters, as in `benchmarks.serve`."""
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(Path(directory), vocab_size)
         tokenizer = Tokenizer.from_file(Path(directory) / "tokenizer.json")
-    return ServedModel(("words",), _FACTS.max_model_len, vocab_size, tokenizer=tokenizer)
-
-
-def steps(num_streams: int, logprobs: int, vocab_size: int) -> list[bytes]:
-    """Frames with an id of every request, and its scores."""
-    draw = random.Random(7)
     # Neither bytes nor special tokens.
-    words = range(256, vocab_size - 256)
+    ids = random.Random(7).choices(range(256, vocab_size - 256), k=1 << 16)
+    return _spoken(tokenizer, vocab_size, ids)
+
+
+def characters(vocab_size: int = _VOCAB_SIZE) -> Spoken:
+    """A byte-level tokenizer without merges: each character of this text takes two to four ids."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_tokenizer(Path(directory), vocab_size)
+        tokenizer = Tokenizer.from_file(Path(directory) / "tokenizer.json")
+    text = "Ωmega, naïve café, 日本語のテキスト, привет, мир 🙂🙃 "
+    return _spoken(tokenizer, vocab_size, tokenizer.encode(text * 40, add_special_tokens=False))
+
+
+def demo_text(vocab_size: int = 0) -> Spoken:
+    """The embedded model's tokenizer, and this file as it spells it."""
+    tokenizer = Tokenizer.from_file(Path(demo.TARGET) / "tokenizer.json")
+    ids = tokenizer.encode(Path(__file__).read_text(), add_special_tokens=False)
+    return _spoken(tokenizer, max(ids) + 1, ids)
+
+
+def _spoken(tokenizer: Tokenizer, vocab_size: int, ids: Sequence[int]) -> Spoken:
+    return Spoken(ServedModel(("words",), _FACTS.max_model_len, vocab_size, tokenizer=tokenizer), tuple(ids))
+
+
+TOKENIZERS = {"words": words, "characters": characters, "demo": demo_text}
+
+
+def steps(num_streams: int, logprobs: int, ids: Sequence[int]) -> list[bytes]:
+    """Frames with an id of every request, each further on in `ids`, and its scores."""
+    draw = random.Random(7)
+    starts = [draw.randrange(len(ids)) for _ in range(num_streams)]
 
     def records() -> bytes:
-        best = [RECORD.pack(draw.choice(words), -draw.random() * rank, rank) for rank in range(1, logprobs + 1)]
-        chosen = best[0] if best else RECORD.pack(draw.choice(words), -draw.random(), 1)
+        best = [RECORD.pack(draw.choice(ids), -draw.random() * rank, rank) for rank in range(1, logprobs + 1)]
+        chosen = best[0] if best else RECORD.pack(draw.choice(ids), -draw.random(), 1)
         return chosen + b"".join(best)
 
     handles = tuple(range(1, num_streams + 1))
@@ -154,14 +206,14 @@ def steps(num_streams: int, logprobs: int, vocab_size: int) -> list[bytes]:
             StepFrame(
                 step,
                 handles,
-                tuple(draw.choices(words, k=num_streams)),
+                tuple(ids[(start + step) % len(ids)] for start in starts),
                 (),
                 (),
                 Load(running=num_streams),
                 logprobs={handle: records() for handle in handles} if logprobs >= 0 else {},
             )
         )
-        for step in range(_NUM_STEPS)
+        for step in range(_NUM_WARM + max(_LEAST_STEPS, _LEAST_TOKENS // num_streams))
     ]
 
 
@@ -171,13 +223,14 @@ def _parts(frontend: Frontend) -> tuple[Any, ...]:
     return parts[: len(inspect.signature(InferenceService).parameters)]
 
 
-async def measure(model: ServedModel, case: Case, num_streams: int) -> float:
+async def measure(spoken: Spoken, case: Case, num_streams: int) -> float:
     """µs a token."""
     is_multiplexed = case.method == "MultiplexGenerate"
     added, written = _Countdown(num_streams), _Countdown(1 if is_multiplexed else num_streams)
     link = _Link(added)
-    requests = [request(number, case.logprobs) for number in range(num_streams)]
-    frames = steps(num_streams, case.logprobs, model.vocab_size)
+    model = spoken.model
+    requests = [request(number, case.logprobs, case.output) for number in range(num_streams)]
+    frames = steps(num_streams, case.logprobs, spoken.ids)
     with ThreadPoolExecutor(1) as pool:
         frontend = Frontend(link=link, model=model, encoder=ThreadEncoder(model, pool))
         service = InferenceService(*_parts(frontend))
@@ -213,20 +266,24 @@ async def _actions(requests: list[pb.GenerateRequest]) -> AsyncIterator[pb.Multi
         yield pb.MultiplexGenerateRequest(generate=each)
 
 
-def answer(num_streams: int) -> None:
-    """Measure each case that a line of stdin names by its place in CASES, and print the figure."""
-    model = words_model(_VOCAB_SIZE)
-    gc.freeze()
+def answer() -> None:
+    """Measure the case and number of streams that each line of stdin names, and print the figure."""
+    spoken: dict[str, Spoken] = {}
     for line in sys.stdin:
-        print(asyncio.run(measure(model, CASES[int(line)], num_streams)), flush=True)
+        kind, number, num_streams = line.split()
+        case = CASES[kind][int(number)]
+        if case.tokenizer not in spoken:
+            spoken[case.tokenizer] = TOKENIZERS[case.tokenizer]()
+            gc.freeze()
+        print(asyncio.run(measure(spoken[case.tokenizer], case, int(num_streams))), flush=True)
 
 
 class Measured:
     """A checkout of this repository, in a process of its own."""
 
-    def __init__(self, root: Path, num_streams: int) -> None:
+    def __init__(self, root: Path) -> None:
         # This file in both, whatever the checkout has; -P: its directory is not to be searched.
-        command = [sys.executable, "-P", __file__, "--answer", "--streams", str(num_streams)]
+        command = [sys.executable, "-P", __file__, "--answer"]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -235,9 +292,9 @@ class Measured:
             env=os.environ | {"PYTHONPATH": str(root)},
         )
 
-    def __call__(self, number: int) -> float:
+    def __call__(self, kind: str, number: int, num_streams: int) -> float:
         stdin, stdout = cast(Any, self._process.stdin), cast(Any, self._process.stdout)
-        print(number, file=stdin, flush=True)
+        print(kind, number, num_streams, file=stdin, flush=True)
         return float(stdout.readline())
 
     def close(self) -> None:
@@ -246,8 +303,9 @@ class Measured:
 
 
 @contextlib.contextmanager
-def checkouts(roots: list[Path], num_streams: int) -> Iterator[list[Measured]]:
-    measured = [Measured(root, num_streams) for root in roots]
+def checkouts(beside: Path | None) -> Iterator[list[Measured]]:
+    roots = [*([beside] if beside else []), Path(__file__).parents[1]]
+    measured = [Measured(root) for root in roots]
     try:
         yield measured
     finally:
@@ -255,32 +313,33 @@ def checkouts(roots: list[Path], num_streams: int) -> Iterator[list[Measured]]:
             each.close()
 
 
-def table(beside: Path | None, num_streams: int, num_rounds: int) -> None:
-    roots = [*([beside] if beside else []), Path(__file__).parents[1]]
-    print(f"µs a token, {num_streams} requests; median and least of {num_rounds} rounds\n")
-    print(f"| method | logprobs | tokens a message | {'before | ' if beside else ''}here |")
-    print("|---|--:|--:|" + "--:|" * len(roots))
-    with checkouts(roots, num_streams) as measured:
-        for number, case in enumerate(CASES):
-            rounds = [[measure(number) for measure in measured] for _ in range(num_rounds)]
+def table(kind: str, beside: Path | None, streams: Sequence[int], num_rounds: int) -> None:
+    print(f"µs a token; median and least of {num_rounds} rounds\n")
+    print(f"| method | output | tokenizer | streams | tokens a message | {'before | ' if beside else ''}here |")
+    print("|---|---|---|--:|--:|" + "--:|" * (2 if beside else 1))
+    with checkouts(beside) as measured:
+        for (number, case), num_streams in itertools.product(enumerate(CASES[kind]), streams):
+            rounds = [[each(kind, number, num_streams) for each in measured] for _ in range(num_rounds)]
             cells = [f"{statistics.median(each):.1f} ({min(each):.1f})" for each in zip(*rounds, strict=True)]
-            logprobs = "–" if case.logprobs < 0 else case.logprobs
-            print(f"| {case.method} | {logprobs} | {case.tokens_per_message} | {' | '.join(cells)} |", flush=True)
+            output = case.output if case.logprobs < 0 else f"{case.output}, logprobs {case.logprobs}"
+            row = (case.method, output, case.tokenizer, str(num_streams), str(case.tokens_per_message), *cells)
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--cases", choices=CASES, default="scores")
+    parser.add_argument("--streams", type=int, nargs="*", default=[64])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, measured in turns with this one")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     add_save_flag(parser)
     args = parser.parse_args()
     if args.answer:
-        answer(args.streams)
+        answer()
         return
     with saved(args.save):
-        table(args.beside, args.streams, args.rounds)
+        table(args.cases, args.beside, args.streams, args.rounds)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def serving(*flags: str, ready_s: float = 300.0, program: str = "photon_grpc") -> Iterator[str]:
-    """Starts `photon-grpc serve`, or the `program` that takes its place, with these flags and yields its address when it is ready. Raises RuntimeError when it
-    does not get there."""
+    """Starts `photon-grpc serve`, or the `program` in its place, with these flags and yields its address when it is
+    ready. Raises RuntimeError when it does not get there."""
     address = free_address()
     process = start(address, "--log-level", "warning", *flags, program=program)
     try:

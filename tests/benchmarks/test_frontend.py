@@ -11,6 +11,6 @@ from benchmarks import frontend
 
 @pytest.mark.full
 def test_every_case_has_a_figure() -> None:
-    model = frontend.words_model(1024)
-    for case in frontend.CASES:
-        assert asyncio.run(asyncio.wait_for(frontend.measure(model, case, 2), 240)) > 0
+    spoken = {name: make(1024) for name, make in frontend.TOKENIZERS.items()}
+    for case in (*frontend.SCORES, *frontend.TEXT):
+        assert asyncio.run(asyncio.wait_for(frontend.measure(spoken[case.tokenizer], case, 2), 240)) > 0

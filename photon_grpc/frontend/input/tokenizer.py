@@ -118,7 +118,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids that nothing precedes."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
-        return detokenizer.push_all(token_ids) + detokenizer.finish()
+        return "".join([detokenizer.push(id) for id in token_ids]) + detokenizer.finish()
 
     def _check_text(self, text: str, max_tokens: int | None, field: str) -> None:
         try:

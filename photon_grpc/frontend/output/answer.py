@@ -18,8 +18,8 @@ from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.reasoning import MarkedReasoning, NoReasoning, Reasoning
 from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCalls, WrittenToolCalls
 
-#: Characters that are parsed at a time.
-_SLICE = 256
+#: Pieces of text that are parsed at a time.
+_SLICE = 64
 #: The key of a JSON object, in a template's text or in a string literal of it.
 _KEY = r"""\\?["']{}\\?["']"""
 _ARGUMENTS = re.compile(_KEY.format("arguments"))
@@ -59,7 +59,6 @@ class AnswerParser:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._unread: list[str] = []
-        self._num_unread = 0
         self._read: list[Answer] = []
 
     def push(self, text: str) -> None:
@@ -68,8 +67,7 @@ class AnswerParser:
         It is parsed in slices, since single tokens would take longer and the whole text would block the event loop.
         """
         self._unread.append(text)
-        self._num_unread += len(text)
-        if self._num_unread >= _SLICE:
+        if len(self._unread) == _SLICE:
             self._read_on(is_over=False)
 
     def take(self, *, is_over: bool) -> Answer:
@@ -81,7 +79,7 @@ class AnswerParser:
 
     def _read_on(self, is_over: bool) -> None:
         reasoning, rest = self._reasoning.push("".join(self._unread), is_over)
-        self._unread, self._num_unread = [], 0
+        self._unread = []
         content, calls = self._tool_calls.push(rest, is_over)
         self._read.append(Answer(reasoning, content, calls))
 

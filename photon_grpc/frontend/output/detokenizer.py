@@ -1,7 +1,7 @@
-"""Detokenizers: ids to text. Text is append-only, valid UTF-8 and independent of how ids are grouped.
+"""Detokenizers: ids to text, one id at a time. Text is append-only, valid UTF-8 and independent of how ids are grouped.
 
 Most tokenizers give every token a fixed byte string. For them a table and an incremental UTF-8 decoder are exact and
-cost well under a microsecond per token, 0.05 µs for tokens of whole characters that come together. (The library's own DecodeStream withholds text while it ends with U+FFFD, which
+cost well under a microsecond per token. (The library's own DecodeStream withholds text while it ends with U+FFFD, which
 invalid bytes make permanent, and decodes two windows for every token.) For other tokenizers, growing windows are
 decoded and compared.
 """
@@ -25,9 +25,6 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """Return the text that `token_id` releases, "" for an unfinished character or an id without a token."""
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these ids release, the same as one after another."""
 
     def finish(self) -> str:
         """Return the text that is held back; an unfinished character becomes one U+FFFD."""
@@ -124,15 +121,6 @@ class TableDetokenizer:
             self._unfinished = b""
         return text
 
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        texts = self._texts
-        if not self._unfinished:
-            try:
-                return "".join([texts[id] for id in token_ids])  # type: ignore[misc]
-            except (IndexError, TypeError):  # an id without a token, or without a text of its own
-                pass
-        return "".join([self.push(id) for id in token_ids])
-
     def finish(self) -> str:
         text = _REPLACEMENT if self._unfinished else ""
         self._unfinished = b""
@@ -160,11 +148,6 @@ class BeginningDetokenizer(TableDetokenizer):
             self._num_stripped = self._num_stripped - 1 if is_space else 0
             text = text[1:] if is_space else text
         return text
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        if self._is_first or self._num_stripped:
-            return "".join([self.push(id) for id in token_ids])
-        return super().push_all(token_ids)
 
 
 class WindowVocabulary:
@@ -218,9 +201,6 @@ class WindowDetokenizer:
         if text.endswith(_REPLACEMENT) and self._num_withheld < self.MAX_WITHHELD:
             return ""
         return self._release(text)
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        return "".join([self.push(id) for id in token_ids])
 
     def finish(self) -> str:
         return self._release(self._vocabulary.decode(self._ids))

@@ -1,8 +1,4 @@
-"""One output of a stream: ids in, safe text out. Knows neither time nor messages.
-
-Ids wait until their text is read, since many become text in one go for little more than one. With stop strings every id
-becomes text at once, because the engine must stop at the id that completes one.
-"""
+"""One output of a stream: ids in, safe text out. Knows neither time nor messages."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ class Ending:
 
 
 _NO_ENDING = Ending()
-#: The most ids that wait to become text, so that reading a long output does not block the event loop.
-_MAX_WAITING = 64
 
 
 class OutputText:
@@ -41,6 +35,7 @@ class OutputText:
 
     __slots__ = (
         "_detokenizer",
+        "_ending",
         "_ending_ids",
         "_ids",
         "_include_stop",
@@ -49,7 +44,6 @@ class OutputText:
         "_num_taken",
         "_parser",
         "_parts",
-        "_waiting",
         "_wants_ids",
         "_wants_text",
         "finish",
@@ -98,8 +92,8 @@ class OutputText:
         self._include_stop = ending.is_shown
         self._min_tokens = ending.min_tokens
         self._ending_ids = ending.token_ids
-        #: Ids that are not text yet. One that should end the output waits here until `end` or the next id.
-        self._waiting: list[int] = []
+        #: A token that should end the output; its text is held back until `end` or the next id.
+        self._ending: int | None = None
         self._parts: list[str] = []
         self._ids: list[int] = []
 
@@ -111,11 +105,13 @@ class OutputText:
             self._ids.append(token_id)
         if self._detokenizer is None:
             return False
-        waiting = self._waiting
-        waiting.append(token_id)
-        if self._matcher is not None or len(waiting) >= _MAX_WAITING:
-            self._decode()
-        return self.finish is not None
+        if self._ending is not None:
+            self._release(self._detokenizer.push(self._ending))
+            self._ending = None
+        if token_id in self._ending_ids and self.num_tokens > self._min_tokens:
+            self._ending = token_id
+            return False
+        return self._release(self._detokenizer.push(token_id))
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Add ids that another call delivered with their text. Raise InvalidRequest if one follows the output's end."""
@@ -144,15 +140,12 @@ class OutputText:
         return self.num_tokens - self.num_replayed
 
     def has_news(self) -> bool:
-        if self._waiting and not self._parts:
-            self._decode()
         return bool(
             self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_finish_taken)
         )
 
     def take(self) -> OutputDelta:
         """Return all that has gathered."""
-        self._decode()
         finish = None if self.is_finish_taken else self.finish
         delta = OutputDelta(
             self.index,
@@ -171,7 +164,6 @@ class OutputText:
 
     def drop(self) -> None:
         """Forget what has not been read."""
-        self._decode()
         if self._parser is not None:
             self._parser.take(is_over=self.finish is not None)
         self._parts = []
@@ -179,27 +171,20 @@ class OutputText:
         self.scores.drop()
         self._num_taken = self.num_tokens
 
-    def _decode(self) -> None:
-        """Turn the waiting ids into text, except for one that should end the output."""
-        waiting = self._waiting
-        is_ending = self.last_id in self._ending_ids and self.num_tokens > self._min_tokens
-        if self._detokenizer is None or len(waiting) <= is_ending:
-            return
-        self._waiting = [waiting.pop()] if is_ending else []
-        text, matcher = self._detokenizer.push_all(waiting), self._matcher
+    def _release(self, text: str) -> bool:
+        matcher = self._matcher
         if matcher is not None and text:
             text = matcher.push(text, self.num_tokens >= self._min_tokens)
             if matcher.matched is not None:
                 self.finish = OutputFinish(FinishReason.STOP_STRING, stop_string=matcher.matched)
         self._keep(text)
+        return self.finish is not None
 
     def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
         """Release what is held back: a stop string's beginning, an unfinished character, the ending token."""
-        self._decode()
         text = self._matcher.flush() if self._matcher is not None else ""
-        if with_ending and self._waiting:
-            text += detokenizer.push_all(self._waiting)
-        self._waiting = []
+        if self._ending is not None and with_ending:
+            text += detokenizer.push(self._ending)
         text += detokenizer.finish()
         self._keep(text)
 

@@ -44,8 +44,8 @@ _CHECKS_AFTER_END = 3
 #: Time for a message while others wait. It shrinks as their number grows.
 _GRACE_S = 1.0
 _CHECK_INTERVAL_S = 0.05
-#: Interval between counts of the memory until half of MAX_HELD_BYTES is held. A count takes 2 ms beside 256 streams, and
-#: in this time a gigabyte per second brings less than the other half.
+#: Interval between counts of the memory until half of MAX_HELD_BYTES is held. A count takes 2 ms beside 256 streams,
+#: and in this time a gigabyte per second brings less than the other half.
 _COUNT_INTERVAL_S = 0.25
 _MIN_CHECKS = 2
 
