@@ -108,8 +108,8 @@ class PhotonLM(TemplateLM):
         found = self._client.generate(
             prompt, model=self._facts.name, prompt_logprobs=0, max_tokens=_OUTPUT, temperature=0
         )
-        scores = found.prompt_scores[-len(continuation) :]
-        return sum(score.logprob or 0.0 for score in scores), all(score.rank == 1 for score in scores)
+        scores = found.prompt_scores[len(prompt) - len(continuation) :]
+        return sum((score.logprob or 0.0 for score in scores), 0.0), all(score.rank == 1 for score in scores)
 
     def _rolling(self, string: str) -> float:
         windows = utils.get_rolling_token_windows(
