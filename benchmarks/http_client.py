@@ -62,8 +62,9 @@ class Stream(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail("UNAVAILABLE", f"the connection was lost: {error or 'closed by the server'}")
-        self._end()
+        if self._ended is not None and not self._ended.done():
+            self._fail("UNAVAILABLE", f"the connection was lost: {error or 'closed by the server'}")
+            self._end()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -93,6 +94,8 @@ class Stream(asyncio.Protocol):
         elif not self._is_done:
             self._fail("CUT_OFF", "the answer ended without [DONE]")
         self._end()
+        if not self._parser.should_keep_alive():
+            self.close()
 
     def _last(self, event: bytes) -> None:
         """Read the usage, the end or a failure."""

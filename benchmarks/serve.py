@@ -220,8 +220,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.work = ["closed", *traffic.TRAFFIC] if "all" in args.work else args.work
     if "http" in args.door:
-        if args.multiplex or "agent" in args.work:
-            parser.error("--multiplex and the workload agent need --door grpc: they use what only gRPC has")
+        if args.multiplex or args.ids or "agent" in args.work:
+            parser.error("--multiplex, --ids and the workload agent need --door grpc: they use what only gRPC has")
         if bool(args.target) != bool(args.http_target):
             parser.error("--door http: set both --target and --http-target, or neither")
     return args

@@ -161,10 +161,23 @@ class Client:
         return read_model((await self._unary(self._models.GetModel, request)).model)
 
     async def tokenize(
-        self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False, **chat: Unpack[ChatOptions]
+        self,
+        prompt: Prompt,
+        *,
+        model: str = "",
+        parse_special_tokens: bool = False,
+        add_special_tokens: bool = True,
+        **chat: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
-        """Return the ids that `generate` would see for a text or a list of chat messages, with options of a chat."""
-        request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
+        """Return the ids that `generate` would see for a text or a list of chat messages, with options of a chat.
+
+        Without `add_special_tokens`, leave out BOS and whatever else is added around a text.
+        """
+        request = model_pb2.TokenizeRequest(
+            model=model,
+            parse_special_tokens=parse_special_tokens,
+            add_special_tokens=None if add_special_tokens else False,
+        )
         write_prompt(request, prompt)
         write_chat_options(request, chat)
         left_s = await self._newer_fields.check(request, self._policy.timeout_s)

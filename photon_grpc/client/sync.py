@@ -168,10 +168,17 @@ class SyncClient:
         return self._run(self._client.model(name))
 
     def tokenize(
-        self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False, **chat: Unpack[ChatOptions]
+        self,
+        prompt: Prompt,
+        *,
+        model: str = "",
+        parse_special_tokens: bool = False,
+        add_special_tokens: bool = True,
+        **chat: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
         """See Client.tokenize."""
-        return self._run(self._client.tokenize(prompt, model=model, parse_special_tokens=parse_special_tokens, **chat))
+        special = {"parse_special_tokens": parse_special_tokens, "add_special_tokens": add_special_tokens}
+        return self._run(self._client.tokenize(prompt, model=model, **special, **chat))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None) -> str:
         """See Client.detokenize."""

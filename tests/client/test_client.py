@@ -386,6 +386,10 @@ async def test_tokenize_takes_texts_and_chats_and_detokenize_takes_ids() -> None
         assert await client.detokenize([1, 2, 3], skip_special_tokens=False) == "abc"
         with pytest.raises(errors.InvalidRequest):
             await client.tokenize([1, 2])
+        await client.tokenize("abc", parse_special_tokens=True, add_special_tokens=False)
+    assert not fake.requests[0].HasField("add_special_tokens")
+    assert fake.requests[3].parse_special_tokens
+    assert fake.requests[3].HasField("add_special_tokens") and not fake.requests[3].add_special_tokens
     assert fake.requests[1].chat.messages[0].content == "hi"
     assert fake.requests[2].HasField("skip_special_tokens")
 

@@ -50,6 +50,22 @@ def test_parsing_special_tokens_is_what_transformers_does(kind: str) -> None:
         assert reference.convert_tokens_to_ids(special) in ids
 
 
+def test_a_text_that_begins_with_what_is_added_before_it_gets_no_second_one(kind: str) -> None:
+    ours = Tokenizer(definition(kind))
+    reference = PreTrainedTokenizerFast(tokenizer_object=Reference.from_str(definition(kind)))
+    added = reference("x")["input_ids"][0]
+    for special in ours.markers.texts:
+        text = f"{special}x {special}"
+        ids = reference(text)["input_ids"]
+        doubled = int(added == reference.convert_tokens_to_ids(special))
+        assert list(ours.encode(text, parse_special_tokens=True)) == ids[doubled:]
+        assert list(ours.encode(text, parse_special_tokens=True, max_tokens=len(ids) - doubled)) == ids[doubled:]
+        with pytest.raises(PromptTooLong, match=f"{len(ids) - doubled} tokens"):
+            ours.encode(text, parse_special_tokens=True, max_tokens=len(ids) - doubled - 1)
+        without = ours.encode(text, parse_special_tokens=True, add_special_tokens=False)
+        assert list(without) == reference(text, add_special_tokens=False)["input_ids"]
+
+
 def test_special_tokens_spelled_out_in_text_stay_text(kind: str) -> None:
     ours = Tokenizer(definition(kind))
     reference = Reference.from_str(definition(kind))

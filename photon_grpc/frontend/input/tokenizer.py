@@ -41,6 +41,9 @@ class Tokenizer:
         self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
         self._check_ids()
         self._bytes_per_token = bytes_per_token(spec)
+        first = self._parsing.encode("a", add_special_tokens=True).ids[:1]
+        #: The spelling of the special token that is added before a text; empty: none is.
+        self._bos_text = next((text for text, id in special.items() if [id] == first), "")
         # Such a token absorbs any amount of white space beside it.
         self._strips_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
         self._vocabularies: dict[bool, Vocabulary] = {
@@ -75,13 +78,16 @@ class Tokenizer:
         """Return the ids of plain text. Call it in a thread, since long texts take long.
 
         With `add_special_tokens`, add BOS and whatever else the tokenizer puts around a text. With
-        `parse_special_tokens`, spellings of special tokens become those tokens. Raise PromptTooLong if the text has
+        `parse_special_tokens`, spellings of special tokens become those tokens; a text that begins with the spelling of
+        BOS, as a rendered chat does, gets no second one. Raise PromptTooLong if the text has
         more than `max_tokens` ids, without encoding it if its length shows that, and InvalidRequest naming `field` if
         it is not Unicode.
         """
         self._check_text(text, max_tokens, field)
         tokenizer = self._parsing if parse_special_tokens else self._plain
-        return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
+        has_bos = parse_special_tokens and self._bos_text != "" and text.startswith(self._bos_text)
+        num_doubled = 1 if has_bos and add_special_tokens else 0
+        return _ids(tokenizer, text, add_special_tokens, max_tokens, field, num_doubled)
 
     def escaper(self, strings: Iterable[str]) -> SpecialTokenEscaper:
         """Return an escaper of a chat template's `strings`, which `encode_template` undoes.
@@ -146,14 +152,20 @@ class Tokenizer:
 
 
 def _ids(
-    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None, field: str
+    tokenizer: tokenizers.Tokenizer,
+    text: str,
+    add_special_tokens: bool,
+    max_tokens: int | None,
+    field: str,
+    num_skipped: int = 0,
 ) -> tuple[int, ...]:
     # Only the batch calls release the GIL.
     encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    if max_tokens is not None and len(encoding) > max_tokens:  # checked before a list of millions holds the GIL
-        message = f"the prompt has {len(encoding)} tokens; the context holds {max_tokens}"
-        raise PromptTooLong(message, field=field, needed=len(encoding), limit=max_tokens)
-    return tuple(encoding.ids)
+    num_ids = len(encoding) - num_skipped
+    if max_tokens is not None and num_ids > max_tokens:  # checked before a list of millions holds the GIL
+        message = f"the prompt has {num_ids} tokens; the context holds {max_tokens}"
+        raise PromptTooLong(message, field=field, needed=num_ids, limit=max_tokens)
+    return tuple(encoding.ids[num_skipped:])
 
 
 def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:
