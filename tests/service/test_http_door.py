@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -32,7 +33,17 @@ def http_addresses(service: RunningService) -> list[str]:
 
 
 def got(address: str, path: str, accept: str = "*/*") -> tuple[int, str, str]:
-    """Return status, content type and body."""
+    """Return status, content type and body.
+
+    A front end that has drained before another closes the connections that the system gave it and it did not take yet.
+    """
+    for _ in range(10):
+        with contextlib.suppress(ConnectionResetError):
+            return _got(address, path, accept)
+    raise AssertionError("every connection was reset")
+
+
+def _got(address: str, path: str, accept: str) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", path, headers={"Accept": accept})
     answer = connection.getresponse()
