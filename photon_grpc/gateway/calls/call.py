@@ -49,6 +49,8 @@ class HttpCall:
         self._connection = connection_of(scope)
         #: Fields without effect, which a header of the answer names.
         self.ignored: tuple[str, ...] = ()
+        #: The places in this body by the paths that errors have, beside the names of the endpoint.
+        self.places: Mapping[str, str] = {}
         #: The call counts as a request, so observers of requests see its end.
         self.is_request = False
         #: Set by `guard` before the call is answered.

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from photon_grpc.core.ask import Ask
+from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.core.generation import Start, ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.gateway.calls import generation
-from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
 from photon_grpc.gateway.openai.messages import chat_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
     StreamOptions,
-    cache_of,
     constraint_of,
     finish_reason,
     stop_reason,
@@ -90,29 +90,9 @@ class ChatCompletions:
         return (Endpoint("/v1/chat/completions", self.answer, scopes=("generate",), names=_NAMES),)
 
     async def answer(self, call: HttpCall) -> Response | None:
-        call.is_request = True
-        origin = call.origin()
-        with generation.recording_refusals(self._frontend, origin):
-            values = read(FIELDS, await json_object(call, self._max_body_bytes))
-            call.note_ignored(values.ignored)
-            facts = self._frontend.model(values.get("model", ""))
-            origin = call.origin()
-            origin.model = facts.name
-            if user := values.get("user"):
-                generation.label(origin, user)
-            wanted = _Wanted(
-                generation.ask_of(
-                    call,
-                    origin,
-                    chat_of(values.obeyed),
-                    _options(values),
-                    model=facts.name,
-                    constraint=constraint_of(values.obeyed),
-                ),
-                bool(values.get("stream")),
-                values.get("stream_options") or StreamOptions(),
-                bool(values.get("logprobs")),
-            )
+        wanted = await generation.read_request(
+            call, self._frontend, FIELDS, self._max_body_bytes, partial(_wanted, call)
+        )
         if not wanted.stream:
             (result,) = await generation.gather(self._frontend, (wanted.ask,))
             return Response(_body(call, wanted, result), media_type="application/json")
@@ -120,6 +100,18 @@ class ChatCompletions:
         await generation.stream(self._frontend, (wanted.ask,), chunks.write)
         await call.events.write(b"data: [DONE]\n\n")
         return None
+
+
+def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _Wanted:
+    if user := values.get("user"):
+        generation.label(origin, user)
+    chat, constraint = chat_of(values.obeyed), constraint_of(values.obeyed)
+    return _Wanted(
+        generation.ask_of(call, origin, chat, _options(values), model=facts.name, constraint=constraint),
+        bool(values.get("stream")),
+        values.get("stream_options") or StreamOptions(),
+        bool(values.get("logprobs")),
+    )
 
 
 def _options(values: Values) -> dict[str, dict[str, Any]]:
@@ -135,7 +127,7 @@ def _options(values: Values) -> dict[str, dict[str, Any]]:
     if values.get("parallel_tool_calls") is False and values.get("tools") and _may_call_several(values):
         message = "parallel_tool_calls: false needs a tool_choice that names the tool"
         raise FeatureNotSupported(message, field="parallel_tool_calls")
-    options.setdefault("cache", {}).update(cache_of(values.obeyed))
+    options.setdefault("cache", {}).update(generation.cache_of(values.get("user", ""), values.get("cache_salt", "")))
     return options
 
 

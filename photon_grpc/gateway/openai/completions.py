@@ -23,7 +23,6 @@ from photon_grpc.gateway.openai.answers import completion_logprobs, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
     StreamOptions,
-    cache_of,
     constraint_of,
     finish_reason,
     stop_reason,
@@ -98,7 +97,9 @@ class Completions:
         stop["max_tokens"] = 1 if is_prompt_only else stop.get("max_tokens", _MAX_TOKENS)
         if has_echo and "logprobs" in values.obeyed:
             options["output"]["prompt_logprobs"] = values.get("logprobs")
-        options.setdefault("cache", {}).update(cache_of(values.obeyed))
+        options.setdefault("cache", {}).update(
+            generation.cache_of(values.get("user", ""), values.get("cache_salt", ""))
+        )
         constraint = constraint_of(values.obeyed)
         asks = []
         for i, prompt in enumerate(prompts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from photon_grpc.core.ask import ChatInput, ChatMessage, Tool, ToolChoice
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.gateway.calls.chat import TextPart, text_of, tool_of
 from photon_grpc.gateway.calls.fields import converted
 
 
@@ -24,14 +25,9 @@ class _Call(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-class _Part(msgspec.Struct, frozen=True):
-    type: str
-    text: str | None = None
-
-
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: str
-    content: str | list[_Part] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
@@ -87,7 +83,7 @@ def _message(message: _Message, index: int) -> ChatMessage:
     return ChatMessage(
         # Templates know the older name; the newer one means the same.
         "system" if message.role == "developer" else message.role,
-        _text(message.content, f"{where}.content"),
+        text_of(message.content, f"{where}.content"),
         message.name or "",
         message.tool_call_id or "",
         tool_calls=tuple(
@@ -99,17 +95,6 @@ def _message(message: _Message, index: int) -> ChatMessage:
     )
 
 
-def _text(content: str | Sequence[_Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for i, part in enumerate(content):
-        if part.type != "text":
-            raise FeatureNotSupported(
-                f"{where}[{i}]: this server reads text only, not {part.type[:100]!r}", field=f"{where}[{i}]"
-            )
-    return "".join([part.text or "" for part in content])
-
-
 def tools_of(tools: Any) -> tuple[Tool, ...]:
     """Return the tools. Raise InvalidRequest, FeatureNotSupported."""
     found = []
@@ -118,8 +103,7 @@ def tools_of(tools: Any) -> tuple[Tool, ...]:
             path = f"tools[{i}].type"
             raise FeatureNotSupported(f"{path}: must be function, is {tool.type[:100]!r}", field=path)
         function = tool.function
-        parameters = "" if function.parameters is None else msgspec.json.encode(function.parameters).decode()
-        found.append(Tool(function.name, function.description or "", parameters, function.strict))
+        found.append(tool_of(function.name, function.description, function.parameters, function.strict))
     return tuple(found)
 
 

@@ -157,15 +157,6 @@ def _response_format(wanted: dict[str, Any]) -> ConstraintAsk | None:
     raise InvalidRequest(message, field="response_format.type")
 
 
-def cache_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the cache: users do not share prefixes."""
-    salt = values.get("cache_salt", "")
-    if user := values.get("user"):
-        # The length keeps apart ("a", "bc") and ("ab", "c").
-        salt = f"{len(user)}:{user}{salt}"
-    return {"salt": salt} if salt else {}
-
-
 _LENGTH = (FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.TIME_LIMIT)
 
 
