@@ -22,13 +22,14 @@ from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
-from photon_grpc.gateway.openai.messages import chat_of
+from photon_grpc.gateway.openai.messages import chat_of, without_effect
 from photon_grpc.gateway.openai.options import (
     SHARED,
     StreamOptions,
-    constraint_of,
     finish_reason,
+    form_of,
     stop_reason,
+    stream_options,
 )
 
 FIELDS: Table = {
@@ -40,8 +41,9 @@ FIELDS: Table = {
     "top_logprobs": Obeyed(int),
     "tools": Obeyed(list[dict[str, Any]]),
     "tool_choice": Obeyed(Any),
-    "parallel_tool_calls": Obeyed(bool, note="false only with a tool_choice that names the tool, which is called once"),
-    "reasoning_effort": Obeyed(str, note="a variable of the chat template"),
+    "parallel_tool_calls": Obeyed(bool, note="false needs a tool_choice other than auto"),
+    "reasoning_effort": Obeyed(str, note="a variable of the chat template; without effect if it has none"),
+    "thinking_token_budget": Refused("reasoning ends where the model ends it; see max_completion_tokens"),
     "chat_template_kwargs": Obeyed(dict[str, Any], note="variables of the chat template"),
     "add_generation_prompt": Obeyed(bool),
     "modalities": Refused("this server writes text", (["text"],)),
@@ -65,7 +67,7 @@ _NAMES = names(FIELDS) | {
     "chat.tool_choice": "tool_choice",
     "chat.template_args_json": "chat_template_kwargs",
     "output.logprobs": "top_logprobs",
-    "structured_output.json_schema": "response_format",
+    "output.score_token_ids": "logprob_token_ids",
 }
 
 
@@ -105,11 +107,13 @@ class ChatCompletions:
 def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _Wanted:
     if user := values.get("user"):
         generation.label(origin, user)
-    chat, constraint = chat_of(values.obeyed), constraint_of(values.obeyed)
+    chat = chat_of(values.obeyed, facts.template_arguments)
+    call.note_ignored((*values.ignored, *without_effect(values.obeyed, facts.template_arguments)))
+    constraint = form_of(values.obeyed, call)
     return _Wanted(
         generation.ask_of(call, origin, chat, _options(values), model=facts.name, constraint=constraint),
         bool(values.get("stream")),
-        values.get("stream_options") or StreamOptions(),
+        stream_options(values),
         bool(values.get("logprobs")),
     )
 
@@ -119,20 +123,27 @@ def _options(values: Values) -> dict[str, dict[str, Any]]:
     options = groups(FIELDS, values.obeyed)
     if (most := values.get("max_tokens")) is not None:
         options.setdefault("stop", {}).setdefault("max_tokens", most)
-    top = values.get("top_logprobs")
     if values.get("logprobs"):
-        options.setdefault("output", {})["logprobs"] = top or 0
-    elif top:
-        raise InvalidRequest("top_logprobs: needs logprobs: true", field="top_logprobs")
-    if values.get("parallel_tool_calls") is False and values.get("tools") and _may_call_several(values):
-        message = "parallel_tool_calls: false needs a tool_choice that names the tool"
+        options.setdefault("output", {})["logprobs"] = values.get("top_logprobs", 0)
+    else:
+        _check_unscored(values)
+    if (
+        values.get("parallel_tool_calls") is False
+        and values.get("tools")
+        and values.get("tool_choice") in (None, "auto")
+    ):
+        message = 'parallel_tool_calls: false needs a tool_choice of "required", "none" or a tool'
         raise FeatureNotSupported(message, field="parallel_tool_calls")
     options.setdefault("cache", {}).update(generation.cache_of(values.get("user", ""), values.get("cache_salt", "")))
+    if stream_options(values).continuous_usage_stats:
+        options["stream"] = {"continuous_usage": True}
     return options
 
 
-def _may_call_several(values: Values) -> bool:
-    return not isinstance(choice := values.get("tool_choice"), dict) and choice != "none"
+def _check_unscored(values: Values) -> None:
+    for name in ("top_logprobs", "logprob_token_ids"):
+        if values.get(name):
+            raise InvalidRequest(f"{name}: needs logprobs: true", field=name)
 
 
 # --- the whole answer ------------------------------------------------------------------------------------------------
@@ -209,7 +220,10 @@ class _Chunks:
                 "object": "chat.completion.chunk",
                 "created": int(start.create_time_s),
                 "model": start.model,
+                "system_fingerprint": start.release,
             }
+            if self.wanted.options.include_usage:
+                self._head["usage"] = None
         events = b"".join([self._events(update, delta) for delta in update.deltas])
         if update.timing is not None and self.wanted.options.include_usage and update.usage is not None:
             events += self._event({"choices": [], "usage": usage_of([update.usage])})
