@@ -17,6 +17,8 @@ from photon_grpc.gateway.calls.fields import converted, unknown_field
 class _CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str = "{}"
+    #: What OpenAI's client has read from the arguments, which it sends back.
+    parsed_arguments: Any = None
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +42,8 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    #: What OpenAI's client has read from the content.
+    parsed: Any = None
     audio: None = None
     function_call: None = None
 
