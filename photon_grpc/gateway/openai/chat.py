@@ -61,6 +61,7 @@ FIELDS: Table = {
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
 }
 _NAMES = names(FIELDS) | {
+    "request_id": "x-request-id",
     "stop.max_tokens": "max_completion_tokens",
     "chat.messages": "messages",
     "chat.tools": "tools",

@@ -17,7 +17,7 @@ from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, V
 
 _NO_EFFECT = Accepted("nothing is stored, and every request is served alike")
 _NO_MEDIA = Refused("this server reads text", ({},))
-_NOT_REPORTED = Refused("it is not reported here; gRPC reports token ids", (False,))
+_NO_IDS = Refused("ask /tokenize, or gRPC, which reports ids", (False,))
 _NOT_DISTRIBUTED = Refused("prompts are computed where they are answered", ({},))
 #: vLLM's seed that stands for none.
 _NO_SEED = -1
@@ -90,9 +90,9 @@ SHARED: Table = {
     "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
     "logprob_token_ids": Obeyed(tuple[int, ...], "score_token_ids", note="beside the likeliest; needs logprobs"),
     "return_tokens_as_token_ids": Refused("tokens are reported as text", (False,)),
-    "return_token_ids": _NOT_REPORTED,
-    "return_prompt_text": _NOT_REPORTED,
-    "return_token_offsets": _NOT_REPORTED,
+    "return_token_ids": _NO_IDS,
+    "return_prompt_text": Refused("ask /tokenize and /detokenize", (False,)),
+    "return_token_offsets": Refused("text_offset in logprobs has them", (False,)),
     "return_mm_kwargs": Accepted("there are no media"),
     "prompt_logprobs": Refused("set echo and logprobs in /v1/completions"),
     "logits_processors": Refused("the server runs no code of its callers", ([],)),
