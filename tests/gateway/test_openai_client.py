@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import EngineFailure, NumericFailure, QueueFull
+from photon_grpc.errors import DeadlineUnreachable, EngineFailure, NumericFailure, QueueFull
 from tests.frontend.answer_templates import QWEN3
 from tests.frontend.tool_templates import QWEN
 from tests.gateway.scripted import Scripted, scripted
@@ -469,11 +469,15 @@ async def test_deadlines_come_in_headers(plain: Scripted) -> None:
             assert late.value.status_code == 504 and late.value.code == "DEADLINE_PASSED"
             assert late.value.response.headers["x-should-retry"] == "false"
         await gone(plain)
+        plain.link.halts_after, plain.link.fails_with = None, DeadlineUnreachable("there is not enough time")
+        with pytest.raises(openai.InternalServerError) as refused:
+            await calls.chat.completions.create(model="small", messages=MESSAGES, stream=True)
+        assert (refused.value.status_code, refused.value.code) == (504, "DEADLINE_UNREACHABLE")
         for header in ("x-request-timeout-ms", "x-llm-d-slo-ttft-ms"):
             with pytest.raises(openai.BadRequestError) as wrong:
                 await calls.chat.completions.create(model="small", messages=MESSAGES, extra_headers={header: "1.5"})
             assert wrong.value.param == header
-        plain.link.halts_after, before_s = None, time.monotonic()
+        plain.link.fails_with, before_s = None, time.monotonic()
         await calls.chat.completions.create(
             model="small", messages=MESSAGES, extra_headers={"x-llm-d-slo-ttft-ms": "1500"}
         )

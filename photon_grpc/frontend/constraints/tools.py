@@ -45,7 +45,7 @@ def required_calls(chat: ChatInput, form: CallForm | None) -> ConstraintAsk | No
     """Return the constraint by which a rendered chat's tool_choice is met, None if it sets none."""
     if chat.tool_choice is None:
         return None
-    choices = () if chat.tool_choice.name is None else (chat.tool_choice.name,)
+    choices: tuple[str, ...] = () if chat.tool_choice.name is None else (chat.tool_choice.name,)
     if not chat.tools:
         return ConstraintAsk("tool_calls", chat.tools_json, choices, form)
     if chat.tool_choice.is_one and not choices:
