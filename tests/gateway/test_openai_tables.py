@@ -15,7 +15,7 @@ from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, read
 from photon_grpc.gateway.openai import chat, completions, tokens
-from photon_grpc.gateway.openai.options import StreamOptions
+from photon_grpc.gateway.openai.options import EventOptions
 
 TABLES: Mapping[str, Table] = {
     "chat": chat.FIELDS,
@@ -47,7 +47,7 @@ def fields_of(params: Any) -> set[str]:
 def test_every_field_of_openais_client_and_of_vllm_is_in_the_table() -> None:
     assert fields_of(chat_create_params) | {*VLLM.split(), *VLLM_CHAT.split()} <= set(chat.FIELDS)
     assert fields_of(completion_create_params) | {*VLLM.split(), "prompt_embeds"} <= set(completions.FIELDS)
-    assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= set(StreamOptions.__struct_fields__)
+    assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= set(EventOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -25,7 +25,7 @@ from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
 from photon_grpc.gateway.openai.messages import chat_of, without_effect
 from photon_grpc.gateway.openai.options import (
     SHARED,
-    StreamOptions,
+    EventOptions,
     finish_reason,
     form_of,
     stop_reason,
@@ -73,12 +73,12 @@ _NAMES = names(FIELDS) | {
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What one call asks for."""
+class _WantedChat:
+    """A call, read and checked."""
 
     ask: Ask
     stream: bool
-    options: StreamOptions
+    options: EventOptions
     has_logprobs: bool
 
 
@@ -99,19 +99,19 @@ class ChatCompletions:
         if not wanted.stream:
             (result,) = await generation.gather(self._frontend, (wanted.ask,))
             return Response(_body(call, wanted, result), media_type="application/json")
-        chunks = _Chunks(call, wanted)
+        chunks = _ChatChunks(call, wanted)
         await generation.stream(self._frontend, (wanted.ask,), chunks.write)
         await call.events.write(b"data: [DONE]\n\n")
         return None
 
 
-def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _Wanted:
+def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _WantedChat:
     if user := values.get("user"):
         generation.label(origin, user)
     chat = chat_of(values.obeyed, facts.template_arguments)
     call.note_ignored((*values.ignored, *without_effect(values.obeyed, facts.template_arguments)))
     constraint = form_of(values.obeyed, call)
-    return _Wanted(
+    return _WantedChat(
         generation.ask_of(call, origin, chat, _options(values), model=facts.name, constraint=constraint),
         bool(values.get("stream")),
         stream_options(values),
@@ -150,7 +150,7 @@ def _check_unscored(values: Values) -> None:
 # --- the whole answer ------------------------------------------------------------------------------------------------
 
 
-def _body(call: HttpCall, wanted: _Wanted, result: Result) -> bytes:
+def _body(call: HttpCall, wanted: _WantedChat, result: Result) -> bytes:
     start = result.start
     return msgspec.json.encode(
         {
@@ -165,7 +165,7 @@ def _body(call: HttpCall, wanted: _Wanted, result: Result) -> bytes:
     )
 
 
-def _choice(wanted: _Wanted, output: OutputDelta) -> dict[str, Any]:
+def _choice(wanted: _WantedChat, output: OutputDelta) -> dict[str, Any]:
     calls = output.tool_calls
     content = output.text if output.answer is NO_ANSWER else output.content
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
@@ -197,7 +197,7 @@ def _end_of(output: OutputDelta, has_calls: bool) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _ChatChoice:
     """The state of one choice of a stream."""
 
     #: Everything of a plain chunk before its text.
@@ -206,13 +206,13 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Chunks:
+class _ChatChunks:
     """The writer of a stream's chunks."""
 
     call: HttpCall
-    wanted: _Wanted
+    wanted: _WantedChat
     _head: dict[str, Any] = field(default_factory=dict)
-    _choices: dict[int, _Choice] = field(default_factory=dict)
+    _choices: dict[int, _ChatChoice] = field(default_factory=dict)
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
@@ -239,12 +239,12 @@ class _Chunks:
         first = b""
         if choice is None:
             head = msgspec.json.encode(self._head)[:-1]
-            choice = _Choice(b"data: " + head + b',"choices":[{"index":%d,"delta":{"content":' % delta.index)
+            choice = _ChatChoice(b"data: " + head + b',"choices":[{"index":%d,"delta":{"content":' % delta.index)
             self._choices[delta.index] = choice
             first = self._chunk(update, delta.index, {"role": "assistant", "content": ""}, {})
         return first + self._full(update, delta, choice)
 
-    def _full(self, update: Update, delta: OutputDelta, choice: _Choice) -> bytes:
+    def _full(self, update: Update, delta: OutputDelta, choice: _ChatChoice) -> bytes:
         new: dict[str, Any] = {}
         if delta.reasoning:
             new["reasoning_content"] = delta.reasoning

@@ -22,7 +22,7 @@ from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
-    StreamOptions,
+    EventOptions,
     finish_reason,
     form_of,
     stop_reason,
@@ -54,8 +54,8 @@ _NAMES = names(FIELDS) | {
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What one call asks for."""
+class _WantedTexts:
+    """A call, read and checked."""
 
     asks: tuple[Ask, ...]
     #: The prompts as text, if they come first.
@@ -64,7 +64,7 @@ class _Wanted:
     is_prompt_only: bool
     num_outputs: int
     stream: bool
-    options: StreamOptions
+    options: EventOptions
 
 
 class Completions:
@@ -87,12 +87,12 @@ class Completions:
         if not wanted.stream:
             results = await generation.gather(self._frontend, wanted.asks)
             return Response(_body(call, wanted, results), media_type="application/json")
-        chunks = _Chunks(call, wanted)
+        chunks = _TextChunks(call, wanted)
         await generation.stream(self._frontend, wanted.asks, chunks.write)
         await chunks.end()
         return None
 
-    async def _wanted(self, call: HttpCall, values: Values) -> _Wanted:
+    async def _wanted(self, call: HttpCall, values: Values) -> _WantedTexts:
         facts = self._frontend.model(values.get("model", ""))
         prompts, options = _prompts(values), _options(values)
         constraint = form_of(values.obeyed, call)
@@ -104,7 +104,7 @@ class Completions:
                 generation.label(origin, user)
             asks.append(generation.ask_of(call, origin, prompt, options, model=facts.name, constraint=constraint))
         has_echo = bool(values.get("echo"))
-        return _Wanted(
+        return _WantedTexts(
             tuple(asks),
             tuple([await self._text(facts.name, call, each) for each in prompts]) if has_echo else ("",) * len(asks),
             _is_prompt_only(values),
@@ -169,7 +169,7 @@ def _is_ids(prompt: Any) -> bool:
 # --- the whole answer ------------------------------------------------------------------------------------------------
 
 
-def _body(call: HttpCall, wanted: _Wanted, results: Sequence[Result]) -> bytes:
+def _body(call: HttpCall, wanted: _WantedTexts, results: Sequence[Result]) -> bytes:
     choices = [_choice(wanted, i, result, output) for i, result in enumerate(results) for output in result.outputs]
     start = results[0].start
     return msgspec.json.encode(
@@ -185,13 +185,13 @@ def _body(call: HttpCall, wanted: _Wanted, results: Sequence[Result]) -> bytes:
     )
 
 
-def _usage_of(wanted: _Wanted, usages: Iterable[Usage]) -> dict[str, Any]:
+def _usage_of(wanted: _WantedTexts, usages: Iterable[Usage]) -> dict[str, Any]:
     if wanted.is_prompt_only:
         usages = [replace(usage, output_tokens=0) for usage in usages]
     return usage_of(usages)
 
 
-def _choice(wanted: _Wanted, number: int, result: Result, output: OutputDelta) -> dict[str, Any]:
+def _choice(wanted: _WantedTexts, number: int, result: Result, output: OutputDelta) -> dict[str, Any]:
     text, logprobs = wanted.echoes[number], None
     if wanted.asks[number].output.logprobs is not None:
         scores = [*result.prompt_scores, *(() if wanted.is_prompt_only else output.scores)]
@@ -212,7 +212,7 @@ def _end_of(output: OutputDelta) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _TextChoice:
     """The state of one choice of a stream."""
 
     #: Everything of a plain chunk before its text.
@@ -222,13 +222,13 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Chunks:
+class _TextChunks:
     """The writer of a stream's chunks."""
 
     call: HttpCall
-    wanted: _Wanted
+    wanted: _WantedTexts
     _head: dict[str, Any] = field(default_factory=dict)
-    _choices: dict[int, _Choice] = field(default_factory=dict)
+    _choices: dict[int, _TextChoice] = field(default_factory=dict)
     _usages: dict[int, Usage] = field(default_factory=dict)
     #: Scores of the prompts, which come with the first update of each.
     _prompts: dict[int, Sequence[TokenScore]] = field(default_factory=dict)
@@ -268,12 +268,12 @@ class _Chunks:
             return choice.before + msgspec.json.encode(delta.text) + _AFTER
         return self._full(number, update, delta, choice, index)
 
-    def _begin(self, number: int, index: int) -> _Choice:
+    def _begin(self, number: int, index: int) -> _TextChoice:
         head = msgspec.json.encode(self._head)[:-1]
         offsets = TextOffsets.ending_at(len(self.wanted.echoes[number]), self._prompts[number])
-        return _Choice(b"data: " + head + b',"choices":[{"index":%d,"text":' % index, offsets)
+        return _TextChoice(b"data: " + head + b',"choices":[{"index":%d,"text":' % index, offsets)
 
-    def _full(self, number: int, update: Update, delta: OutputDelta, choice: _Choice, index: int) -> bytes:
+    def _full(self, number: int, update: Update, delta: OutputDelta, choice: _TextChoice, index: int) -> bytes:
         text, scores = "" if self.wanted.is_prompt_only else delta.text, []
         if self.wanted.asks[number].output.logprobs is not None:
             scores = [] if choice.has_begun else [*self._prompts[number]]

@@ -23,7 +23,9 @@ _NOT_DISTRIBUTED = Refused("prompts are computed where they are answered", ({},)
 _NO_SEED = -1
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field stream_options."""
+
     include_usage: bool = False
     #: vLLM's: usage in every chunk.
     continuous_usage_stats: bool = False
@@ -31,12 +33,12 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-def stream_options(values: Values) -> StreamOptions:
+def stream_options(values: Values) -> EventOptions:
     """Return the options of a stream. Raise InvalidRequest if there is none."""
     options = values.get("stream_options")
     if options is not None and not values.get("stream"):
         raise InvalidRequest("stream_options: needs stream: true", field="stream_options")
-    return options or StreamOptions()
+    return options or EventOptions()
 
 
 def _sorted_bias(bias: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
@@ -52,7 +54,7 @@ def _seed(seed: int) -> int | None:
 SHARED: Table = {
     "model": Obeyed(str),
     "stream": Obeyed(bool),
-    "stream_options": Obeyed(StreamOptions, note="only with stream; include_usage, vLLM's continuous_usage_stats"),
+    "stream_options": Obeyed(EventOptions, note="only with stream; include_usage, vLLM's continuous_usage_stats"),
     "user": Obeyed(str, note="a label of the request, and a part of the cache salt"),
     # Sampling.
     "temperature": Obeyed(float, "temperature"),
