@@ -60,6 +60,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
     #: The name of the tool to call; None allows any.
     name: str | None = None
+    #: Any tool, but only one call; a named one is called once.
+    is_one: bool = False
 
 
 class ChatInput(msgspec.Struct, frozen=True):
@@ -102,7 +104,7 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     kind: Kind
     #: The schema, regular expression or grammar; for protobuf a Lark grammar of its JSON; for tool_calls the tools.
     text: str = ""
-    #: The choices; for tool_calls the name of the tool to call, or empty for any.
+    #: The choices; for tool_calls the tools of which one is called once, or empty for any calls.
     choices: tuple[str, ...] = ()
     #: For tool_calls only.
     form: CallForm | None = None

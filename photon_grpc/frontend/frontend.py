@@ -213,6 +213,13 @@ class Frontend:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
         return await self._encoder.decode(token_ids, skip_special_tokens, caller)
 
+    def token_bytes(self, model: str) -> Callable[[int], bytes]:
+        """Return the bytes of a token by its id. Raise ModelNotFound, FeatureNotSupported."""
+        self.model(model)
+        if self._model.tokenizer is None:
+            raise FeatureNotSupported("return_token_strs: this model has no tokenizer", field="return_token_strs")
+        return self._model.token_bytes
+
     async def control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """Send an operator's command to the engine and return its reply. Raise Unavailable."""
         return await self._controls.send(verb, names)

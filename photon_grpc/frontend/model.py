@@ -60,6 +60,8 @@ class ModelFacts:
     revision: str
     dtype: str
     quantization: str
+    #: Variables that a chat may set (`template_args_json`).
+    template_arguments: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class ServedModel:
             revision=self.revision if engine is None or not engine.revision else engine.revision,
             dtype=self.dtype if engine is None else engine.dtype,
             quantization="" if engine is None else engine.quantization,
+            template_arguments=frozenset() if self.template is None else self.template.arguments,
         )
 
     @property

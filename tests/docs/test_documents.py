@@ -26,8 +26,9 @@ CLIENT_FLAGS = {"--help"} | {
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def test_the_configuration_page_is_fresh() -> None:
-    script = ROOT / "docs" / "configuration_reference.py"
+@pytest.mark.parametrize("name", ["configuration_reference.py", "http_reference.py"])
+def test_the_generated_pages_are_fresh(name: str) -> None:
+    script = ROOT / "docs" / name
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

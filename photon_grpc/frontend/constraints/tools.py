@@ -45,9 +45,11 @@ def required_calls(chat: ChatInput, form: CallForm | None) -> ConstraintAsk | No
     """Return the constraint by which a rendered chat's tool_choice is met, None if it sets none."""
     if chat.tool_choice is None:
         return None
-    choices = () if chat.tool_choice.name is None else (chat.tool_choice.name,)
+    choices: tuple[str, ...] = () if chat.tool_choice.name is None else (chat.tool_choice.name,)
     if not chat.tools:
         return ConstraintAsk("tool_calls", chat.tools_json, choices, form)
+    if chat.tool_choice.is_one and not choices:
+        choices = tuple([tool.name for tool in chat.tools])
     tools = [{"name": tool.name, "parameters": _parameters(tool)} for tool in chat.tools]
     return ConstraintAsk("tool_calls", msgspec.json.encode(tools).decode(), choices, form, "chat.tools")
 
@@ -59,7 +61,7 @@ def _parameters(tool: Tool) -> msgspec.Raw:
 
 
 def read_tools(ask: ConstraintAsk) -> tuple[ConstrainedTool, ...]:
-    """Return the tools of required calls, or only the chosen one, without a check of the others.
+    """Return the tools of required calls, or only the chosen ones, without a check of the others.
 
     Raise InvalidRequest.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from photon_grpc.core.admission import check_request_id
+from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_request_id
 from photon_grpc.core.ask import Origin
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.gateway.calls.events import Events
@@ -49,6 +49,8 @@ class HttpCall:
         self._connection = connection_of(scope)
         #: Fields without effect, which a header of the answer names.
         self.ignored: tuple[str, ...] = ()
+        #: The places in this body by the paths that errors have, beside the names of the endpoint.
+        self.places: Mapping[str, str] = {}
         #: The call counts as a request, so observers of requests see its end.
         self.is_request = False
         #: Set by `guard` before the call is answered.
@@ -80,7 +82,7 @@ class HttpCall:
         """Return the origin of a request that arrives now. `suffix` tells apart several requests of one call."""
         return Origin(
             time.monotonic(),
-            self.request_id + suffix,
+            self.request_id[: MAX_REQUEST_ID_CHARS - len(suffix)] + suffix,
             self.owner,
             self.route,
             deadline_s=self.deadline_s,

@@ -34,6 +34,15 @@ _OPENAI_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 #: The status of a caller that went away, as nginx logs it.
 CLIENT_CLOSED = 499
 #: Characters of an error's text and field.
@@ -126,16 +135,39 @@ class OpenAiErrors:
         return {"x-request-id": request_id}
 
     def _fields(self, failure: Failure) -> dict[str, Any]:
-        error, status = failure.error, failure.status
+        status = failure.status
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        fields: dict[str, Any] = {
-            "message": error.message[:_MAX_TEXT],
-            "type": kind,
-            "param": error.field[:_MAX_FIELD] or None,
-            "code": error.reason,
-        }
-        numbers = {"needed": error.needed, "limit": error.limit}
-        return fields | {name: number for name, number in numbers.items() if number is not None}
+        return {"type": kind} | _facts(failure.error)
+
+
+class AnthropicErrors:
+    """`{"type": "error", "error": {"type", "message", "code"}, "request_id"}`, where `code` is our reason."""
+
+    def body(self, failure: Failure) -> bytes:
+        whole = {"type": "error", "error": self._fields(failure), "request_id": failure.request_id}
+        return msgspec.json.encode(whole)
+
+    def event(self, failure: Failure) -> bytes:
+        return b"event: error\ndata: " + self.body(failure) + b"\n\n"
+
+    def headers(self, request_id: str) -> Headers:
+        return {"request-id": request_id, "x-request-id": request_id}
+
+    def _fields(self, failure: Failure) -> dict[str, Any]:
+        status = failure.status
+        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": kind} | _facts(failure.error)
 
 
 OPENAI_ERRORS = OpenAiErrors()
+ANTHROPIC_ERRORS = AnthropicErrors()
+
+
+def _facts(error: errors.PhotonError) -> dict[str, Any]:
+    """Return what the forms of all APIs say of an error."""
+    numbers = {"needed": error.needed, "limit": error.limit}
+    return {
+        "message": error.message[:_MAX_TEXT],
+        "param": error.field[:_MAX_FIELD] or None,
+        "code": error.reason,
+    } | {name: number for name, number in numbers.items() if number is not None}

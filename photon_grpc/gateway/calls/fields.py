@@ -94,8 +94,9 @@ def converted(value: Any, kind: Any, field: str) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
-        path = field + place.rstrip("`")
+        what, _, place = str(error).partition(" - at `")
+        # The place of a key is "key` in `$".
+        path = field + place.rpartition("`$" if "`$" in place else "$")[2].rstrip("`")
         raise InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", field=path) from None
 
 

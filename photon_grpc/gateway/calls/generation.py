@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,15 +12,19 @@ from photon_grpc.core.admission import check_labels
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, IdsInput, Origin, TextInput
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.update import Result, Update
+from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import structs
+from photon_grpc.gateway.calls.fields import Table, Values, read, structs
 
 T = TypeVar("T")
 
 #: Requests of one call that run at a time.
 _AT_ONCE = 32
 _USER = "user"
+#: Characters of a cache salt.
+_MAX_SALT = 256
 
 #: Called with the number of the request, its Start and each Update.
 OnUpdate = Callable[[int, Start, Update], Awaitable[None]]
@@ -34,6 +39,37 @@ def recording_refusals(frontend: Frontend, origin: Origin) -> Iterator[None]:
     except BaseException as error:
         frontend.refused(origin, error)
         raise
+
+
+async def read_request(
+    call: HttpCall,
+    frontend: Frontend,
+    table: Table,
+    max_body_bytes: int,
+    wanted: Callable[[Values, ModelFacts, Origin], T],
+) -> T:
+    """Return what `wanted` makes of the body's fields. Raise PhotonError.
+
+    A refusal is recorded as the end of a request.
+    """
+    call.is_request = True
+    with recording_refusals(frontend, call.origin()):
+        values = read(table, await json_object(call, max_body_bytes))
+        call.note_ignored(values.ignored)
+        facts = frontend.model(values.get("model", ""))
+        origin = call.origin()
+        origin.model = facts.name
+        return wanted(values, facts, origin)
+
+
+def cache_of(user: str, salt: str = "") -> dict[str, str]:
+    """Return the options of the cache: users do not share prefixes."""
+    if user:
+        # The length keeps apart ("a", "bc") and ("ab", "c").
+        salt = f"{len(user)}:{user}{salt}"
+    if len(salt) > _MAX_SALT:
+        salt = hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()
+    return {"salt": salt} if salt else {}
 
 
 def label(origin: Origin, user: str) -> None:

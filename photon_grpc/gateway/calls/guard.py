@@ -141,7 +141,7 @@ class GuardedEndpoint:
             raise DeadlinePassed("the deadline has passed") from None
 
     async def _fail(self, call: HttpCall, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        failure = failure_of(error, call.request_id, self._endpoint.names)
+        failure = failure_of(error, call.request_id, {**self._endpoint.names, **call.places})
         duration_s = time.monotonic() - call.started_s
         self._rules.failures.report(error, failure, call.route, duration_s, is_request=call.is_request)
         if call.events.has_begun:

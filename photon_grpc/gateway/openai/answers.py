@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,26 +38,49 @@ def chat_logprobs(scores: Iterable[TokenScore]) -> list[dict[str, Any]]:
 
 
 def _entry(token_bytes: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": token_text(token_bytes), "logprob": logprob, "bytes": list(token_bytes)}
+    return {"token": token_text(token_bytes), "logprob": _finite(logprob), "bytes": list(token_bytes)}
 
 
-def completion_logprobs(scores: Iterable[TokenScore], offset: int) -> tuple[dict[str, Any], int]:
-    """Return log-probabilities as the completions endpoint has them, and the offset in the text after them."""
+class TextOffsets:
+    """Where in a text its tokens begin, in characters. A token within a character begins where that does."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @classmethod
+    def ending_at(cls, end: int, scores: Iterable[TokenScore]) -> TextOffsets:
+        """Return the offsets of a prompt of `end` characters. What its tokens have beyond them, as BOS, is at 0."""
+        return cls(end - len(token_text(b"".join([score.token_bytes for score in scores]))))
+
+    def next(self, token_bytes: bytes) -> int:
+        """Return the offset of the next token."""
+        offset = self._offset
+        self._offset += len(self._decoder.decode(token_bytes))
+        return max(offset, 0)
+
+
+def completion_logprobs(scores: Iterable[TokenScore], offsets: TextOffsets) -> dict[str, Any]:
+    """Return log-probabilities as the completions endpoint has them."""
     found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for score in scores:
         text = token_text(score.token_bytes)
         found["tokens"].append(text)
-        found["token_logprobs"].append(score.logprob)
-        found["text_offset"].append(offset)
+        found["token_logprobs"].append(_finite(score.logprob))
+        found["text_offset"].append(offsets.next(score.token_bytes))
         found["top_logprobs"].append(None if score.logprob is None else _by_text(score, text))
-        offset += len(text)
-    return found, offset
+    return found
+
+
+def _finite(logprob: float | None) -> float | None:
+    # JSON has no infinity; this is what OpenAI writes.
+    return None if logprob is None else max(logprob, -9999.0)
 
 
 def _by_text(score: TokenScore, text: str) -> dict[str, float | None]:
     # Several tokens may look the same as text; the likeliest, which comes first, stands for them.
     found: dict[str, float | None] = {}
     for each in score.candidates:
-        found.setdefault(token_text(each.token_bytes), each.logprob)
-    found.setdefault(text, score.logprob)
+        found.setdefault(token_text(each.token_bytes), _finite(each.logprob))
+    found.setdefault(text, _finite(score.logprob))
     return found

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from photon_grpc.core.ask import Ask
+from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.core.generation import Start, ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.gateway.calls import generation
-from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
-from photon_grpc.gateway.openai.messages import chat_of
+from photon_grpc.gateway.openai.messages import chat_of, without_effect
 from photon_grpc.gateway.openai.options import (
     SHARED,
-    StreamOptions,
-    cache_of,
-    constraint_of,
+    EventOptions,
     finish_reason,
+    form_of,
     stop_reason,
+    stream_options,
 )
 
 FIELDS: Table = {
@@ -40,8 +41,9 @@ FIELDS: Table = {
     "top_logprobs": Obeyed(int),
     "tools": Obeyed(list[dict[str, Any]]),
     "tool_choice": Obeyed(Any),
-    "parallel_tool_calls": Obeyed(bool, note="false only with a tool_choice that names the tool, which is called once"),
-    "reasoning_effort": Obeyed(str, note="a variable of the chat template"),
+    "parallel_tool_calls": Obeyed(bool, note="false needs a tool_choice other than auto"),
+    "reasoning_effort": Obeyed(str, note="a variable of the chat template; without effect if it has none"),
+    "thinking_token_budget": Refused("reasoning ends where the model ends it; see max_completion_tokens"),
     "chat_template_kwargs": Obeyed(dict[str, Any], note="variables of the chat template"),
     "add_generation_prompt": Obeyed(bool),
     "modalities": Refused("this server writes text", (["text"],)),
@@ -59,23 +61,24 @@ FIELDS: Table = {
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
 }
 _NAMES = names(FIELDS) | {
+    "request_id": "x-request-id",
     "stop.max_tokens": "max_completion_tokens",
     "chat.messages": "messages",
     "chat.tools": "tools",
     "chat.tool_choice": "tool_choice",
     "chat.template_args_json": "chat_template_kwargs",
     "output.logprobs": "top_logprobs",
-    "structured_output.json_schema": "response_format",
+    "output.score_token_ids": "logprob_token_ids",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What one call asks for."""
+class _WantedChat:
+    """A call, read and checked."""
 
     ask: Ask
     stream: bool
-    options: StreamOptions
+    options: EventOptions
     has_logprobs: bool
 
 
@@ -90,36 +93,30 @@ class ChatCompletions:
         return (Endpoint("/v1/chat/completions", self.answer, scopes=("generate",), names=_NAMES),)
 
     async def answer(self, call: HttpCall) -> Response | None:
-        call.is_request = True
-        origin = call.origin()
-        with generation.recording_refusals(self._frontend, origin):
-            values = read(FIELDS, await json_object(call, self._max_body_bytes))
-            call.note_ignored(values.ignored)
-            facts = self._frontend.model(values.get("model", ""))
-            origin = call.origin()
-            origin.model = facts.name
-            if user := values.get("user"):
-                generation.label(origin, user)
-            wanted = _Wanted(
-                generation.ask_of(
-                    call,
-                    origin,
-                    chat_of(values.obeyed),
-                    _options(values),
-                    model=facts.name,
-                    constraint=constraint_of(values.obeyed),
-                ),
-                bool(values.get("stream")),
-                values.get("stream_options") or StreamOptions(),
-                bool(values.get("logprobs")),
-            )
+        wanted = await generation.read_request(
+            call, self._frontend, FIELDS, self._max_body_bytes, partial(_wanted, call)
+        )
         if not wanted.stream:
             (result,) = await generation.gather(self._frontend, (wanted.ask,))
             return Response(_body(call, wanted, result), media_type="application/json")
-        chunks = _Chunks(call, wanted)
+        chunks = _ChatChunks(call, wanted)
         await generation.stream(self._frontend, (wanted.ask,), chunks.write)
         await call.events.write(b"data: [DONE]\n\n")
         return None
+
+
+def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _WantedChat:
+    if user := values.get("user"):
+        generation.label(origin, user)
+    chat = chat_of(values.obeyed, facts.template_arguments)
+    call.note_ignored((*values.ignored, *without_effect(values.obeyed, facts.template_arguments)))
+    constraint = form_of(values.obeyed, call)
+    return _WantedChat(
+        generation.ask_of(call, origin, chat, _options(values), model=facts.name, constraint=constraint),
+        bool(values.get("stream")),
+        stream_options(values),
+        bool(values.get("logprobs")),
+    )
 
 
 def _options(values: Values) -> dict[str, dict[str, Any]]:
@@ -127,26 +124,33 @@ def _options(values: Values) -> dict[str, dict[str, Any]]:
     options = groups(FIELDS, values.obeyed)
     if (most := values.get("max_tokens")) is not None:
         options.setdefault("stop", {}).setdefault("max_tokens", most)
-    top = values.get("top_logprobs")
     if values.get("logprobs"):
-        options.setdefault("output", {})["logprobs"] = top or 0
-    elif top:
-        raise InvalidRequest("top_logprobs: needs logprobs: true", field="top_logprobs")
-    if values.get("parallel_tool_calls") is False and values.get("tools") and _may_call_several(values):
-        message = "parallel_tool_calls: false needs a tool_choice that names the tool"
+        options.setdefault("output", {})["logprobs"] = values.get("top_logprobs", 0)
+    else:
+        _check_unscored(values)
+    if (
+        values.get("parallel_tool_calls") is False
+        and values.get("tools")
+        and values.get("tool_choice") in (None, "auto")
+    ):
+        message = 'parallel_tool_calls: false needs a tool_choice of "required", "none" or a tool'
         raise FeatureNotSupported(message, field="parallel_tool_calls")
-    options.setdefault("cache", {}).update(cache_of(values.obeyed))
+    options.setdefault("cache", {}).update(generation.cache_of(values.get("user", ""), values.get("cache_salt", "")))
+    if stream_options(values).continuous_usage_stats:
+        options["stream"] = {"continuous_usage": True}
     return options
 
 
-def _may_call_several(values: Values) -> bool:
-    return not isinstance(choice := values.get("tool_choice"), dict) and choice != "none"
+def _check_unscored(values: Values) -> None:
+    for name in ("top_logprobs", "logprob_token_ids"):
+        if values.get(name):
+            raise InvalidRequest(f"{name}: needs logprobs: true", field=name)
 
 
 # --- the whole answer ------------------------------------------------------------------------------------------------
 
 
-def _body(call: HttpCall, wanted: _Wanted, result: Result) -> bytes:
+def _body(call: HttpCall, wanted: _WantedChat, result: Result) -> bytes:
     start = result.start
     return msgspec.json.encode(
         {
@@ -161,7 +165,7 @@ def _body(call: HttpCall, wanted: _Wanted, result: Result) -> bytes:
     )
 
 
-def _choice(wanted: _Wanted, output: OutputDelta) -> dict[str, Any]:
+def _choice(wanted: _WantedChat, output: OutputDelta) -> dict[str, Any]:
     calls = output.tool_calls
     content = output.text if output.answer is NO_ANSWER else output.content
     message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
@@ -193,7 +197,7 @@ def _end_of(output: OutputDelta, has_calls: bool) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _ChatChoice:
     """The state of one choice of a stream."""
 
     #: Everything of a plain chunk before its text.
@@ -202,13 +206,13 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Chunks:
+class _ChatChunks:
     """The writer of a stream's chunks."""
 
     call: HttpCall
-    wanted: _Wanted
+    wanted: _WantedChat
     _head: dict[str, Any] = field(default_factory=dict)
-    _choices: dict[int, _Choice] = field(default_factory=dict)
+    _choices: dict[int, _ChatChoice] = field(default_factory=dict)
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
@@ -217,7 +221,10 @@ class _Chunks:
                 "object": "chat.completion.chunk",
                 "created": int(start.create_time_s),
                 "model": start.model,
+                "system_fingerprint": start.release,
             }
+            if self.wanted.options.include_usage:
+                self._head["usage"] = None
         events = b"".join([self._events(update, delta) for delta in update.deltas])
         if update.timing is not None and self.wanted.options.include_usage and update.usage is not None:
             events += self._event({"choices": [], "usage": usage_of([update.usage])})
@@ -232,12 +239,12 @@ class _Chunks:
         first = b""
         if choice is None:
             head = msgspec.json.encode(self._head)[:-1]
-            choice = _Choice(b"data: " + head + b',"choices":[{"index":%d,"delta":{"content":' % delta.index)
+            choice = _ChatChoice(b"data: " + head + b',"choices":[{"index":%d,"delta":{"content":' % delta.index)
             self._choices[delta.index] = choice
             first = self._chunk(update, delta.index, {"role": "assistant", "content": ""}, {})
         return first + self._full(update, delta, choice)
 
-    def _full(self, update: Update, delta: OutputDelta, choice: _Choice) -> bytes:
+    def _full(self, update: Update, delta: OutputDelta, choice: _ChatChoice) -> bytes:
         new: dict[str, Any] = {}
         if delta.reasoning:
             new["reasoning_content"] = delta.reasoning

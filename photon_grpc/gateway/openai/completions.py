@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from photon_grpc.core.ask import Ask, IdsInput, TextInput
-from photon_grpc.core.generation import Start, Usage
+from photon_grpc.core.generation import Start, TokenScore, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
@@ -19,14 +19,14 @@ from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names, read
 from photon_grpc.gateway.calls.guard import Endpoint
-from photon_grpc.gateway.openai.answers import completion_logprobs, usage_of
+from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
-    StreamOptions,
-    cache_of,
-    constraint_of,
+    EventOptions,
     finish_reason,
+    form_of,
     stop_reason,
+    stream_options,
 )
 
 #: Prompts of one call.
@@ -43,15 +43,19 @@ FIELDS: Table = {
     "add_special_tokens": Obeyed(bool, note="whether BOS and the like are added to a text; true if unset"),
     "parse_special_tokens": Obeyed(bool, note="whether special tokens spelled out in a text are those; true if unset"),
     "suffix": Refused("there is no filling in between; write the text after the gap into the prompt", ("",)),
-    "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
-    "prompt_logprobs": Refused("set echo and logprobs"),
+    "prompt_embeds": Refused("a prompt is text or ids"),
 }
-_NAMES = names(FIELDS) | {"text": "prompt", "token_ids": "prompt", "token_ids.ids": "prompt"}
+_NAMES = names(FIELDS) | {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "output.prompt_logprobs": "logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What one call asks for."""
+class _WantedTexts:
+    """A call, read and checked."""
 
     asks: tuple[Ask, ...]
     #: The prompts as text, if they come first.
@@ -60,7 +64,7 @@ class _Wanted:
     is_prompt_only: bool
     num_outputs: int
     stream: bool
-    options: StreamOptions
+    options: EventOptions
 
 
 class Completions:
@@ -83,23 +87,15 @@ class Completions:
         if not wanted.stream:
             results = await generation.gather(self._frontend, wanted.asks)
             return Response(_body(call, wanted, results), media_type="application/json")
-        chunks = _Chunks(call, wanted)
+        chunks = _TextChunks(call, wanted)
         await generation.stream(self._frontend, wanted.asks, chunks.write)
         await chunks.end()
         return None
 
-    async def _wanted(self, call: HttpCall, values: Values) -> _Wanted:
+    async def _wanted(self, call: HttpCall, values: Values) -> _WantedTexts:
         facts = self._frontend.model(values.get("model", ""))
-        prompts = _prompts(values)
-        has_echo = bool(values.get("echo"))
-        options = groups(FIELDS, values.obeyed)
-        stop = options.setdefault("stop", {})
-        is_prompt_only = has_echo and stop.get("max_tokens") == 0
-        stop["max_tokens"] = 1 if is_prompt_only else stop.get("max_tokens", _MAX_TOKENS)
-        if has_echo and "logprobs" in values.obeyed:
-            options["output"]["prompt_logprobs"] = values.get("logprobs")
-        options.setdefault("cache", {}).update(cache_of(values.obeyed))
-        constraint = constraint_of(values.obeyed)
+        prompts, options = _prompts(values), _options(values)
+        constraint = form_of(values.obeyed, call)
         asks = []
         for i, prompt in enumerate(prompts):
             origin = call.origin(f"-{i}" if len(prompts) > 1 else "")
@@ -107,19 +103,39 @@ class Completions:
             if user := values.get("user"):
                 generation.label(origin, user)
             asks.append(generation.ask_of(call, origin, prompt, options, model=facts.name, constraint=constraint))
-        return _Wanted(
+        has_echo = bool(values.get("echo"))
+        return _WantedTexts(
             tuple(asks),
             tuple([await self._text(facts.name, call, each) for each in prompts]) if has_echo else ("",) * len(asks),
-            is_prompt_only,
+            _is_prompt_only(values),
             values.get("n", 1),
             bool(values.get("stream")),
-            values.get("stream_options") or StreamOptions(),
+            stream_options(values),
         )
 
     async def _text(self, model: str, call: HttpCall, prompt: TextInput | IdsInput) -> str:
         if isinstance(prompt, TextInput):
             return prompt.text
         return await self._frontend.detokenize(model, prompt.token_ids, False, call.caller)
+
+
+def _is_prompt_only(values: Values) -> bool:
+    return bool(values.get("echo")) and values.get("max_tokens") == 0
+
+
+def _options(values: Values) -> dict[str, dict[str, Any]]:
+    """Return the options of each ask by group. Raise InvalidRequest."""
+    options = groups(FIELDS, values.obeyed)
+    stop = options.setdefault("stop", {})
+    stop["max_tokens"] = 1 if _is_prompt_only(values) else stop.get("max_tokens", _MAX_TOKENS)
+    if values.get("logprobs") is None and values.get("logprob_token_ids"):
+        raise InvalidRequest("logprob_token_ids: needs logprobs", field="logprob_token_ids")
+    if values.get("echo") and "logprobs" in values.obeyed:
+        options["output"]["prompt_logprobs"] = values.get("logprobs")
+    options.setdefault("cache", {}).update(generation.cache_of(values.get("user", ""), values.get("cache_salt", "")))
+    if stream_options(values).continuous_usage_stats:
+        options["stream"] = {"continuous_usage": True}
+    return options
 
 
 def _prompts(values: Values) -> list[TextInput | IdsInput]:
@@ -153,7 +169,7 @@ def _is_ids(prompt: Any) -> bool:
 # --- the whole answer ------------------------------------------------------------------------------------------------
 
 
-def _body(call: HttpCall, wanted: _Wanted, results: Sequence[Result]) -> bytes:
+def _body(call: HttpCall, wanted: _WantedTexts, results: Sequence[Result]) -> bytes:
     choices = [_choice(wanted, i, result, output) for i, result in enumerate(results) for output in result.outputs]
     start = results[0].start
     return msgspec.json.encode(
@@ -163,17 +179,23 @@ def _body(call: HttpCall, wanted: _Wanted, results: Sequence[Result]) -> bytes:
             "created": int(start.create_time_s),
             "model": start.model,
             "choices": choices,
-            "usage": usage_of(result.usage for result in results),
+            "usage": _usage_of(wanted, [result.usage for result in results]),
             "system_fingerprint": start.release,
         }
     )
 
 
-def _choice(wanted: _Wanted, number: int, result: Result, output: OutputDelta) -> dict[str, Any]:
+def _usage_of(wanted: _WantedTexts, usages: Iterable[Usage]) -> dict[str, Any]:
+    if wanted.is_prompt_only:
+        usages = [replace(usage, output_tokens=0) for usage in usages]
+    return usage_of(usages)
+
+
+def _choice(wanted: _WantedTexts, number: int, result: Result, output: OutputDelta) -> dict[str, Any]:
     text, logprobs = wanted.echoes[number], None
     if wanted.asks[number].output.logprobs is not None:
         scores = [*result.prompt_scores, *(() if wanted.is_prompt_only else output.scores)]
-        logprobs, _ = completion_logprobs(scores, 0)
+        logprobs = completion_logprobs(scores, TextOffsets.ending_at(len(text), result.prompt_scores))
     if not wanted.is_prompt_only:
         text += output.text
     return {"index": number * wanted.num_outputs + output.index, "text": text, "logprobs": logprobs} | _end_of(output)
@@ -190,25 +212,26 @@ def _end_of(output: OutputDelta) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _TextChoice:
     """The state of one choice of a stream."""
 
     #: Everything of a plain chunk before its text.
     before: bytes
+    offsets: TextOffsets
     has_begun: bool = False
-    #: Characters of the text so far, by its tokens.
-    offset: int = 0
 
 
 @dataclass(slots=True)
-class _Chunks:
+class _TextChunks:
     """The writer of a stream's chunks."""
 
     call: HttpCall
-    wanted: _Wanted
+    wanted: _WantedTexts
     _head: dict[str, Any] = field(default_factory=dict)
-    _choices: dict[int, _Choice] = field(default_factory=dict)
+    _choices: dict[int, _TextChoice] = field(default_factory=dict)
     _usages: dict[int, Usage] = field(default_factory=dict)
+    #: Scores of the prompts, which come with the first update of each.
+    _prompts: dict[int, Sequence[TokenScore]] = field(default_factory=dict)
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
@@ -217,7 +240,11 @@ class _Chunks:
                 "object": "text_completion",
                 "created": int(start.create_time_s),
                 "model": start.model,
+                "system_fingerprint": start.release,
             }
+            if self.wanted.options.include_usage:
+                self._head["usage"] = None
+        self._prompts.setdefault(number, tuple(update.prompt_scores))
         if update.usage is not None:
             self._usages[number] = update.usage
         events = b"".join([self._event(number, update, delta) for delta in update.deltas])
@@ -227,13 +254,13 @@ class _Chunks:
     async def end(self) -> None:
         last = b"data: [DONE]\n\n"
         if self.wanted.options.include_usage:
-            whole = self._head | {"choices": [], "usage": usage_of(self._usages.values())}
+            whole = self._head | {"choices": [], "usage": _usage_of(self.wanted, self._usages.values())}
             last = b"data: " + msgspec.json.encode(whole) + b"\n\n" + last
         await self.call.events.write(last)
 
     def _event(self, number: int, update: Update, delta: OutputDelta) -> bytes:
         index = number * self.wanted.num_outputs + delta.index
-        choice = self._choices.get(index) or self._choices.setdefault(index, self._begin(index))
+        choice = self._choices.get(index) or self._choices.setdefault(index, self._begin(number, index))
         is_plain = choice.has_begun and delta.finish is None and self.wanted.asks[number].output.logprobs is None
         if is_plain and not self.wanted.options.continuous_usage_stats:
             if not delta.text:
@@ -241,25 +268,24 @@ class _Chunks:
             return choice.before + msgspec.json.encode(delta.text) + _AFTER
         return self._full(number, update, delta, choice, index)
 
-    def _begin(self, index: int) -> _Choice:
+    def _begin(self, number: int, index: int) -> _TextChoice:
         head = msgspec.json.encode(self._head)[:-1]
-        return _Choice(b"data: " + head + b',"choices":[{"index":%d,"text":' % index)
+        offsets = TextOffsets.ending_at(len(self.wanted.echoes[number]), self._prompts[number])
+        return _TextChoice(b"data: " + head + b',"choices":[{"index":%d,"text":' % index, offsets)
 
-    def _full(self, number: int, update: Update, delta: OutputDelta, choice: _Choice, index: int) -> bytes:
+    def _full(self, number: int, update: Update, delta: OutputDelta, choice: _TextChoice, index: int) -> bytes:
         text, scores = "" if self.wanted.is_prompt_only else delta.text, []
         if self.wanted.asks[number].output.logprobs is not None:
-            scores = [*update.prompt_scores] if not choice.has_begun else []
+            scores = [] if choice.has_begun else [*self._prompts[number]]
             scores += [] if self.wanted.is_prompt_only else [*delta.scores]
         if not choice.has_begun:
             choice.has_begun = True
             text = self.wanted.echoes[number] + text
-        logprobs = None
-        if scores:
-            logprobs, choice.offset = completion_logprobs(scores, choice.offset)
+        logprobs = completion_logprobs(scores, choice.offsets) if scores else None
         chunk: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs} | _end_of(delta)
         whole = self._head | {"choices": [chunk]}
         if self.wanted.options.continuous_usage_stats:
-            whole["usage"] = usage_of(self._usages.values())
+            whole["usage"] = _usage_of(self.wanted, self._usages.values())
         return b"data: " + msgspec.json.encode(whole) + b"\n\n"
 
 

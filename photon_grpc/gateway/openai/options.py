@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,13 +10,22 @@ import msgspec
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.constraints.constraint import field_of
 from photon_grpc.frontend.output.update import OutputFinish
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, converted
+from photon_grpc.gateway.calls.call import HttpCall
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, converted
 
 _NO_EFFECT = Accepted("nothing is stored, and every request is served alike")
+_NO_MEDIA = Refused("this server reads text", ({},))
+_NO_IDS = Refused("ask /tokenize, or gRPC, which reports ids", (False,))
+_NOT_DISTRIBUTED = Refused("prompts are computed where they are answered", ({},))
+#: vLLM's seed that stands for none.
+_NO_SEED = -1
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field stream_options."""
+
     include_usage: bool = False
     #: vLLM's: usage in every chunk.
     continuous_usage_stats: bool = False
@@ -24,21 +33,34 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
+def stream_options(values: Values) -> EventOptions:
+    """Return the options of a stream. Raise InvalidRequest if there is none."""
+    options = values.get("stream_options")
+    if options is not None and not values.get("stream"):
+        raise InvalidRequest("stream_options: needs stream: true", field="stream_options")
+    return options or EventOptions()
+
+
 def _sorted_bias(bias: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(bias.items()))
+
+
+def _seed(seed: int) -> int | None:
+    """Return a seed as the engine takes it. OpenAI's are signed."""
+    return None if seed == _NO_SEED else seed % 2**64 if -(2**63) <= seed < 0 else seed
 
 
 #: The fields of a generation; each API adds its input and its output.
 SHARED: Table = {
     "model": Obeyed(str),
     "stream": Obeyed(bool),
-    "stream_options": Obeyed(StreamOptions),
+    "stream_options": Obeyed(EventOptions, note="only with stream; include_usage, vLLM's continuous_usage_stats"),
     "user": Obeyed(str, note="a label of the request, and a part of the cache salt"),
     # Sampling.
     "temperature": Obeyed(float, "temperature"),
     "top_p": Obeyed(float, "top_p"),
     "n": Obeyed(int, "num_outputs"),
-    "seed": Obeyed(int, "seed"),
+    "seed": Obeyed(int, "seed", _seed, note="-1, as in vLLM: none"),
     "presence_penalty": Obeyed(float, "presence_penalty"),
     "frequency_penalty": Obeyed(float, "frequency_penalty"),
     "logit_bias": Obeyed(dict[int, float], "logit_bias", _sorted_bias),
@@ -66,12 +88,38 @@ SHARED: Table = {
     "length_penalty": Refused("there is no beam search", (1.0, 1)),
     "bad_words": Refused("ban tokens with logit_bias", ([],)),
     "truncate_prompt_tokens": Refused("a prompt is never cut; one that is too long is refused"),
+    "truncation_side": Refused("a prompt is never cut; one that is too long is refused"),
+    "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
+    "logprob_token_ids": Obeyed(tuple[int, ...], "score_token_ids", note="beside the likeliest; needs logprobs"),
+    "return_tokens_as_token_ids": Refused("tokens are reported as text", (False,)),
+    "return_token_ids": _NO_IDS,
+    "return_prompt_text": Refused("ask /tokenize and /detokenize", (False,)),
+    "return_token_offsets": Refused("text_offset in logprobs has them", (False,)),
+    "return_mm_kwargs": Accepted("there are no media"),
+    "prompt_logprobs": Refused("set echo and logprobs in /v1/completions"),
+    "logits_processors": Refused("the server runs no code of its callers", ([],)),
+    "guided_decoding_backend": Accepted("there is one backend"),
+    "guided_whitespace_pattern": Refused("write the white space into a regular expression or grammar"),
+    "structural_tag": Refused("write the form as a grammar"),
+    "repetition_detection": Refused("raise repetition_penalty or frequency_penalty"),
+    "watermarking": Refused("there are no watermarks", (False,)),
+    "stream_interval": Accepted("a chunk has all that is new when the reader is ready"),
+    "request_id": Refused("send it as the header x-request-id"),
+    "session_id": Obeyed(str, "session_id", note="keeps the prompt cached for longer"),
+    "mm_processor_kwargs": _NO_MEDIA,
+    "media_io_kwargs": _NO_MEDIA,
+    "routed_experts_prompt_start": Refused("routed experts are not reported", (0,)),
+    "kv_transfer_params": _NOT_DISTRIBUTED,
+    "ec_transfer_params": _NOT_DISTRIBUTED,
+    "vllm_xargs": Refused("there are no extensions to pass them to", ({},)),
     # OpenAI's fields without effect.
     "store": _NO_EFFECT,
     "metadata": _NO_EFFECT,
     "service_tier": _NO_EFFECT,
     "safety_identifier": _NO_EFFECT,
     "prompt_cache_retention": _NO_EFFECT,
+    "prompt_cache_options": Accepted("prompts stay cached while there is room"),
+    "moderation": Refused("this server moderates nothing"),
     "prompt_cache_key": Obeyed(str, "session_id", note="keeps the prompt cached for longer"),
 }
 
@@ -102,30 +150,35 @@ class _ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: _JsonSchema | None = None
 
 
-def constraint_of(values: Mapping[str, Any]) -> ConstraintAsk | None:
-    """Return the form of the output that a body asks for. Raise InvalidRequest, also for two of them."""
-    found: dict[str, ConstraintAsk] = {}
-    if (wanted := values.get("response_format")) is not None:
-        constraint = _response_format(wanted)
-        if constraint is not None:
-            found["response_format"] = constraint
-    for name, kind in _CONSTRAINTS.items():
-        if name in values:
-            found[name] = _constraint(kind, values[name])
-    for kind, value in values.get("structured_outputs", {}).items():
-        if kind not in _KINDS:
-            path = f"structured_outputs.{kind[:100]}"
-            raise InvalidRequest(f"{path}: there is no such form; there are {', '.join(_KINDS)}", field=path)
-        if value is not None:
-            found[f"structured_outputs.{kind}"] = _constraint(kind, value)
+def form_of(values: Mapping[str, Any], call: HttpCall) -> ConstraintAsk | None:
+    """Return the form of the output that a body asks for; note its place. Raise InvalidRequest, also for two forms."""
+    found = dict(_forms(values))
     if len(found) > 1:
         first, second, *_ = found
         raise InvalidRequest(f"{second}: {first} is set, too; an output has one form", field=second)
-    return next(iter(found.values()), None)
+    for name, constraint in found.items():
+        field = field_of(constraint)
+        call.places = {**call.places, field: name, f"{field}.values": name}
+        return constraint
+    return None
 
 
-def _constraint(kind: str, value: Any) -> ConstraintAsk:
-    value = converted(value, _KINDS[kind], f"structured_outputs.{kind}")
+def _forms(values: Mapping[str, Any]) -> Iterator[tuple[str, ConstraintAsk]]:
+    if (wanted := values.get("response_format")) is not None and (form := _response_format(wanted)) is not None:
+        yield "response_format", form
+    for name, kind in _CONSTRAINTS.items():
+        if name in values:
+            yield name, _constraint(kind, values[name], name)
+    for kind, value in values.get("structured_outputs", {}).items():
+        path = f"structured_outputs.{kind[:100]}"
+        if kind not in _KINDS:
+            raise InvalidRequest(f"{path}: there is no such form; there are {', '.join(_KINDS)}", field=path)
+        if value is not None and value is not False:
+            yield path, _constraint(kind, value, path)
+
+
+def _constraint(kind: str, value: Any, path: str) -> ConstraintAsk:
+    value = converted(value, _KINDS[kind], path)
     match kind:
         case "json":
             return ConstraintAsk(
@@ -155,15 +208,6 @@ def _response_format(wanted: dict[str, Any]) -> ConstraintAsk | None:
             return ConstraintAsk("json_schema", msgspec.json.encode(form.json_schema.schema).decode())
     message = "response_format.type: must be text, json_object or json_schema"
     raise InvalidRequest(message, field="response_format.type")
-
-
-def cache_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the cache: users do not share prefixes."""
-    salt = values.get("cache_salt", "")
-    if user := values.get("user"):
-        # The length keeps apart ("a", "bc") and ("ab", "c").
-        salt = f"{len(user)}:{user}{salt}"
-    return {"salt": salt} if salt else {}
 
 
 _LENGTH = (FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.TIME_LIMIT)

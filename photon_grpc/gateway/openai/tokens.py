@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from photon_grpc.core.ask import ChatInput, TextInput
-from photon_grpc.errors import InvalidRequest
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Obeyed, Table, Values, read
+from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, read
 from photon_grpc.gateway.calls.guard import Endpoint
+from photon_grpc.gateway.openai.answers import token_text
 from photon_grpc.gateway.openai.messages import chat_of
 
 TOKENIZE: Table = {
@@ -25,6 +28,11 @@ TOKENIZE: Table = {
     "add_generation_prompt": Obeyed(bool),
     "tools": Obeyed(list[dict[str, Any]]),
     "chat_template_kwargs": Obeyed(dict[str, Any]),
+    "return_token_strs": Obeyed(bool, note="each token as text, in token_strs"),
+    "continue_final_message": Refused("a message cannot be continued here", (False,)),
+    "chat_template": Refused("the model's own template is used"),
+    "mm_processor_kwargs": Refused("this server reads text", ({},)),
+    "media_io_kwargs": Refused("this server reads text", ({},)),
 }
 DETOKENIZE: Table = {
     "model": Obeyed(str),
@@ -52,7 +60,10 @@ class Tokens:
         values = read(TOKENIZE, await json_object(call, self._max_body_bytes))
         facts = self._frontend.model(values.get("model", ""))
         ids = await self._frontend.tokenize(facts.name, _input(values), call.caller)
-        return _json({"count": len(ids), "max_model_len": facts.max_context_tokens, "tokens": ids})
+        answer = {"count": len(ids), "max_model_len": facts.max_context_tokens, "tokens": ids}
+        if values.get("return_token_strs"):
+            answer["token_strs"] = await asyncio.to_thread(_texts, self._frontend.token_bytes(facts.name), ids)
+        return _json(answer)
 
     async def detokenize(self, call: HttpCall) -> Response:
         values = read(DETOKENIZE, await json_object(call, self._max_body_bytes))
@@ -65,12 +76,24 @@ def _input(values: Values) -> TextInput | ChatInput:
     if ("prompt" in values.obeyed) == ("messages" in values.obeyed):
         raise InvalidRequest("prompt: set either prompt or messages", field="prompt")
     if "messages" in values.obeyed:
+        _check_template_writes_specials(values)
         return chat_of(values.obeyed)
     return TextInput(
         values.get("prompt"),
         parse_special_tokens=values.get("parse_special_tokens", True),
         add_special_tokens=values.get("add_special_tokens", True),
     )
+
+
+def _check_template_writes_specials(values: Values) -> None:
+    for name in ("add_special_tokens", "parse_special_tokens"):
+        if values.get(name):
+            message = f"{name}: is for a prompt; the chat template writes the special tokens of messages"
+            raise FeatureNotSupported(message, field=name)
+
+
+def _texts(token_bytes: Callable[[int], bytes], ids: Sequence[int]) -> list[str]:
+    return [token_text(token_bytes(id)) for id in ids]
 
 
 def _json(value: object) -> Response:

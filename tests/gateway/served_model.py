@@ -1,0 +1,37 @@
+"""The embedded model behind both doors in one program: HTTP, gRPC and `LLM` ask the same engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from photon_grpc import LLM
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.gateway.app import application
+from photon_grpc.gateway.calls.guard import HttpRules
+from photon_grpc.gateway.connections.door import Door
+from photon_grpc.observe.failure_log import FailureLog
+from photon_grpc.server.server import Server
+from tests.gateway.scripted import NoPages
+
+
+@dataclass(frozen=True)
+class Doors:
+    llm: LLM
+    http: str
+    grpc: str
+
+
+@contextmanager
+def both_doors(model: str = "", **flags: object) -> Iterator[Doors]:
+    with LLM(model, **flags) as llm:
+        program = llm._program
+        front = program._frontend
+        door = Door(application(front, HttpRules(FailureLog()), NoPages(), max_body_bytes=2**20))
+        server = Server(front, config=ServerConfig())
+        (http,) = program.wait(door.start(("127.0.0.1:0",), reuse_port=False))
+        (grpc,) = program.wait(server.start(("127.0.0.1:0",), reuse_port=False))
+        yield Doors(llm, f"http://{http}", grpc)
+        program.wait(door.stop(0))
+        program.wait(server.drain_and_stop(0))
