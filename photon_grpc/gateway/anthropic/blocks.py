@@ -258,7 +258,7 @@ def _required(choice: Choice) -> ToolChoice | None:
         case "auto" | "none":
             return None
         case "any":
-            return ToolChoice()
+            return ToolChoice(is_one=choice.disable_parallel_tool_use)
         case "tool" if choice.name:
             return ToolChoice(choice.name)
         case "tool":

@@ -94,7 +94,7 @@ def chat_of(values: Mapping[str, Any], facts: ModelFacts) -> BodyChat:
         messages=turns.messages(),
         template_args_json=msgspec.json.encode(arguments).decode() if arguments else "",
         tools=() if choice == "none" else tools,
-        tool_choice=tool_choice_of(choice),
+        tool_choice=tool_choice_of(choice, is_one=values.get("parallel_tool_calls") is False),
     )
     return BodyChat(chat, ignored, turns.places)
 
