@@ -17,7 +17,7 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
 
 MAX_REQUEST_ID_CHARS = FIELDS["request_id"].max_chars
-_MAX_LABEL_CHARS = FIELDS["labels"].max_chars
+MAX_LABEL_CHARS = FIELDS["labels"].max_chars
 #: Characters of a wrong key in an error.
 _MAX_KEY_CHARS = 64
 _MAX_TOKENS = "stop.max_tokens"
@@ -62,9 +62,9 @@ def check_labels(labels: Mapping[str, str]) -> None:
         field = f"labels[{json.dumps(key[:_MAX_KEY_CHARS])}]"
         if not LABEL_KEY.fullmatch(key):
             raise InvalidRequest(f"{field}: a key is {LABEL_KEY_RULE}", field=field)
-        if len(value) > _MAX_LABEL_CHARS:
-            message = f"{field}: has {len(value)} characters; {_MAX_LABEL_CHARS} are allowed"
-            raise InvalidRequest(message, field=field, needed=len(value), limit=_MAX_LABEL_CHARS)
+        if len(value) > MAX_LABEL_CHARS:
+            message = f"{field}: has {len(value)} characters; {MAX_LABEL_CHARS} are allowed"
+            raise InvalidRequest(message, field=field, needed=len(value), limit=MAX_LABEL_CHARS)
 
 
 def check_not_empty(request: Request) -> None:

@@ -10,6 +10,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.gateway.anthropic.messages import AnthropicMessages
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.errors import HttpError
 from photon_grpc.gateway.calls.guard import Endpoint, GuardedEndpoint, HttpRules
@@ -17,6 +18,7 @@ from photon_grpc.gateway.engine_feed import EngineFeed
 from photon_grpc.gateway.openai.chat import ChatCompletions
 from photon_grpc.gateway.openai.completions import Completions
 from photon_grpc.gateway.openai.models import Models
+from photon_grpc.gateway.openai.responses import Responses
 from photon_grpc.gateway.openai.tokens import Tokens
 from photon_grpc.gateway.web_page import page_endpoints
 
@@ -46,10 +48,12 @@ def application(frontend: Frontend, rules: HttpRules, pages: ServicePages, *, ma
     endpoints = [
         *Completions(frontend, max_body_bytes).endpoints(),
         *ChatCompletions(frontend, max_body_bytes).endpoints(),
+        *Responses(frontend, max_body_bytes).endpoints(),
         *Models(frontend).endpoints(),
         *Tokens(frontend, max_body_bytes).endpoints(),
         *EngineFeed(frontend).endpoints(),
         *page_endpoints(),
+        *AnthropicMessages(frontend, max_body_bytes).endpoints(),
         *_supervisor(pages),
     ]
     # Endpoints check the method themselves, to answer in the form of their API.

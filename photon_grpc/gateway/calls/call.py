@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_request_id
 from photon_grpc.core.ask import Origin
 from photon_grpc.errors import InvalidRequest
+from photon_grpc.gateway.calls.errors import ErrorForm
 from photon_grpc.gateway.calls.events import Events
 
 REQUEST_ID = "x-request-id"
@@ -51,6 +52,8 @@ class HttpCall:
         self.ignored: tuple[str, ...] = ()
         #: The places in this body by the paths that errors have, beside the names of the endpoint.
         self.places: Mapping[str, str] = {}
+        #: The form of errors after output began, if it depends on the output.
+        self.errors: ErrorForm | None = None
         #: The call counts as a request, so observers of requests see its end.
         self.is_request = False
         #: Set by `guard` before the call is answered.

@@ -1,16 +1,17 @@
-"""What the chats of several APIs share: their texts, and how their turns become messages."""
+"""Texts, tools and turns of chats, for all APIs that have chats."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from photon_grpc.core.ask import ChatMessage, Tool
+from photon_grpc.core.ask import ChatInput, ChatMessage, Tool
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import FeatureNotSupported
+from photon_grpc.frontend.model import ModelFacts
 
 #: Characters of a caller's word in an error message.
 _MAX_WORD = 100
@@ -41,6 +42,21 @@ def not_read(kind: object, where: str) -> FeatureNotSupported:
 def tool_of(name: str, description: str | None, schema: Any, strict: bool | None) -> Tool:
     """Return a tool whose arguments follow the JSON Schema, None if it takes none."""
     return Tool(name, description or "", "" if schema is None else msgspec.json.encode(schema).decode(), strict)
+
+
+class BodyChat(NamedTuple):
+    """The chat of one body."""
+
+    input: ChatInput
+    #: What in it has no effect.
+    ignored: tuple[str, ...]
+    #: The places in the body by the paths that errors have.
+    places: Mapping[str, str]
+
+
+def effort_of(effort: str, facts: ModelFacts) -> dict[str, Any]:
+    """Return the variable of the chat template that sets the effort of reasoning; none if the template knows none."""
+    return {"reasoning_effort": effort} if "reasoning_effort" in facts.template_arguments else {}
 
 
 @dataclass(slots=True)

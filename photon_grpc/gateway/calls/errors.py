@@ -126,7 +126,7 @@ class OpenAiErrors:
     """`{"error": {"message", "type", "param", "code"}}`, where `code` is our reason."""
 
     def body(self, failure: Failure) -> bytes:
-        return msgspec.json.encode({"error": self._fields(failure)})
+        return msgspec.json.encode({"error": self.fields(failure)})
 
     def event(self, failure: Failure) -> bytes:
         return b"data: " + self.body(failure) + b"\n\n"
@@ -134,7 +134,8 @@ class OpenAiErrors:
     def headers(self, request_id: str) -> Headers:
         return {"x-request-id": request_id}
 
-    def _fields(self, failure: Failure) -> dict[str, Any]:
+    def fields(self, failure: Failure) -> dict[str, Any]:
+        """Return the error without what is around it."""
         status = failure.status
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"type": kind} | _facts(failure.error)

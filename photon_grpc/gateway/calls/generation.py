@@ -8,12 +8,16 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from photon_grpc.core.admission import check_labels
+from msgspec.structs import replace
+
+from photon_grpc.core.admission import MAX_LABEL_CHARS
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, IdsInput, Origin, TextInput
+from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
-from photon_grpc.frontend.output.update import Result, Update
+from photon_grpc.frontend.output.answer import NO_ANSWER
+from photon_grpc.frontend.output.update import Result, Update, gathered
 from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Table, Values, read, structs
@@ -24,7 +28,7 @@ T = TypeVar("T")
 _AT_ONCE = 32
 _USER = "user"
 #: Characters of a cache salt.
-_MAX_SALT = 256
+_MAX_SALT = FIELDS["salt"].max_chars
 
 #: Called with the number of the request, its Start and each Update.
 OnUpdate = Callable[[int, Start, Update], Awaitable[None]]
@@ -67,15 +71,19 @@ def cache_of(user: str, salt: str = "") -> dict[str, str]:
     if user:
         # The length keeps apart ("a", "bc") and ("ab", "c").
         salt = f"{len(user)}:{user}{salt}"
-    if len(salt) > _MAX_SALT:
-        salt = hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()
-    return {"salt": salt} if salt else {}
+    return {"salt": _short(salt, _MAX_SALT)} if salt else {}
 
 
 def label(origin: Origin, user: str) -> None:
-    """Label the request with its end user. Raise InvalidRequest."""
-    check_labels({_USER: user})
-    origin.labels = ((_USER, user),)
+    """Label the request with its end user."""
+    origin.labels = ((_USER, _short(user, MAX_LABEL_CHARS)),)
+
+
+def _short(text: str, max_chars: int) -> str:
+    """Return the text, or its digest if it is too long: agents name users at length."""
+    if len(text) <= max_chars:
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def ask_of(
@@ -99,6 +107,25 @@ async def gather(frontend: Frontend, asks: Sequence[Ask]) -> list[Result]:
     if len(asks) == 1:
         return [await frontend.generate(asks[0])]
     return await _all_of([frontend.generate(ask) for ask in asks])
+
+
+async def gather_one(frontend: Frontend, ask: Ask, *, has_one_call: bool) -> Result:
+    """Return a result; with `has_one_call` without what follows after its first call. Raise PhotonError."""
+    if not has_one_call:
+        return await frontend.generate(ask)
+    kept: list[Update] = []
+    starts: list[Start] = []
+    has_call = False
+
+    async def keep(number: int, start: Start, update: Update) -> None:
+        nonlocal has_call
+        deltas = [replace(delta, text="", answer=NO_ANSWER) for delta in update.deltas] if has_call else update.deltas
+        kept.append(replace(update, deltas=tuple(deltas)))
+        has_call = has_call or any(delta.tool_calls for delta in deltas)
+        starts.append(start)
+
+    await stream(frontend, (ask,), keep)
+    return gathered(starts[-1], kept)
 
 
 async def stream(frontend: Frontend, asks: Sequence[Ask], on_update: OnUpdate) -> None:

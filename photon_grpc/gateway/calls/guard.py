@@ -145,7 +145,7 @@ class GuardedEndpoint:
         duration_s = time.monotonic() - call.started_s
         self._rules.failures.report(error, failure, call.route, duration_s, is_request=call.is_request)
         if call.events.has_begun:
-            await call.events.write(self._endpoint.errors.event(failure))
+            await call.events.write((call.errors or self._endpoint.errors).event(failure))
             await call.events.close()
         else:
             await self._refusal(call, failure)(scope, receive, send)

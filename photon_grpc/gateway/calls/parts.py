@@ -12,7 +12,7 @@ from photon_grpc.frontend.output.update import OutputDelta
 Kind = Literal["reasoning", "text", "call"]
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """A piece of reasoning or text, or a whole call."""
 
     kind: Kind
@@ -20,40 +20,41 @@ class Part(NamedTuple):
     call: ToolCall | None = None
 
 
-class Parts:
+class OutputParts:
     """Splits the deltas of one output into parts.
 
     White space around calls is no text of its own, so blank text is held back until more text or the end follows.
     """
 
-    def __init__(self, *, max_calls: int | None = None) -> None:
-        """Leave out what follows after `max_calls` calls."""
-        self._max_calls = max_calls
-        self._num_calls = 0
+    def __init__(self, *, has_one_call: bool = False) -> None:
+        """With `has_one_call`, leave out what follows after the first call."""
+        self._has_one_call = has_one_call
+        self.has_calls = False
         self._has_text = False
         self._blank = ""
 
     @property
-    def has_calls(self) -> bool:
-        return self._num_calls > 0
+    def is_full(self) -> bool:
+        """Whether whatever follows is left out."""
+        return self._has_one_call and self.has_calls
 
-    def of(self, delta: OutputDelta) -> Sequence[Part]:
+    def of(self, delta: OutputDelta) -> Sequence[OutputPart]:
         """Return the parts of the next delta."""
         if delta.answer is NO_ANSWER:
             return self._text(delta.text, is_over=delta.finish is not None)
-        found: list[Part] = []
+        found: list[OutputPart] = []
         if delta.reasoning:
-            found.append(Part("reasoning", delta.reasoning))
+            found.append(OutputPart("reasoning", delta.reasoning))
         found += self._text(delta.content, is_over=delta.finish is not None and not delta.tool_calls)
         for call in delta.tool_calls:
-            if not self._is_full():
-                self._num_calls += 1
+            if not self.is_full:
+                self.has_calls = True
                 self._has_text, self._blank = False, ""
-                found.append(Part("call", call=call))
+                found.append(OutputPart("call", call=call))
         return found
 
-    def _text(self, text: str, *, is_over: bool) -> Sequence[Part]:
-        if self._is_full():
+    def _text(self, text: str, *, is_over: bool) -> Sequence[OutputPart]:
+        if self.is_full:
             return ()
         if not self._has_text:
             text = self._blank + text
@@ -62,19 +63,16 @@ class Parts:
                 self._blank = text
                 return ()
             self._has_text = not is_blank
-        return (Part("text", text),) if text else ()
-
-    def _is_full(self) -> bool:
-        return self._max_calls is not None and self._num_calls >= self._max_calls
+        return (OutputPart("text", text),) if text else ()
 
 
 class BlockForm(Protocol):
-    """How an API writes the blocks of an output as events."""
+    """The form of an output's blocks as events of an API."""
 
-    def opened(self, part: Part) -> bytes:
+    def opened(self, part: OutputPart) -> bytes:
         """Return the events before the first part of a block."""
 
-    def more(self, part: Part) -> bytes: ...
+    def more(self, part: OutputPart) -> bytes: ...
 
     def closed(self) -> bytes:
         """Return the events after the last part of the open block."""
@@ -83,7 +81,7 @@ class BlockForm(Protocol):
 class Blocks:
     """Writes consecutive parts of one kind as one block, and every call as one."""
 
-    def __init__(self, parts: Parts, form: BlockForm) -> None:
+    def __init__(self, parts: OutputParts, form: BlockForm) -> None:
         self._parts = parts
         self._form = form
         self._open: Kind | None = None
@@ -99,7 +97,7 @@ class Blocks:
         self._open = None
         return self._form.closed()
 
-    def _event(self, part: Part) -> bytes:
+    def _event(self, part: OutputPart) -> bytes:
         if part.kind == self._open != "call":
             return self._form.more(part)
         before = self.close()

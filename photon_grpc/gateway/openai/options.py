@@ -196,18 +196,24 @@ def _constraint(kind: str, value: Any, path: str) -> ConstraintAsk:
 
 def _response_format(wanted: dict[str, Any]) -> ConstraintAsk | None:
     form = converted(wanted, _ResponseFormat, "response_format")
-    match form.type:
+    schema = None if form.json_schema is None else form.json_schema.schema
+    return response_format_of(form.type, schema, "response_format", "json_schema.schema")
+
+
+def response_format_of(
+    kind: str, schema: dict[str, Any] | None, where: str, schema_name: str = "schema"
+) -> ConstraintAsk | None:
+    """Return the form of the output, None for text. Raise InvalidRequest."""
+    match kind:
         case "text":
             return None
         case "json_object":
             return ConstraintAsk("json_object")
         case "json_schema":
-            if form.json_schema is None or form.json_schema.schema is None:
-                path = "response_format.json_schema.schema"
-                raise InvalidRequest(f"{path}: is missing", field=path)
-            return ConstraintAsk("json_schema", msgspec.json.encode(form.json_schema.schema).decode())
-    message = "response_format.type: must be text, json_object or json_schema"
-    raise InvalidRequest(message, field="response_format.type")
+            if schema is None:
+                raise InvalidRequest(f"{where}.{schema_name}: is missing", field=f"{where}.{schema_name}")
+            return ConstraintAsk("json_schema", msgspec.json.encode(schema).decode())
+    raise InvalidRequest(f"{where}.type: must be text, json_object or json_schema", field=f"{where}.type")
 
 
 _LENGTH = (FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.TIME_LIMIT)

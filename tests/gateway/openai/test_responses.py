@@ -1,0 +1,232 @@
+"""OpenAI's official client against /v1/responses: the real door and front end, an engine with scripted texts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from openai.types.responses import response_create_params
+
+from photon_grpc.core.request import FinishReason
+from photon_grpc.gateway.openai.responses import FIELDS
+from tests.frontend.tool_templates import QWEN
+from tests.gateway.talks import Line, Talk, talking
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [
+    {"type": "function", "name": "weather", "description": "Rain?", "parameters": CITY, "strict": None},
+    {"type": "function", "name": "now", "parameters": None, "strict": False},
+]
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🙂"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+SAYS = f"<think>\nWhere?\n</think>\n\nOne moment. {OSLO}\n{NOW}"
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Talk]:
+    async with talking() as door:
+        yield door
+
+
+async def ask(door: Talk, says: Line | str = "Hello.", input: Any = "hi", **options: Any) -> Any:
+    door.says(says)
+    return await door.openai().responses.create(model="small", input=input, **options)
+
+
+def plain(response: Any) -> list[tuple[str, str]]:
+    """Return the type and the text of every item."""
+    return [
+        (item.type, item.arguments if item.type == "function_call" else "".join(part.text for part in item.content))
+        for item in response.output
+    ]
+
+
+async def test_a_response(door: Talk) -> None:
+    response = await ask(door, "Hello.", instructions="Be brief.", temperature=0.5, max_output_tokens=50, user="ann")
+    assert (response.output_text, response.status, response.model) == ("Hello.", "completed", "small")
+    assert (response.object, response.error, response.incomplete_details) == ("response", None, None)
+    assert (response.instructions, response.temperature, response.max_output_tokens) == ("Be brief.", 0.5, 50)
+    request = door.link.adds[0].request
+    assert (request.sampling.temperature, request.stop.max_tokens) == (0.5, 50)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (
+        len(request.prompt_ids),
+        response.usage.total_tokens - len(request.prompt_ids),
+    )
+    assert door.records[0].origin.labels == (("user", "ann"),) and "ann" in request.salt
+    assert door.prompt() == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+ITEMS = [
+    ("reasoning", "\nWhere?\n"),
+    ("message", "\n\nOne moment. "),
+    ("function_call", '{"city": "Zürich 🙂"}'),
+    ("function_call", "{}"),
+]
+
+
+async def test_a_stream_has_the_items_in_their_order(door: Talk) -> None:
+    door.says(SAYS)
+    events = []
+    async with door.openai().responses.stream(model="small", input="hi", tools=TOOLS) as stream:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401
+        response = await stream.get_final_response()
+    assert plain(response) == ITEMS
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 4
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(texts) > 1 and "".join(texts) == ITEMS[1][1]
+    (done,) = [event.text for event in events if event.type == "response.output_text.done"]
+    assert done == ITEMS[1][1]
+    assert response.usage is not None and response.usage.input_tokens == len(door.link.adds[0].request.prompt_ids)
+
+
+async def test_a_whole_response_has_the_same_items(door: Talk) -> None:
+    response = await ask(door, SAYS, tools=TOOLS)
+    assert plain(response) == [ITEMS[0], ("message", "\n\nOne moment. \n"), *ITEMS[2:]]
+
+
+async def test_an_output_that_was_cut_is_incomplete(door: Talk) -> None:
+    line = Line("so long", FinishReason.MAX_TOKENS)
+    whole = await ask(door, line)
+    door.says(line)
+    async with door.openai().responses.stream(model="small", input="hi") as stream:
+        kinds = [event.type async for event in stream]
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.output[0].status == "incomplete"
+    assert kinds[-1] == "response.incomplete"
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+async def test_an_answer_in_the_form_of_a_class(door: Talk) -> None:
+    door.says('{"city": "Oslo"}', '{"city": "Oslo"}', "{}")
+    client = door.openai()
+    response = await client.responses.parse(model="", input="hi", text_format=Place)
+    assert response.output_parsed == Place(city="Oslo")
+    assert '"city"' in door.link.adds[0].request.constraint.grammar
+    async with client.responses.stream(model="", input="hi", text_format=Place) as stream:
+        assert (await stream.get_final_response()).output_parsed == Place(city="Oslo")
+    await client.responses.create(model="", input="hi", text={"format": {"type": "json_object"}})
+    assert door.link.adds[2].request.constraint is not None
+
+
+async def test_calls_and_their_outputs_go_back_in() -> None:
+    async with talking(QWEN) as door:
+        items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Umbrella?"}]}]
+        asked = await ask(door, f"Let me see. {OSLO}{NOW}", items, tools=TOOLS)
+        calls = [item for item in asked.output if item.type == "function_call"]
+        items += asked.output
+        items += [
+            {"type": "function_call_output", "call_id": calls[0].call_id, "output": "rain"},
+            {
+                "type": "function_call_output",
+                "call_id": calls[1].call_id,
+                "output": [{"type": "input_text", "text": "6"}],
+            },
+        ]
+        answer = await ask(door, "Yes.", items, tools=TOOLS)
+        assert answer.output_text == "Yes."
+        prompt = door.prompt()
+        assert f"<|im_start|>assistant\nLet me see. \n{OSLO}\n{NOW}<|im_end|>" in prompt
+        for text in ("<tool_response>\nrain\n</tool_response>", "<tool_response>\n6\n</tool_response>"):
+            assert text in prompt
+
+
+async def test_which_tools_must_be_called(door: Talk) -> None:
+    async def grammar(choice: Any) -> str:
+        await ask(door, NOW, tools=TOOLS, tool_choice=choice)
+        constraint = door.link.adds[-1].request.constraint
+        return "" if constraint is None else constraint.grammar
+
+    either, one = await grammar("required"), await grammar({"type": "function", "name": "now"})
+    assert "weather" in either and "weather" not in one and "now" in one
+    assert await grammar("auto") == "" and "weather" in door.prompt()
+    assert await grammar("none") == "" and "weather" not in door.prompt()
+    single = await ask(door, f"{NOW} Also: {OSLO}", tools=TOOLS, parallel_tool_calls=False)
+    assert ("function_call", '{"city": "Zürich 🙂"}') not in plain(single) and ("function_call", "{}") in plain(single)
+
+
+async def test_what_has_no_effect_is_named(door: Talk) -> None:
+    door.says("Hello.")
+    response = await door.openai().responses.with_raw_response.create(
+        model="",
+        input=[
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+        ],
+        store=True,
+        metadata={"a": "b"},
+        include=["reasoning.encrypted_content"],
+        reasoning={"effort": "low", "summary": "auto"},
+        truncation="disabled",
+    )
+    named = response.headers["x-photon-ignored"].split(", ")
+    assert set(named) == {"store", "metadata", "reasoning.effort", "reasoning.summary", "include"}
+    assert door.prompt().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi")
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}{{ reasoning_effort }}{% endif %}"
+    async with talking(template) as other:
+        await ask(other, reasoning={"effort": "low"})
+        assert other.prompt() == "hilow"
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "FEATURE_NOT_SUPPORTED"),
+    ({"conversation": "c"}, "conversation", "FEATURE_NOT_SUPPORTED"),
+    ({"background": True}, "background", "FEATURE_NOT_SUPPORTED"),
+    ({"truncation": "auto"}, "truncation", "FEATURE_NOT_SUPPORTED"),
+    ({"include": ["message.output_text.logprobs"]}, "include[0]", "FEATURE_NOT_SUPPORTED"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "FEATURE_NOT_SUPPORTED"),
+    ({"tools": [{**TOOLS[0], "name": ""}]}, "tools[0].name", "INVALID_REQUEST"),
+    ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]", "FEATURE_NOT_SUPPORTED"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
+        "input[0].content[0]",
+        "FEATURE_NOT_SUPPORTED",
+    ),
+    (
+        {"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "[]"}]},
+        "input[0].arguments",
+        "INVALID_REQUEST",
+    ),
+    ({"input": []}, "input", "INVALID_REQUEST"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity", "FEATURE_NOT_SUPPORTED"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "INVALID_REQUEST"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "INVALID_REQUEST"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "INVALID_REQUEST"),
+    ({"max_tokens": 1}, "max_tokens", "INVALID_REQUEST"),
+]
+
+
+async def test_what_cannot_be_obeyed_is_refused_by_its_place(door: Talk) -> None:
+    for body, param, code in REFUSED:
+        with pytest.raises(openai.BadRequestError) as error:
+            await door.openai().post("/responses", body={"model": "small", "input": "hi", **body}, cast_to=object)
+        assert (error.value.param, error.value.code) == (param, code), body
+    assert not door.link.adds
+
+
+async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
+    door.says(Line("Hel", None))
+    numbers: list[int] = []
+    stream = await door.openai().responses.create(model="", input="hi", stream=True)
+    with pytest.raises(openai.APIError, match="engine") as lost:
+        async for event in stream:
+            numbers += [event.sequence_number]
+    assert numbers == list(range(len(numbers))) and len(numbers) > 2
+    assert lost.value.code == "ENGINE_FAILURE"
+
+
+def test_the_table_has_every_field_of_the_client() -> None:
+    params = (response_create_params.ResponseCreateParamsBase, response_create_params.ResponseCreateParamsStreaming)
+    assert set(FIELDS) >= {name for each in params for name in each.__annotations__}
