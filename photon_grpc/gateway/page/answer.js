@@ -11,7 +11,7 @@ export function element(tag, className, text = "") {
   return made;
 }
 
-/** Stream one call into its answers until the end, a stop or an error. Errors are shown, not thrown. Return the usage. */
+/** Stream one call into its answers until the end, a stop or an error, which is shown. Return the usage. */
 export async function stream(model, ask, answers, signal, onPiece) {
   let usage = null;
   let error = null;
@@ -91,7 +91,8 @@ export class Answer {
   }
 
   #fail(error) {
-    this.error = error instanceof CallError ? error : new CallError(`The page cannot read the answer: ${error.message}`);
+    const isCallError = error instanceof CallError;
+    this.error = isCallError ? error : new CallError(`The page cannot read the answer: ${error.message}`);
     const shown = element("p", "error", this.error.inFull);
     shown.setAttribute("role", "alert");
     this.figures.before(shown);

@@ -2,7 +2,7 @@
 
 export const WINDOW_S = 10;
 const MARKS = { admitted: 1, preempted: 2, ended: 4 };
-/** A frame speaks of at most so long before it, though the feed was silent for longer. */
+/** After a longer silence, a frame speaks of the time that its steps took, and of no more than this. */
 const LONGEST_FRAME_S = 0.5;
 
 export class History {
@@ -21,7 +21,9 @@ export class History {
 
   add(frame) {
     if (this.frame && frame.time_s < this.frame.time_s) this.clear(); // the engine has started again
-    const from_s = Math.max(this.frame?.time_s ?? -Infinity, frame.time_s - Math.min(LONGEST_FRAME_S, reach_s(frame)));
+    const before_s = this.frame?.time_s ?? -Infinity;
+    const isNext = frame.time_s - before_s <= LONGEST_FRAME_S;
+    const from_s = isNext ? before_s : frame.time_s - Math.min(LONGEST_FRAME_S, reach_s(frame));
     const share = prefillShare(frame.steps);
     for (const row of frame.lanes) this.#addLane(row, from_s, frame.time_s, share);
     this.samples.push({

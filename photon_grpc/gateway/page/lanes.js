@@ -60,7 +60,8 @@ export class Lanes {
     const top = slot * laneHeight + 1 + title;
     const room = laneHeight - 2 - title;
     // Prefill last: it is often short, and widened to be seen.
-    for (const [kind, high, least] of [["held", Math.min(2, room), 1], ["decode", room * 0.6, 1], ["prefill", room, 5]]) {
+    const forms = [["held", Math.min(2, room), 1], ["decode", room * 0.6, 1], ["prefill", room, 5]];
+    for (const [kind, high, least] of forms) {
       context.fillStyle = colours[kind];
       for (const { from_s, to_s } of lane.segments.filter((segment) => segment.kind === kind)) {
         const x = this.#x(from_s);

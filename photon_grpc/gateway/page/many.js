@@ -6,20 +6,20 @@ import { parameters } from "./chat.js";
 const $ = (id) => document.getElementById(id);
 
 /**
- * A browser opens six connections to a server at most. The feed has one and the chat may have one, so the prompts go out
- * in four calls with several prompts each; in the engine, every prompt is a sequence of its own.
+ * A browser opens six connections to a server at most. The feed has one and the chat may have one, so the prompts go
+ * out in four calls with several prompts each; in the engine, every prompt is a sequence of its own.
  */
 const NUM_CALLS = 4;
 /** The most tokens of a prompt in each call. */
 const LENGTHS = [48, 110, 190, 300];
 
-/** The beginning of some prompts: long enough to see its prefill, and equal, so that the cache has it the next time. */
-const PREFACE = `# A service that writes text for many people at once keeps a batch. In each step, the engine computes one
-# more token for every request in the batch. A request that arrives joins the batch at the next step, and one that ends
-# leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept in blocks of
-# a fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two requests that
-# begin with the same text share the blocks of that text, and the second does not compute it again. When the blocks run
-# out, the request that came last gives its blocks back, waits, and is computed again later.
+/** The beginning of some prompts: long enough to see its prefill, and equal, so that the cache may have it. */
+const PREFACE = `# A service that writes text for many people at once keeps a batch. In each step, the engine
+# computes one more token for every request in the batch. A request that arrives joins the batch at the next step, and
+# one that ends leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept
+# in blocks of a fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two
+# requests that begin with the same text share the blocks of that text, and the second does not compute it again. When
+# the blocks run out, the request that came last gives its blocks back, waits, and is computed again later.
 `;
 const PROMPTS = [
   'def largest(items):\n    """Return the largest item of a list."""\n',
