@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -241,14 +242,15 @@ RECORDED = [
     frame(1.0, [[0, 1, 64, 0, 64, 0, 64, 0, ADMITTED]]),
     frame(1.1, [[0, 1, 64, 0, 68, 4, 0, 4, 0], [2, 2, 80, 48, 82, 2, 32, 2, ADMITTED]]),
     frame(1.2, [[0, 1, 64, 0, 72, 8, 0, 4, ENDED], [2, 2, 80, 48, 86, 6, 0, 4, PREEMPTED]], queued=1),
-    frame(1.3, [[0, 3, 80, 80, 85, 6, 5, 0, ADMITTED], [3, 4, 9, 0, 9, 0, 0, 0, 0]]),
+    frame(1.3, [[0, 3, 80, 80, 85, 6, 5, 0, ADMITTED], [2, 2, 80, 48, 0, 6, 0, 0, 0], [3, 4, 9, 0, 9, 0, 0, 0, 0]]),
+    frame(1.4, [[0, 3, 80, 80, 86, 7, 0, 1, ENDED], [0, 5, 9, 0, 9, 1, 8, 1, ADMITTED], [3, 4, 9, 0, 9, 0, 0, 0, 0]]),
 ]
 
 
 @pytest.mark.full
 def test_the_picture_draws_what_the_frames_say(tab: Watched) -> None:
     with opened(FakeDoor(pictures=RECORDED)) as url, tab.at(url) as page:
-        until(page, "photonPicture.totals.frames === 4")
+        until(page, "photonPicture.totals.frames === 5")
         drawn = page.evaluate("photonPicture")
         page.click("#summary > summary")
         table = page.inner_text("#summary-rows")
@@ -257,21 +259,23 @@ def test_the_picture_draws_what_the_frames_say(tab: Watched) -> None:
     lanes = {lane["slot"]: lane for lane in drawn["lanes"]}
     runs = {slot: [(each["sequence"], each["kind"]) for each in lane["segments"]] for slot, lane in lanes.items()}
     assert runs == {
-        0: [(1, "prefill"), (1, "decode"), (3, "prefill")],
+        0: [(1, "prefill"), (1, "decode"), (3, "prefill"), (3, "decode"), (5, "prefill"), (5, "decode")],
         2: [(2, "prefill"), (2, "decode")],
         3: [(4, "held")],
     }
     marks = {slot: [(each["sequence"], each["kind"]) for each in lane["marks"]] for slot, lane in lanes.items()}
     assert marks == {
-        0: [(1, "admitted"), (1, "ended"), (3, "admitted"), (3, "hit")],
+        0: [(1, "admitted"), (1, "ended"), (3, "admitted"), (3, "hit"), (3, "ended"), (5, "admitted")],
         2: [(2, "admitted"), (2, "hit"), (2, "preempted")],
         3: [(4, "admitted")],
     }
     assert lanes[0]["segments"][1]["tokens"] == 8
-    assert drawn["totals"] == {"frames": 4, "admitted": 4, "preempted": 1, "ended": 1, "hits": 2}
+    assert drawn["totals"] == {"frames": 5, "admitted": 5, "preempted": 1, "ended": 2, "hits": 2}
     assert drawn["blocks"] == {"owned": 10, "cached": 4, "limbo": 2, "free": 48}
-    assert "2 of 8" in table and "sequence 3: prefill, prompt of 80 tokens (80 from the cache), 6 written" in table
+    assert "2 of 8" in table and "sequence 5: decode, prompt of 9 tokens (0 from the cache), 1 written" in table
     assert painted > 5
+    segments = lanes[0]["segments"]
+    assert all(one["to_s"] <= other["from_s"] + 1e-9 for one, other in itertools.pairwise(segments))
 
 
 @pytest.mark.full
