@@ -78,10 +78,13 @@ export class Picture {
   }
 
   #drawBlocks({ blocks, num_blocks, block_size }) {
-    const unit = drawSquares($("blocks"), BLOCKS.map((name) => [blocks[name], this.colours[name]]), num_blocks);
+    const drawn = Math.min(num_blocks, squaresFor(num_blocks - blocks.free));
+    const parts = BLOCKS.map((name) => [blocks[name], this.colours[name]]);
+    const unit = drawSquares($("blocks"), parts, drawn);
     for (const name of BLOCKS) setText($(`num-${name}`), blocks[name]);
     const square = unit === 1 ? "one block" : `${unit} blocks`;
-    setText($("block-scale"), `A block holds ${block_size} tokens; a square is ${square} of ${num_blocks}.`);
+    setText($("block-scale"), `A block holds ${block_size} tokens; a square is ${square} of ${num_blocks}`
+      + `${drawn < num_blocks ? `, and ${num_blocks - drawn} free ones more are not drawn` : ""}.`);
   }
 
   #drawTiles({ samples, frame }) {
@@ -134,6 +137,11 @@ export class Picture {
       queued: frame?.queued,
     };
   }
+}
+
+/** Squares to draw for so many blocks in use: at least twice as many, in powers of two, so that growth is seen. */
+function squaresFor(numInUse) {
+  return Math.max(128, 2 ** Math.ceil(Math.log2(2 * numInUse + 1)));
 }
 
 function tableRows(history) {
