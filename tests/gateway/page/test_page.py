@@ -347,6 +347,8 @@ def test_nothing_is_wider_than_a_phone(tab: Watched) -> None:
         until(page, "photonPicture.lanes.length > 7")
         page.click("#summary > summary")
         assert page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [360, 360]
+        # Long words of the chat break, too.
+        assert page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(logs)") == 0
         outside = page.evaluate(
             """[...document.querySelectorAll("button, input, select, textarea, canvas")].filter((each) =>
             !each.closest("#many-answers") && each.getBoundingClientRect().right > 360.5).map((each) => each.id)"""
