@@ -11,7 +11,7 @@ export function element(tag, className, text = "") {
   return made;
 }
 
-/** Stream one call into its answers until the end, a stop or an error. Errors are shown, not thrown. Return the usage. */
+/** Stream one call into its answers until the end, a stop or an error, which is shown. Return the usage. */
 export async function stream(model, ask, answers, signal, onPiece) {
   let usage = null;
   let error = null;
@@ -39,7 +39,7 @@ export class Answer {
     this.element.append(element("h4", "", title), this.textElement, this.figures);
     this.error = null;
     this.tools = new Map();
-    this.times_ms = { start: performance.now(), first: 0, last: 0 };
+    this.times_ms = { start: performance.now(), first: 0, last: 0, end: 0 };
     this.finish = "";
   }
 
@@ -48,7 +48,7 @@ export class Answer {
   }
 
   take(kind, value) {
-    if (kind === "finish") this.finish = value;
+    if (kind === "finish") this.#finish(value);
     else this.#mark();
     if (kind === "text") this.textNode.appendData(value);
     if (kind === "reasoning") this.#thoughts().append(value);
@@ -58,9 +58,14 @@ export class Answer {
 
   end(error, usage) {
     this.element.removeAttribute("aria-busy");
-    if (error?.name === "AbortError") this.finish ||= "stopped here";
+    if (error?.name === "AbortError" && !this.finish) this.#finish("stopped here");
     else if (error && !this.finish) this.#fail(error);
     this.#showFigures(usage);
+  }
+
+  #finish(reason) {
+    this.finish = reason;
+    this.times_ms.end = performance.now();
   }
 
   #mark() {
@@ -91,7 +96,8 @@ export class Answer {
   }
 
   #fail(error) {
-    this.error = error instanceof CallError ? error : new CallError(`The page cannot read the answer: ${error.message}`);
+    const isCallError = error instanceof CallError;
+    this.error = isCallError ? error : new CallError(`The page cannot read the answer: ${error.message}`);
     const shown = element("p", "error", this.error.inFull);
     shown.setAttribute("role", "alert");
     this.figures.before(shown);
@@ -99,7 +105,7 @@ export class Answer {
 
   /** Show the time to the first token, tokens a second after it, and what ended the answer. */
   #showFigures(usage) {
-    const { start, first, last } = this.times_ms;
+    const { start, first, last, end } = this.times_ms;
     const tokens = usage?.completion_tokens;
     const cached = usage?.prompt_tokens_details?.cached_tokens;
     const words = [];
@@ -107,7 +113,7 @@ export class Answer {
     if (tokens > 1 && last > first) words.push(`${((tokens - 1) / ((last - first) / 1000)).toFixed(0)} tokens/s`);
     if (usage) words.push(`${usage.prompt_tokens} tokens read, ${tokens} written`);
     if (cached) words.push(`${cached} from the cache`);
-    if (this.finish) words.push(`${FINISHES[this.finish] ?? this.finish} after ${duration((last || start) - start)}`);
+    if (this.finish) words.push(`${FINISHES[this.finish] ?? this.finish} after ${duration(end - start)}`);
     this.figures.textContent = words.join(" · ");
   }
 }

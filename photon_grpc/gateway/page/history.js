@@ -2,7 +2,7 @@
 
 export const WINDOW_S = 10;
 const MARKS = { admitted: 1, preempted: 2, ended: 4 };
-/** A frame speaks of at most so long before it, though the feed was silent for longer. */
+/** After a longer silence, a frame speaks of the time that its steps took, and of no more than this. */
 const LONGEST_FRAME_S = 0.5;
 
 export class History {
@@ -11,7 +11,7 @@ export class History {
   }
 
   clear() {
-    /** slot -> {segments: [{sequence, kind, from_s, to_s, tokens}], marks: [{kind, at_s, sequence, tokens}], last} */
+    /** slot -> {segments: [{sequence, kind, from_s, to_s, tokens}], marks: [{kind, at_s, sequence, tokens}], last, isOver} */
     this.lanes = new Map();
     /** One for each frame: {at_s, step_ms, queued, tokens_per_s}. */
     this.samples = [];
@@ -21,9 +21,14 @@ export class History {
 
   add(frame) {
     if (this.frame && frame.time_s < this.frame.time_s) this.clear(); // the engine has started again
-    const from_s = Math.max(this.frame?.time_s ?? -Infinity, frame.time_s - Math.min(LONGEST_FRAME_S, reach_s(frame)));
+    const before_s = this.frame?.time_s ?? -Infinity;
+    const isNext = frame.time_s - before_s <= LONGEST_FRAME_S;
+    const from_s = isNext ? before_s : frame.time_s - Math.min(LONGEST_FRAME_S, reach_s(frame));
     const share = prefillShare(frame.steps);
-    for (const row of frame.lanes) this.#addLane(row, from_s, frame.time_s, share);
+    for (const [row, begin, end] of turns(frame.lanes)) {
+      const at_s = (part) => from_s + part * (frame.time_s - from_s);
+      this.#addLane(row, at_s(begin), end === 1 ? frame.time_s : at_s(end), share);
+    }
     this.samples.push({
       at_s: frame.time_s,
       step_ms: meanStep_ms(frame.steps),
@@ -36,7 +41,7 @@ export class History {
   }
 
   #addLane([slot, sequence, prompt, cached, computed, output, prefilled, decoded, marks], from_s, to_s, share) {
-    if (!this.lanes.has(slot)) this.lanes.set(slot, { segments: [], marks: [], last: null });
+    if (!this.lanes.has(slot)) this.lanes.set(slot, { segments: [], marks: [], last: null, isOver: false });
     const lane = this.lanes.get(slot);
     const mark = (kind, at_s, tokens = 0) => lane.marks.push({ kind, at_s, sequence, tokens });
     if (marks & MARKS.admitted || lane.last?.sequence !== sequence) {
@@ -45,11 +50,14 @@ export class History {
       if (cached) mark("hit", from_s, cached);
       this.totals.hits += cached > 0;
     }
+    if (marks || lane.last?.sequence !== sequence) lane.isOver = (marks & (MARKS.preempted | MARKS.ended)) > 0;
     lane.last = { sequence, prompt, cached, computed, output, at_s: to_s };
     const turn_s = prefilled && decoded ? from_s + (to_s - from_s) * share : prefilled ? to_s : from_s;
     if (prefilled) extend(lane, { sequence, kind: "prefill", from_s, to_s: turn_s, tokens: prefilled });
     if (decoded) extend(lane, { sequence, kind: "decode", from_s: turn_s, to_s, tokens: decoded });
-    if (!prefilled && !decoded && !marks) extend(lane, { sequence, kind: "held", from_s, to_s, tokens: 0 });
+    if (!prefilled && !decoded && !marks && !lane.isOver) {
+      extend(lane, { sequence, kind: "held", from_s, to_s, tokens: 0 });
+    }
     for (const kind of ["preempted", "ended"]) {
       if (!(marks & MARKS[kind])) continue;
       mark(kind, to_s);
@@ -68,15 +76,19 @@ export class History {
 
   /** The lanes in use now: [slot, what is known of the sequence, kind of the newest segment]. */
   get inUse() {
-    const now = [...this.lanes].filter(([, lane]) => lane.last.at_s === this.frame.time_s && !isOver(lane));
+    const now = [...this.lanes].filter(([, lane]) => lane.last.at_s === this.frame.time_s && !lane.isOver);
     const known = now.map(([slot, lane]) => [slot, lane.last, lane.segments.at(-1)?.kind ?? "held"]);
     return known.sort((a, b) => a[0] - b[0]);
   }
 }
 
-function isOver({ marks, last }) {
-  return marks.some((mark) => mark.sequence === last.sequence && ["ended", "preempted"].includes(mark.kind)
-    && mark.at_s === last.at_s);
+/** Give the sequences that had the same slot, one after the other, equal parts of the frame: [row, begin, end]. */
+function turns(rows) {
+  return rows.map((row, place) => {
+    const before = rows.slice(0, place).filter(([slot]) => slot === row[0]).length;
+    const count = rows.filter(([slot]) => slot === row[0]).length;
+    return [row, before / count, (before + 1) / count];
+  });
 }
 
 /** Add the segment, or lengthen the last one if it goes on in the same way. */

@@ -60,13 +60,15 @@ export class Lanes {
     const top = slot * laneHeight + 1 + title;
     const room = laneHeight - 2 - title;
     // Prefill last: it is often short, and widened to be seen.
-    for (const [kind, high, least] of [["held", Math.min(2, room), 1], ["decode", room * 0.6, 1], ["prefill", room, 5]]) {
+    const forms = [["held", Math.min(2, room), 1], ["decode", room * 0.6, 1], ["prefill", room, 5]];
+    for (const [kind, high, least] of forms) {
       context.fillStyle = colours[kind];
       for (const { from_s, to_s } of lane.segments.filter((segment) => segment.kind === kind)) {
         const x = this.#x(from_s);
         context.fillRect(x, top + (room - high) / 2, Math.max(least, this.#x(to_s) - x), high);
       }
     }
+    this.labelled = 0;
     for (const mark of lane.marks) this.#drawMark(mark, top, room, title);
   }
 
@@ -75,7 +77,7 @@ export class Lanes {
     const x = this.#x(at_s);
     context.fillStyle = colours.ink;
     if (kind === "admitted" || kind === "ended") context.fillRect(x - 0.75, top, 1.5, room);
-    if (kind === "admitted" && title) context.fillText(`#${sequence}`, x, top - 2);
+    if (kind === "admitted" && title) this.#label(`#${sequence}`, x, top - 2);
     if (kind === "hit") {
       context.fillStyle = colours.hit;
       context.beginPath();
@@ -83,7 +85,7 @@ export class Lanes {
       context.lineTo(x + 8, top);
       context.lineTo(x + 2, top + Math.min(8, room));
       context.fill();
-      if (title) context.fillText(`${tokens} cached`, x + 6 + context.measureText(`#${sequence}`).width, top - 2);
+      if (title) this.#label(`${tokens} cached`, x + 4 + context.measureText(`#${sequence}`).width, top - 2);
     }
     if (kind === "preempted") {
       const half = Math.min(5, room / 2);
@@ -96,6 +98,13 @@ export class Lanes {
       }
       context.stroke();
     }
+  }
+
+  /** Write above a lane, unless something stands there already. */
+  #label(words, x, y) {
+    if (x < this.labelled) return;
+    this.context.fillText(words, x, y);
+    this.labelled = x + this.context.measureText(words).width + 3;
   }
 
   #drawCursor(height) {
@@ -167,8 +176,8 @@ function saidOf({ kind, tokens }) {
   return said[kind];
 }
 
-/** As many lanes as the highest slot in sight needs, in powers of two, so that the picture seldom jumps. */
+/** As many lanes as the highest slot in sight needs, in fours, so that the picture seldom jumps. */
 function numLanes({ lanes, frame }) {
   const needed = Math.max(0, ...lanes.keys()) + 1;
-  return Math.min(Math.max(8, 2 ** Math.ceil(Math.log2(needed))), 256, Math.max(needed, frame?.num_slots ?? 8));
+  return Math.min(Math.max(8, 4 * Math.ceil(needed / 4)), 256, Math.max(needed, frame?.num_slots ?? 8));
 }

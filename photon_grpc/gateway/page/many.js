@@ -6,30 +6,30 @@ import { parameters } from "./chat.js";
 const $ = (id) => document.getElementById(id);
 
 /**
- * A browser opens six connections to a server at most. The feed has one and the chat may have one, so the prompts go out
- * in four calls with several prompts each; in the engine, every prompt is a sequence of its own.
+ * A browser opens six connections to a server at most. The feed has one and the chat may have one, so the prompts go
+ * out in four calls with several prompts each; in the engine, every prompt is a sequence of its own.
  */
 const NUM_CALLS = 4;
-/** The most tokens of a prompt in each call. */
+/** The most tokens of a prompt in each call; the least are three quarters of them, so that there is something to see. */
 const LENGTHS = [48, 110, 190, 300];
 
-/** The beginning of some prompts: long enough to see its prefill, and equal, so that the cache has it the next time. */
-const PREFACE = `# A service that writes text for many people at once keeps a batch. In each step, the engine computes one
-# more token for every request in the batch. A request that arrives joins the batch at the next step, and one that ends
-# leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept in blocks of
-# a fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two requests that
-# begin with the same text share the blocks of that text, and the second does not compute it again. When the blocks run
-# out, the request that came last gives its blocks back, waits, and is computed again later.
+/** The beginning of some prompts: long enough to see its prefill, and equal, so that the cache may have it. */
+const PREFACE = `# A service that writes text for many people at once keeps a batch. In each step, the engine
+# computes one more token for every request in the batch. A request that arrives joins the batch at the next step, and
+# one that ends leaves at once, so that nobody waits for the longest answer. The keys and values of past tokens are kept
+# in blocks of a fixed size. A table names the blocks of each request, as an operating system maps pages of memory. Two
+# requests that begin with the same text share the blocks of that text, and the second does not compute it again. When
+# the blocks run out, the request that came last gives its blocks back, waits, and is computed again later.
 `;
 const PROMPTS = [
-  'def largest(items):\n    """Return the largest item of a list."""\n',
-  'def squares(items):\n    """Return the sum of the squares of a list."""\n',
-  `${PREFACE}def count_words(text):\n    """Return the number of words of the text above."""\n`,
-  'class Stack:\n    """A stack with push, pop and peek."""\n',
-  'def fibonacci(n):\n    """Return the n-th number of Fibonacci."""\n',
-  'def reverse(text):\n    """Return the text from its end to its beginning."""\n',
-  `${PREFACE}def longest_word(text):\n    """Return the longest word of the text above."""\n`,
-  'class Queue:\n    """A queue with put, get and len."""\n',
+  "def largest(items):\n",
+  "class Stack:\n",
+  `${PREFACE}def count_words(text):\n`,
+  "class Queue:\n",
+  "def fibonacci(n):\n",
+  "def reverse(text):\n",
+  `${PREFACE}def longest_word(text):\n`,
+  "class Matrix:\n",
 ];
 const NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
 
@@ -70,7 +70,7 @@ export class Many {
     const calls = numbers.slice(0, NUM_CALLS).map((first) => numbers.filter((number) => number % NUM_CALLS === first));
     return calls.map((dealt, place) => ({
       prompts: dealt.map((number) => PROMPTS[number % PROMPTS.length]),
-      parameters: { ...parameters(), max_tokens: LENGTHS[place] },
+      parameters: { ...parameters(), max_tokens: LENGTHS[place], min_tokens: Math.floor(LENGTHS[place] * 0.75) },
       answers: dealt.map((number) => answers[number]),
     }));
   }

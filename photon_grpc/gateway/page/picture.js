@@ -8,8 +8,12 @@ import { Lanes } from "./lanes.js";
 
 const $ = (id) => document.getElementById(id);
 const BLOCKS = ["owned", "cached", "limbo", "free"];
-/** Pauses between drawings: each frame of the feed, or once a second for readers who want little motion. */
+/** Least pause between drawings: five a second cost half of ten, where a browser draws without a GPU. */
+const PAUSE_MS = 150;
+/** For readers who want little motion. */
 const CALM_MS = 1000;
+/** Numbers that change more often cannot be read. */
+const NUMBERS_MS = 500;
 const TABLE_MS = 1000;
 
 const EXPLAINED = {
@@ -29,49 +33,58 @@ export class Picture {
     this.motion = matchMedia("(prefers-reduced-motion: reduce)");
     this.isPaused = false;
     this.drawn_ms = 0;
-    this.tabled_ms = 0;
     this.isAsked = false;
+    /** The frames that the numbers and the table show. */
+    this.shown = { numbers: null, table: null };
     this.recolour();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
-    new ResizeObserver(() => this.draw()).observe($("lanes"));
+    new ResizeObserver(() => this.recolour()).observe($("lanes"));
     $("pause").addEventListener("click", () => this.#togglePause());
     for (const [id, words] of Object.entries(EXPLAINED)) explainOn($(id), words);
     $("summary").addEventListener("toggle", () => this.#fillTable());
+    setInterval(() => this.#showNumbers(), NUMBERS_MS);
+    setInterval(() => this.#fillTable(), TABLE_MS);
     this.feed = new Feed((frame) => this.#take(frame), showState);
     Object.defineProperty(window, "photonPicture", { get: () => this.summary() });
   }
 
   recolour() {
     this.colours = legendColours();
+    this.shown.numbers = null;
     this.draw();
+    this.#showNumbers();
   }
 
   #take(frame) {
     this.history.add(frame);
-    const pause_ms = this.motion.matches ? CALM_MS : 0;
-    if (this.isPaused || this.isAsked || performance.now() - this.drawn_ms < pause_ms) return;
+    if (this.isPaused || this.isAsked) return;
     this.isAsked = true;
-    requestAnimationFrame(() => {
-      this.isAsked = false;
-      this.draw();
-    });
+    const pause_ms = this.motion.matches ? CALM_MS : PAUSE_MS;
+    setTimeout(() => this.draw(), Math.max(0, this.drawn_ms + pause_ms - performance.now()));
   }
 
   draw() {
-    const { history, colours } = this;
+    this.isAsked = false;
     this.drawn_ms = performance.now();
-    this.lanes.draw(history, colours);
-    if (!history.frame) return;
-    this.#drawBlocks(history.frame);
-    this.#drawTiles(history);
-    if (this.drawn_ms - this.tabled_ms > TABLE_MS) this.#fillTable();
+    this.lanes.draw(this.history, this.colours);
+  }
+
+  #showNumbers() {
+    const { frame } = this.history;
+    if (this.isPaused || !frame || frame === this.shown.numbers) return;
+    this.shown.numbers = frame;
+    this.#drawBlocks(frame);
+    this.#drawTiles(this.history);
   }
 
   #drawBlocks({ blocks, num_blocks, block_size }) {
-    const unit = drawSquares($("blocks"), BLOCKS.map((name) => [blocks[name], this.colours[name]]), num_blocks);
+    const drawn = Math.min(num_blocks, squaresFor(num_blocks - blocks.free));
+    const parts = BLOCKS.map((name) => [blocks[name], this.colours[name]]);
+    const unit = drawSquares($("blocks"), parts, drawn);
     for (const name of BLOCKS) setText($(`num-${name}`), blocks[name]);
     const square = unit === 1 ? "one block" : `${unit} blocks`;
-    setText($("block-scale"), `A block holds ${block_size} tokens; a square is ${square} of ${num_blocks}.`);
+    setText($("block-scale"), `A block holds ${block_size} tokens; a square is ${square} of ${num_blocks}`
+      + `${drawn < num_blocks ? `, and ${num_blocks - drawn} free ones more are not drawn` : ""}.`);
   }
 
   #drawTiles({ samples, frame }) {
@@ -89,8 +102,9 @@ export class Picture {
   }
 
   #fillTable() {
-    if (!$("summary").open || !this.history.frame) return;
-    this.tabled_ms = performance.now();
+    const { frame } = this.history;
+    if (this.isPaused || !$("summary").open || !frame || frame === this.shown.table) return;
+    this.shown.table = frame;
     const rows = tableRows(this.history).map(([name, words]) => {
       const row = document.createElement("tr");
       const head = element("th", "", name);
@@ -105,7 +119,7 @@ export class Picture {
     this.isPaused = !this.isPaused;
     $("pause").setAttribute("aria-pressed", this.isPaused);
     $("pause").textContent = this.isPaused ? "Go on" : "Pause";
-    if (!this.isPaused) this.draw();
+    if (!this.isPaused) this.recolour();
   }
 
   /** What is drawn, as plain data: for tests, and for the curious at the console. */
@@ -123,6 +137,11 @@ export class Picture {
       queued: frame?.queued,
     };
   }
+}
+
+/** Squares to draw for so many blocks in use: at least twice as many, in powers of two, so that growth is seen. */
+function squaresFor(numInUse) {
+  return Math.max(128, 2 ** Math.ceil(Math.log2(2 * numInUse + 1)));
 }
 
 function tableRows(history) {
