@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 #: Requests of one call that run at a time.
 _AT_ONCE = 32
+_STRICT = "tools[].strict"
 _USER = "user"
 #: Characters of a cache salt.
 _MAX_SALT = FIELDS["salt"].max_chars
@@ -96,10 +97,23 @@ def ask_of(
     constraint: ConstraintAsk | None = None,
 ) -> Ask:
     """Return one request. `options` are by group."""
+    if isinstance(input, ChatInput):
+        input = _without_strictness(call, input)
     groups = {group: dict(values) for group, values in options.items()}
     if call.max_queue_s is not None:
         groups.setdefault("scheduling", {}).setdefault("max_queue_duration_s", call.max_queue_s)
     return Ask(input=input, origin=origin, model=model, constraint=constraint, **structs(groups))
+
+
+def _without_strictness(call: HttpCall, chat: ChatInput) -> ChatInput:
+    """Return the chat without `strict` where it has no effect: no schema constrains a call that the model may omit.
+
+    The libraries of OpenAI set it on every tool, so it is not refused, as gRPC does, but named in the answer.
+    """
+    if chat.tool_choice is not None or not any(tool.strict for tool in chat.tools):
+        return chat
+    call.note_ignored((*call.ignored, _STRICT))
+    return replace(chat, tools=tuple([replace(tool, strict=None) for tool in chat.tools]))
 
 
 async def gather(frontend: Frontend, asks: Sequence[Ask]) -> list[Result]:

@@ -180,6 +180,9 @@ class Connected:
     def on_lost(self, callback: Any) -> None:
         self._callbacks.append(callback)
 
+    def free_body(self) -> None:
+        pass
+
     def leave(self) -> None:
         for callback in self._callbacks:
             callback()
