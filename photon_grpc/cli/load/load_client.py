@@ -48,7 +48,7 @@ def read_load(text: str) -> Workload:
 
 
 class TurnResult(NamedTuple):
-    """What came of one request: when it was sent and each message came, its tokens, and a failure if there was one."""
+    """The times of one request and its messages, its tokens, and a failure if there was one."""
 
     sent_s: float
     times_s: list[float]
