@@ -17,7 +17,7 @@ from typing import Any, cast
 import httptools
 
 from photon_grpc.cli.load.load import Turn, Workload
-from photon_grpc.cli.load.load_client import Ask, Ending, main
+from photon_grpc.cli.load.load_client import Ask, TurnResult, main
 
 _EVENT = b"data: "
 _FIRST = b'data: {"id"'
@@ -134,7 +134,7 @@ class HttpCalls:
         for stream in self._idle:
             stream.close()
 
-    async def ask(self, turn: Turn, history: list[int] | None) -> Ending:
+    async def ask(self, turn: Turn, history: list[int] | None) -> TurnResult:
         if history is not None:
             raise ValueError("a conversation needs the ids of its answers, which the completions of HTTP do not have")
         request = self._request(turn)
@@ -148,12 +148,12 @@ class HttpCalls:
                     stream.close()
                     raise
         except (OSError, TimeoutError) as error:
-            return Ending(sent_s, [], reason="UNAVAILABLE", message=f"{type(error).__name__}: {error}")
+            return TurnResult(sent_s, [], reason="UNAVAILABLE", message=f"{type(error).__name__}: {error}")
         self._idle.append(stream)
         usage = stream.usage
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         tokens = (usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
-        return Ending(sent_s, stream.times_s, *tokens, *stream.failure)
+        return TurnResult(sent_s, stream.times_s, *tokens, *stream.failure)
 
     async def _free(self) -> Stream:
         while self._idle:

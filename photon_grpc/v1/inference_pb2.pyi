@@ -120,7 +120,9 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     """Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS if it has one."""
     parse_special_tokens: _builtins.bool
-    """Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text."""
+    """Parse spellings of special tokens in `text` as those tokens; a text that begins with BOS gets no second one.
+    Off: they stay plain text.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Any ids below the vocabulary's size; nothing is added."""

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.http_client import over_http
 from photon_grpc.cli.load.load import Session, Turn, Workload
-from photon_grpc.cli.load.load_client import Ending
+from photon_grpc.cli.load.load_client import TurnResult
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
@@ -60,7 +60,7 @@ class Scripted:
         writer.close()
 
 
-async def asked(answers: Sequence[bytes | None], piece_bytes: int = 1 << 20) -> tuple[list[Ending], Scripted]:
+async def asked(answers: Sequence[bytes | None], piece_bytes: int = 1 << 20) -> tuple[list[TurnResult], Scripted]:
     """Return what came of as many requests, one after another."""
     scripted = Scripted(answers, piece_bytes)
     async with serving(scripted) as target:

@@ -135,7 +135,8 @@ type GenerateRequest struct {
 	Scheduling *SchedulingOptions `protobuf:"bytes,12,opt,name=scheduling,proto3" json:"scheduling,omitempty"`
 	// Applies to StreamGenerate and MultiplexGenerate; has no effect on Generate.
 	Stream *StreamOptions `protobuf:"bytes,13,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text.
+	// Parse spellings of special tokens in `text` as those tokens; a text that begins with BOS gets no second one.
+	// Off: they stay plain text.
 	ParseSpecialTokens bool `protobuf:"varint,14,opt,name=parse_special_tokens,json=parseSpecialTokens,proto3" json:"parse_special_tokens,omitempty"`
 	// The caller's notes: in the request log and in spans, and in metrics for the keys that --metrics-label names. At most
 	// 16; a key is 1 to 63 of a-z, 0-9 and _, beginning with a letter; a value has at most 128 characters.

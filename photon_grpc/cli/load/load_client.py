@@ -47,8 +47,8 @@ def read_load(text: str) -> Workload:
     return Workload(**workload | {"sessions": sessions})
 
 
-class Ending(NamedTuple):
-    """What came of one request: when it was sent and each message came, its tokens, and a failure if there was one."""
+class TurnResult(NamedTuple):
+    """The times of one request and its messages, its tokens, and a failure if there was one."""
 
     sent_s: float
     times_s: list[float]
@@ -60,7 +60,7 @@ class Ending(NamedTuple):
 
 
 #: Sends a turn and reads its answer; the history, if there is one, gets the ids of both.
-Ask = Callable[[Turn, list[int] | None], Awaitable[Ending]]
+Ask = Callable[[Turn, list[int] | None], Awaitable[TurnResult]]
 #: Connects, and closes what it opened.
 Connect = Callable[[Workload], AbstractAsyncContextManager[Ask]]
 
@@ -95,17 +95,20 @@ class LoadClient:
             if history is not None and answer.reason:
                 return
 
-    def _result(self, ending: Ending, turn: tuple[int, int], planned_s: float | None) -> RequestResult:
-        sent, times, *rest = ending
-        sent_s = sent - self._zero_s
+    def _result(self, found: TurnResult, turn: tuple[int, int], planned_s: float | None) -> RequestResult:
+        sent_s, times = found.sent_s - self._zero_s, found.times_s
         return RequestResult(
             *turn,
-            sent_s,
-            0.0 if planned_s is None else max(0.0, sent_s - planned_s),
-            times[0] - sent if times else None,
-            [round(after - before, 7) for before, after in pairwise(times)],
-            time.perf_counter() - sent,
-            *rest,
+            sent_s=sent_s,
+            late_s=0.0 if planned_s is None else max(0.0, sent_s - planned_s),
+            first_s=times[0] - found.sent_s if times else None,
+            gaps_s=[round(after - before, 7) for before, after in pairwise(times)],
+            total_s=time.perf_counter() - found.sent_s,
+            prompt_tokens=found.prompt_tokens,
+            cached_prompt_tokens=found.cached_prompt_tokens,
+            output_tokens=found.output_tokens,
+            reason=found.reason,
+            message=found.message,
         )
 
 
@@ -125,7 +128,7 @@ class GrpcCalls:
                 NewerFields(lambda: models.GetModel(model_pb2.GetModelRequest(), metadata=key_metadata()), load.target),
             )
 
-    async def ask(self, turn: Turn, history: list[int] | None) -> Ending:
+    async def ask(self, turn: Turn, history: list[int] | None) -> TurnResult:
         times: list[float] = []
         usage, failure = inference_pb2.Usage(), ("", "")
         request = self._request(turn, history)
@@ -143,7 +146,7 @@ class GrpcCalls:
             failure = (problem.reason, str(problem))
         except PhotonError as problem:
             failure = (problem.reason, str(problem))
-        return Ending(sent, times, usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, *failure)
+        return TurnResult(sent, times, usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, *failure)
 
     def _request(self, turn: Turn, history: list[int] | None) -> inference_pb2.GenerateRequest:
         load, request = self._load, inference_pb2.GenerateRequest(model=self._load.model)
