@@ -345,6 +345,18 @@ async def test_pydantic_tools_are_called(qwen: Scripted) -> None:
     assert call.function.parsed_arguments == Event(name="Fair", days=[])
 
 
+async def test_strict_tools_that_the_model_may_leave_out_are_named(qwen: Scripted) -> None:
+    """No schema constrains their calls. The client's library sets `strict` on every tool that it makes."""
+    tools = [openai.pydantic_function_tool(Event)]
+    async with client(qwen) as calls:
+        raw = await calls.chat.completions.with_raw_response.create(model="small", messages=MESSAGES, tools=tools)
+        assert raw.headers["x-photon-ignored"] == "tools[].strict"
+        forced = await calls.chat.completions.with_raw_response.create(
+            model="small", messages=MESSAGES, tools=tools, tool_choice="required"
+        )
+        assert "x-photon-ignored" not in forced.headers
+
+
 # --- errors, retries, deadlines --------------------------------------------------------------------------------------
 
 

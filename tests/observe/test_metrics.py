@@ -113,7 +113,7 @@ def test_the_metrics_page_describes_the_engine_and_the_build() -> None:
     assert content_type.startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in parse_text(page.decode())}
     assert all(family.documentation for family in families.values())
-    assert all(name.startswith(("photon_", "grpc_server_")) for name in families)
+    assert all(name.startswith(("photon_", "grpc_server_", "http_request")) for name in families)
     value = {name: family.samples[0].value for name, family in families.items() if len(family.samples) == 1}
     assert (value["photon_num_requests_running"], value["photon_num_requests_waiting"]) == (3, 2)
     assert (value["photon_kv_cache_usage_perc"], value["photon_ready"]) == (0.25, 0)
@@ -239,12 +239,20 @@ def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
 
 
 def test_labels_belong_to_a_fixed_set() -> None:
-    """The values are reasons, finish reasons, names in the keys file, and names in gRPC's descriptors.
+    """The values are reasons, finish reasons, names in the keys file and in gRPC's descriptors; over HTTP routes,
+    methods, statuses and names in the tables of fields.
 
     Those of request labels are a caller's, and are bounded (test_labels.py).
     """
     names = {label for metric in metrics.COUNTED for label in metric.labels} - {"label", "value", "outcome"}
-    assert names == {"finished_reason", "reason", "key", "grpc_type", "grpc_service", "grpc_method", "grpc_code"}
+    grpc = {"grpc_type", "grpc_service", "grpc_method", "grpc_code"}
+    assert names == {"finished_reason", "reason", "key"} | grpc | {"handler", "method", "status", "field"}
+
+
+def test_a_method_from_a_caller_is_no_label() -> None:
+    counts = Counts()
+    metrics.HttpMetrics(counts).ended("unknown", "BREW", 404, 0.1)
+    assert ("unknown", metrics.OTHER, "404") in {series.labels for series in counts.changed()}
 
 
 @pytest.mark.parametrize("name", ["photon_requests_failed_total", "photon_requests_rejected_total"])
