@@ -177,6 +177,9 @@ class Connected:
         self.has_output = asyncio.Event()
         self._callbacks: list[Any] = []
 
+    def free_body(self) -> None:
+        """Do nothing."""
+
     def on_lost(self, callback: Any) -> None:
         self._callbacks.append(callback)
 
