@@ -22,7 +22,7 @@ from photon_grpc.cli.load.load_client import Ask, TurnResult, main
 _EVENT = b"data: "
 _FIRST = b'data: {"id"'
 _END = b"data: [DONE]"
-_USAGE = b'"choices":[],"usage":'
+_USAGE = b'"choices":[]'
 
 
 class Stream(asyncio.Protocol):

@@ -177,9 +177,6 @@ class Connected:
         self.has_output = asyncio.Event()
         self._callbacks: list[Any] = []
 
-    def free_body(self) -> None:
-        """Do nothing."""
-
     def on_lost(self, callback: Any) -> None:
         self._callbacks.append(callback)
 
