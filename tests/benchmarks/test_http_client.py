@@ -23,7 +23,7 @@ def event(**fields: object) -> bytes:
 
 FIRST = event(choices=[{"text": 'a"choices":[],"usage":'}])
 SECOND = event(choices=[{"text": "\n\n", "finish_reason": "length"}])
-LAST = event(choices=[], usage=USAGE)
+LAST = event(usage=USAGE, choices=[])
 DONE = b"data: [DONE]\n\n"
 
 
