@@ -62,6 +62,8 @@ class ModelFacts:
     quantization: str
     #: Variables that a chat may set (`template_args_json`).
     template_arguments: frozenset[str] = frozenset()
+    #: Whether the chat template writes tools into the prompt.
+    takes_tools: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class ServedModel:
             dtype=self.dtype if engine is None else engine.dtype,
             quantization="" if engine is None else engine.quantization,
             template_arguments=frozenset() if self.template is None else self.template.arguments,
+            takes_tools=self.template is not None and self.template.takes_tools,
         )
 
     @property

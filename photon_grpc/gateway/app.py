@@ -72,7 +72,7 @@ async def _unknown(call: HttpCall) -> Response:
 
 def _supervisor(pages: ServicePages) -> list[Endpoint]:
     async def answer(call: HttpCall) -> Response:
-        page = await pages.page(call.request.url.path, call.headers.get("accept", ""))
+        page = await pages.page(call.route, call.headers.get("accept", ""))
         return Response(page.body, page.status, {"content-type": page.content_type})
 
     get = ("GET", "HEAD")

@@ -54,6 +54,8 @@ class ChatTemplate:
             raise ModelLoadError(f"the chat template is wrong in line {error.lineno}: {error.message}") from None
         except RecursionError:
             raise ModelLoadError("the chat template is nested too deeply") from None
+        #: Whether tools reach the prompt.
+        self.takes_tools = "tools" in named
         #: Variables that template_args_json may set.
         self.arguments = frozenset(named) - _RESERVED - self._token_names.keys() - self._environment.globals.keys()
 

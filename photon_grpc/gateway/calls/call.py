@@ -26,6 +26,7 @@ TIMEOUT_MS = "x-request-timeout-ms"
 FIRST_TOKEN_MS = "x-llm-d-slo-ttft-ms"
 #: A day, after which any deadline is as good as none.
 _MAX_MS = 86_400_000
+_MAX_MS_DIGITS = len(str(_MAX_MS))
 
 
 class HttpCall:
@@ -98,7 +99,7 @@ class HttpCall:
         text = self.headers.get(name)
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= _MAX_MS):
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_MS_DIGITS and 0 < int(text) <= _MAX_MS):
             raise InvalidRequest(f"{name}: is milliseconds, a number from 1 to {_MAX_MS}", field=name, limit=_MAX_MS)
         return int(text) / 1000
 

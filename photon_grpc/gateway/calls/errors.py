@@ -66,6 +66,9 @@ class Failure(NamedTuple):
     error: errors.PhotonError
     status: int
     request_id: str
+    #: As the API names it; empty for none.
+    field: str
+    message: str
 
     @property
     def code_name(self) -> str:
@@ -94,20 +97,19 @@ def failure_of(error: Exception, request_id: str, names: Mapping[str, str]) -> F
     """Return the failure with the API's `names` of fields. The text of an internal exception is left out."""
     public = public_error(error, request_id)
     status = error.status if isinstance(error, HttpError) else _STATUSES[code_name(public)]
-    return Failure(_renamed(public, names), int(status), request_id)
+    return Failure(public, int(status), request_id, *_renamed(public, names))
 
 
-def _renamed(error: errors.PhotonError, names: Mapping[str, str]) -> errors.PhotonError:
-    """Replace the name of the field in the error by the API's."""
-    path = error.field
+def _renamed(error: errors.PhotonError, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return the API's name of the error's field, and the message with it. Others may hold the same error."""
+    path, message = error.field, error.message
     ours = path
     while ours and ours not in names:
         ours = ours[: max(ours.rfind("."), ours.rfind("["), 0)]
-    if ours:
-        error.field = names[ours] + path[len(ours) :]
-        if error.message.startswith(path):
-            error.message = error.field + error.message[len(path) :]
-    return error
+    if not ours:
+        return path, message
+    field = names[ours] + path[len(ours) :]
+    return field, field + message[len(path) :] if message.startswith(path) else message
 
 
 class ErrorForm(Protocol):
@@ -138,7 +140,7 @@ class OpenAiErrors:
         """Return the error without what is around it."""
         status = failure.status
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"type": kind} | _facts(failure.error)
+        return {"type": kind} | _facts(failure)
 
 
 class AnthropicErrors:
@@ -157,18 +159,19 @@ class AnthropicErrors:
     def _fields(self, failure: Failure) -> dict[str, Any]:
         status = failure.status
         kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": kind} | _facts(failure.error)
+        return {"type": kind} | _facts(failure)
 
 
 OPENAI_ERRORS = OpenAiErrors()
 ANTHROPIC_ERRORS = AnthropicErrors()
 
 
-def _facts(error: errors.PhotonError) -> dict[str, Any]:
-    """Return what the forms of all APIs say of an error."""
+def _facts(failure: Failure) -> dict[str, Any]:
+    """Return the parts of an error that all forms have."""
+    error = failure.error
     numbers = {"needed": error.needed, "limit": error.limit}
     return {
-        "message": error.message[:_MAX_TEXT],
-        "param": error.field[:_MAX_FIELD] or None,
+        "message": failure.message[:_MAX_TEXT],
+        "param": failure.field[:_MAX_FIELD] or None,
         "code": error.reason,
     } | {name: number for name, number in numbers.items() if number is not None}

@@ -75,6 +75,7 @@ class Events:
         self._timer = asyncio.get_running_loop().call_later(max(self._silence_s - silent_s, 0.01), self._look)
 
     def _look(self) -> None:
-        if time.monotonic() - self._last_s >= self._silence_s:
+        is_waiting = self._comment is not None and not self._comment.done()
+        if not is_waiting and time.monotonic() - self._last_s >= self._silence_s:
             self._comment = asyncio.get_running_loop().create_task(self.write(_COMMENT))
         self._rest()

@@ -23,6 +23,8 @@ _STRUCTS: dict[str, Callable[..., Any]] = {
 }
 #: Characters of a caller's name in an error message.
 _MAX_NAME = 100
+#: Objects in a list, such as messages, which take about 20 ms to convert.
+MAX_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ def read(table: Table, body: Mapping[str, Any]) -> Values:
             raise unknown_field(name, table)
         if value is None:
             continue
+        if type(value) is list and len(value) > MAX_ENTRIES and type(value[0]) is dict:
+            message = f"{name}: has {len(value)} entries; {MAX_ENTRIES} are allowed"
+            raise InvalidRequest(message, field=name, needed=len(value), limit=MAX_ENTRIES)
         if isinstance(entry, Obeyed):
             obeyed[name] = converted(value, entry.kind, name)
         elif isinstance(entry, Accepted):

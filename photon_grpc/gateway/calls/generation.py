@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from photon_grpc.core.admission import MAX_LABEL_CHARS
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, IdsInput, Origin, TextInput
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.generation import Start
+from photon_grpc.errors import FeatureNotSupported, QueueFull, QuotaExceeded
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
@@ -58,12 +60,15 @@ async def read_request(
     A refusal is recorded as the end of a request.
     """
     call.is_request = True
-    with recording_refusals(frontend, call.origin()):
+    origin = call.origin()
+    with recording_refusals(frontend, origin):
         values = read(table, await json_object(call, max_body_bytes))
         call.note_ignored(values.ignored)
         facts = frontend.model(values.get("model", ""))
-        origin = call.origin()
-        origin.model = facts.name
+        origin.arrival_s, origin.model = time.monotonic(), facts.name
+        if values.get("tools") and values.get("tool_choice") != "none" and not facts.takes_tools:
+            message = "tools: the chat template of this model has no place for tools (feature TOOL_CALLS)"
+            raise FeatureNotSupported(message, field="tools")
         return wanted(values, facts, origin)
 
 
@@ -120,7 +125,7 @@ async def gather(frontend: Frontend, asks: Sequence[Ask]) -> list[Result]:
     """Return the results of all. The first failure aborts the others. Raise PhotonError."""
     if len(asks) == 1:
         return [await frontend.generate(asks[0])]
-    return await _all_of([frontend.generate(ask) for ask in asks])
+    return await _AllOf(frontend, asks, lambda number: frontend.generate(asks[number])).run()
 
 
 async def gather_one(frontend: Frontend, ask: Ask, *, has_one_call: bool) -> Result:
@@ -147,7 +152,7 @@ async def stream(frontend: Frontend, asks: Sequence[Ask], on_update: OnUpdate) -
     if len(asks) == 1:
         await _streamed(frontend, asks[0], 0, on_update)
     else:
-        await _all_of([_streamed(frontend, ask, i, on_update) for i, ask in enumerate(asks)])
+        await _AllOf(frontend, asks, lambda number: _streamed(frontend, asks[number], number, on_update)).run()
 
 
 async def _streamed(frontend: Frontend, ask: Ask, number: int, on_update: OnUpdate) -> None:
@@ -156,20 +161,46 @@ async def _streamed(frontend: Frontend, ask: Ask, number: int, on_update: OnUpda
             await on_update(number, updates.start, update)
 
 
-async def _all_of(works: Sequence[Awaitable[T]]) -> list[T]:
-    room = asyncio.Semaphore(_AT_ONCE)
+class _AllOf(Generic[T]):
+    """Several requests of one call, as many at a time as there is room for. The first failure ends them all."""
 
-    async def one(work: Awaitable[T]) -> T:
-        async with room:
-            return await work
+    def __init__(self, frontend: Frontend, asks: Sequence[Ask], start: Callable[[int], Awaitable[T]]) -> None:
+        """Take the requests; `start` begins one by its number, and raises Overloaded before it has any effect."""
+        self._frontend = frontend
+        self._asks = asks
+        self._start = start
+        self._unstarted = dict.fromkeys(range(len(asks)))
+        self._most = _AT_ONCE
+        self._num_running = 0
+        self._ended = asyncio.Condition()
 
-    tasks = [asyncio.ensure_future(one(work)) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for work in works:
-            if asyncio.iscoroutine(work):
-                work.close()  # one that never started would warn
+    async def run(self) -> list[T]:
+        """Return the results in order. Raise PhotonError."""
+        tasks = [asyncio.ensure_future(self._one(number)) for number in range(len(self._asks))]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException as error:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for number in self._unstarted:
+                self._frontend.refused(self._asks[number].origin, error)
+            raise
+
+    async def _one(self, number: int) -> T:
+        while True:
+            async with self._ended:
+                await self._ended.wait_for(lambda: self._num_running < self._most)
+            self._num_running += 1
+            self._unstarted.pop(number, None)
+            try:
+                return await self._start(number)
+            except (QueueFull, QuotaExceeded) as error:
+                # Others of this call hold the places that it lacks: come again when one has ended.
+                if self._num_running == 1 or error.is_final:
+                    raise
+                self._most = self._num_running - 1
+            finally:
+                self._num_running -= 1
+                async with self._ended:
+                    self._ended.notify_all()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from photon_grpc.core.generation import TokenScore, Usage
+
+#: Log-probabilities that take a few milliseconds to write.
+_MANY = 1024
 
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
@@ -26,6 +30,11 @@ def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
 def token_text(token_bytes: bytes) -> str:
     """Return a token as text; bytes that are part of a character are shown as U+FFFD."""
     return token_bytes.decode("utf-8", "replace")
+
+
+async def off_the_loop(make: Callable[[], bytes], num_scored: int) -> bytes:
+    """Return what `make` returns. In a thread if it writes so many log-probabilities that others would wait."""
+    return await asyncio.to_thread(make) if num_scored > _MANY else make()
 
 
 def chat_logprobs(scores: Iterable[TokenScore]) -> list[dict[str, Any]]:

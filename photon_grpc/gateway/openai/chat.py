@@ -21,7 +21,7 @@ from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
-from photon_grpc.gateway.openai.answers import chat_logprobs, usage_of
+from photon_grpc.gateway.openai.answers import chat_logprobs, off_the_loop, usage_of
 from photon_grpc.gateway.openai.messages import chat_of, without_effect
 from photon_grpc.gateway.openai.options import (
     SHARED,
@@ -98,7 +98,9 @@ class ChatCompletions:
         )
         if not wanted.stream:
             (result,) = await generation.gather(self._frontend, (wanted.ask,))
-            return Response(_body(call, wanted, result), media_type="application/json")
+            num_scored = sum(output.scores.num_ids for output in result.outputs)
+            body = await off_the_loop(partial(_body, call, wanted, result), num_scored)
+            return Response(body, media_type="application/json")
         chunks = _ChatChunks(call, wanted)
         await generation.stream(self._frontend, (wanted.ask,), chunks.write)
         await call.events.write(b"data: [DONE]\n\n")
@@ -225,11 +227,15 @@ class _ChatChunks:
             }
             if self.wanted.options.include_usage:
                 self._head["usage"] = None
-        events = b"".join([self._events(update, delta) for delta in update.deltas])
+        num_scored = sum(delta.scores.num_ids for delta in update.deltas)
+        events = await off_the_loop(lambda: self._events_of(update), num_scored)
         if update.timing is not None and self.wanted.options.include_usage and update.usage is not None:
             events += self._event({"choices": [], "usage": usage_of([update.usage])})
         if events:
             await self.call.events.write(events)
+
+    def _events_of(self, update: Update) -> bytes:
+        return b"".join([self._events(update, delta) for delta in update.deltas])
 
     def _events(self, update: Update, delta: OutputDelta) -> bytes:
         choice = self._choices.get(delta.index)

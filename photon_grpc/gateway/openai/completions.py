@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from photon_grpc.core.ask import Ask, IdsInput, TextInput
+from photon_grpc.core.ask import Ask, IdsInput, Origin, TextInput
 from photon_grpc.core.generation import Start, TokenScore, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.output.logprobs import TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.gateway.calls import generation
-from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
-from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, usage_of
+from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, off_the_loop, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
     EventOptions,
@@ -58,7 +60,7 @@ class _WantedTexts:
     """A call, read and checked."""
 
     asks: tuple[Ask, ...]
-    #: The prompts as text, if they come first.
+    #: The prompts as text; empty texts unless they come first.
     echoes: tuple[str, ...]
     #: Whether the only output token is left out: with echo, max_tokens may be 0.
     is_prompt_only: bool
@@ -78,45 +80,49 @@ class Completions:
         return (Endpoint("/v1/completions", self.answer, scopes=("generate",), names=_NAMES),)
 
     async def answer(self, call: HttpCall) -> Response | None:
-        call.is_request = True
-        origin = call.origin()
-        with generation.recording_refusals(self._frontend, origin):
-            values = read(FIELDS, await json_object(call, self._max_body_bytes))
-            call.note_ignored(values.ignored)
-            wanted = await self._wanted(call, values)
+        wanted = await generation.read_request(
+            call, self._frontend, FIELDS, self._max_body_bytes, partial(self._wanted, call)
+        )
+        with generation.recording_refusals(self._frontend, wanted.asks[0].origin):
+            wanted = await self._with_echoes(call, wanted)
         if not wanted.stream:
             results = await generation.gather(self._frontend, wanted.asks)
-            return Response(_body(call, wanted, results), media_type="application/json")
+            num_scored = sum(each.num_ids for result in results for each in _scores_of(result))
+            body = await off_the_loop(partial(_body, call, wanted, results), num_scored)
+            return Response(body, media_type="application/json")
         chunks = _TextChunks(call, wanted)
         await generation.stream(self._frontend, wanted.asks, chunks.write)
         await chunks.end()
         return None
 
-    async def _wanted(self, call: HttpCall, values: Values) -> _WantedTexts:
-        facts = self._frontend.model(values.get("model", ""))
+    def _wanted(self, call: HttpCall, values: Values, facts: ModelFacts, first: Origin) -> _WantedTexts:
+        if user := values.get("user"):
+            generation.label(first, user)
         prompts, options = _prompts(values), _options(values)
         constraint = form_of(values.obeyed, call)
         asks = []
         for i, prompt in enumerate(prompts):
-            origin = call.origin(f"-{i}" if len(prompts) > 1 else "")
-            origin.model = facts.name
-            if user := values.get("user"):
-                generation.label(origin, user)
+            origin = call.origin(f"-{i}") if len(prompts) > 1 else first
+            origin.model, origin.labels = facts.name, first.labels
             asks.append(generation.ask_of(call, origin, prompt, options, model=facts.name, constraint=constraint))
-        has_echo = bool(values.get("echo"))
         return _WantedTexts(
             tuple(asks),
-            tuple([await self._text(facts.name, call, each) for each in prompts]) if has_echo else ("",) * len(asks),
+            ("",) * len(asks) if values.get("echo") else (),
             _is_prompt_only(values),
             values.get("n", 1),
             bool(values.get("stream")),
             stream_options(values),
         )
 
-    async def _text(self, model: str, call: HttpCall, prompt: TextInput | IdsInput) -> str:
-        if isinstance(prompt, TextInput):
-            return prompt.text
-        return await self._frontend.detokenize(model, prompt.token_ids, False, call.caller)
+    async def _with_echoes(self, call: HttpCall, wanted: _WantedTexts) -> _WantedTexts:
+        if wanted.echoes:
+            return replace(wanted, echoes=tuple([await self._text(call, ask) for ask in wanted.asks]))
+        return replace(wanted, echoes=("",) * len(wanted.asks))
+
+    async def _text(self, call: HttpCall, ask: Ask) -> str:
+        if isinstance(ask.input, IdsInput):
+            return await self._frontend.detokenize(ask.model, ask.input.token_ids, False, call.caller)
+        return ask.input.text if isinstance(ask.input, TextInput) else ""
 
 
 def _is_prompt_only(values: Values) -> bool:
@@ -167,6 +173,10 @@ def _is_ids(prompt: Any) -> bool:
 
 
 # --- the whole answer ------------------------------------------------------------------------------------------------
+
+
+def _scores_of(result: Result) -> list[TokenLogprobs]:
+    return [result.prompt_scores, *[output.scores for output in result.outputs]]
 
 
 def _body(call: HttpCall, wanted: _WantedTexts, results: Sequence[Result]) -> bytes:
@@ -247,7 +257,8 @@ class _TextChunks:
         self._prompts.setdefault(number, tuple(update.prompt_scores))
         if update.usage is not None:
             self._usages[number] = update.usage
-        events = b"".join([self._event(number, update, delta) for delta in update.deltas])
+        num_scored = update.prompt_scores.num_ids + sum(delta.scores.num_ids for delta in update.deltas)
+        events = await off_the_loop(lambda: self._events(number, update), num_scored)
         if events:
             await self.call.events.write(events)
 
@@ -257,6 +268,9 @@ class _TextChunks:
             whole = self._head | {"choices": [], "usage": _usage_of(self.wanted, self._usages.values())}
             last = b"data: " + msgspec.json.encode(whole) + b"\n\n" + last
         await self.call.events.write(last)
+
+    def _events(self, number: int, update: Update) -> bytes:
+        return b"".join([self._event(number, update, delta) for delta in update.deltas])
 
     def _event(self, number: int, update: Update, delta: OutputDelta) -> bytes:
         index = number * self.wanted.num_outputs + delta.index

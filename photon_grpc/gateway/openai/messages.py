@@ -135,7 +135,7 @@ def _call(call: _Call, index: int, where: str) -> ToolCall:
 def without_effect(values: Mapping[str, Any], template_arguments: Collection[str]) -> tuple[str, ...]:
     """Return the fields of a checked body, also of its messages, that have no effect with this template."""
     found = dict.fromkeys([name for name in (_EFFORT,) if name in values and name not in template_arguments])
-    for message in values["messages"]:
+    for message in values.get("messages", ()):
         found |= dict.fromkeys([f"messages[].{name}" for name in _UNHEARD if message.get(name)])
         if isinstance(content := message.get("content"), list):
             for part in content:

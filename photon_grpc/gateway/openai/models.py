@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
+from photon_grpc.errors import ModelNotFound
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.calls.call import HttpCall
@@ -37,6 +38,8 @@ class Models:
 
     async def one(self, call: HttpCall) -> Response:
         name = call.request.path_params["name"]
+        if not name:
+            raise ModelNotFound("there is no model without a name; GET /v1/models lists all", field="model")
         facts = self._frontend.model(name)
         return _json(_model(facts, name, is_default=name == self._frontend.models()[0].name))
 

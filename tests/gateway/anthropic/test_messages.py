@@ -357,7 +357,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"system": [{"type": "image"}]}, "system[0]", "FEATURE_NOT_SUPPORTED"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "FEATURE_NOT_SUPPORTED"),
     ({"tools": [*TOOLS, {"name": "a b", "input_schema": {}}]}, "tools[2].name", "INVALID_REQUEST"),
-    ({"tools": [{**TOOLS[0], "strict": True}]}, "tools[0].strict", "FEATURE_NOT_SUPPORTED"),
     ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[0].defer_loading", "FEATURE_NOT_SUPPORTED"),
     ({"tools": [{"name": "a", "input_schema": DEEP}]}, "tools[0].input_schema", "INVALID_REQUEST"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name", "INVALID_REQUEST"),

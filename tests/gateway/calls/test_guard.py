@@ -10,6 +10,7 @@ import pytest
 
 from photon_grpc import errors
 from photon_grpc.access.key_ring import KeyRing
+from tests.frontend.fake_engine import frontend, served
 from tests.gateway.door import in_memory
 from tests.server.fake_frontend import FakeFrontend, for_ever
 from tests.server.keys import SECRETS, write_keys
@@ -101,7 +102,7 @@ async def test_a_deadline_ends_the_call() -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "99999999999"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "99999999999", "0" * 12 + "9" * 400, "1" * 5000])
 async def test_a_wrong_deadline_is_refused(value: str) -> None:
     answer = await in_memory(FakeFrontend()).client.post(
         COMPLETIONS, json=PROMPT, headers={"x-request-timeout-ms": value}
@@ -147,6 +148,70 @@ async def test_a_refusal_has_its_status_and_says_whether_to_try_again(
         assert float(answer.headers["retry-after-ms"]) == delay_s * 1000
         assert int(answer.headers["retry-after"]) >= delay_s
     assert door.counts.calls == [(COMPLETIONS, "POST", status)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+    ],
+)
+async def test_an_empty_object_is_a_wrong_request(path: str) -> None:
+    with frontend(served(template="{{ messages[0].content }}")) as (real, _):
+        answer = await in_memory(real).client.post(path, json={})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] != "INTERNAL_FAILURE"
+
+
+async def test_tools_that_the_template_cannot_write_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    with frontend(served(template="{{ messages[0].content }}")) as (real, _):
+        answer = await in_memory(real).client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_an_error_that_others_hold_is_left_as_it_is() -> None:
+    shared = errors.InvalidConstraint("structured_output.regex: is wrong", field="structured_output.regex")
+    fake = FakeFrontend()
+    fake.refusals = [shared]
+    answer = await in_memory(fake).client.post(COMPLETIONS, json=PROMPT | {"guided_regex": "("})
+    assert answer.json()["error"]["param"] == "guided_regex"
+    assert (shared.field, shared.message) == ("structured_output.regex", "structured_output.regex: is wrong")
+
+
+async def test_prompts_of_a_call_wait_for_the_places_that_others_of_it_hold() -> None:
+    """Each is refused while two run; the call as a whole has a result."""
+    fake = Crowded()
+    answer = await in_memory(fake).client.post(COMPLETIONS, json={"prompt": ["a"] * 6})
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 6 and fake.most <= 2
+
+
+async def test_prompts_that_never_began_are_recorded_when_the_call_fails() -> None:
+    fake = FakeFrontend()
+    fake.script = (for_ever,)
+    headers = {"x-request-timeout-ms": "200"}
+    await in_memory(fake).client.post(COMPLETIONS, json={"prompt": ["a"] * 40}, headers=headers)
+    assert len(fake.asks) + len(fake.refused_requests) == 40
+
+
+class Crowded(FakeFrontend):
+    """A front end with two places."""
+
+    num_running = most = 0
+
+    async def generate(self, ask: Any, write: Any = None) -> Any:
+        if self.num_running == 2:
+            raise errors.QuotaExceeded("2 requests run; the limit of this key is 2")
+        self.num_running += 1
+        self.most = max(self.most, self.num_running)
+        await asyncio.sleep(0.01)
+        self.num_running -= 1
+        return await super().generate(ask, write)
 
 
 async def test_a_failure_after_output_is_an_event_without_done() -> None:

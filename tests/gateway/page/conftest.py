@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     path = os.environ.get("PHOTON_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if not path:
