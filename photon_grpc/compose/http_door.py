@@ -63,12 +63,13 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
     config = behind.config
     tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
     counts = behind.observed.counts
+    http_counts = HttpMetrics(counts) if counts else NoHttpCounts()
     rules = HttpRules(
         behind.observed.failures,
         behind.replica_id,
         behind.allowed.ring,
         config.api_keys_exempt,
-        HttpMetrics(counts) if counts else NoHttpCounts(),
+        http_counts,
     )
     app = application(behind.frontend, rules, behind.pages, max_body_bytes=config.max_message_size)
     return Door(
@@ -77,4 +78,6 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
         allowed_hosts=config.http_allowed_host,
         allowed_origins=config.http_allowed_origin,
         max_body_bytes=config.max_message_size,
+        counts=http_counts,
+        replica_id=behind.replica_id,
     )

@@ -36,13 +36,16 @@ class Watcher:
         return self
 
     async def __anext__(self) -> EnginePicture:
-        await self._has_news.wait()
-        if self._failure:
-            raise EngineFailure(self._failure)
-        if self._is_closed or self._newest is None:
-            raise StopAsyncIteration
-        self._has_news.clear()
-        return self._newest
+        while True:
+            await self._has_news.wait()
+            if self._failure:
+                raise EngineFailure(self._failure)
+            if self._is_closed:
+                raise StopAsyncIteration
+            # The engine may be lost between a picture and this task's turn.
+            self._has_news.clear()
+            if self._newest is not None:
+                return self._newest
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Reference
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from photon_grpc.errors import InvalidRequest, ModelLoadError, PromptTooLong
@@ -64,6 +65,39 @@ def test_a_text_that_begins_with_what_is_added_before_it_gets_no_second_one(kind
             ours.encode(text, parse_special_tokens=True, max_tokens=len(ids) - doubled - 1)
         without = ours.encode(text, parse_special_tokens=True, add_special_tokens=False)
         assert list(without) == reference(text, add_special_tokens=False)["input_ids"]
+
+
+def with_template(single: str, *, single_word: bool = False) -> Tokenizer:
+    """Return a tokenizer that puts `single` around a text; <s> and </s> are its special tokens."""
+    tokenizer = Reference.from_str(definition("llama2_like"))
+    special = [("<s>", 1), ("</s>", 2)]
+    tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=special)
+    spec = json.loads(tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["single_word"] = single_word
+    return Tokenizer(json.dumps(spec))
+
+
+def test_a_token_between_bos_and_the_text_stays() -> None:
+    ours = with_template("<s> </s> $A")
+    spelled = ours.encode("<s>x", parse_special_tokens=True)
+    assert (
+        spelled[:3] == (1, 2, 1)
+        and spelled[3:] == ours.encode("<s>x", parse_special_tokens=True, add_special_tokens=False)[1:]
+    )
+
+
+def test_a_spelling_that_is_no_token_leaves_bos() -> None:
+    ours = with_template("<s> $A", single_word=True)
+    ids = ours.encode("<s>x", parse_special_tokens=True)
+    assert ids.count(1) == 1 and ids[0] == 1 and len(ids) > 2
+    assert ours.encode("<s> x", parse_special_tokens=True).count(1) == 1
+
+
+def test_an_empty_text_keeps_what_is_around_it() -> None:
+    ours = with_template("<s> $A <s>")
+    assert ours.encode("", parse_special_tokens=True) == (1, 1)
+    assert ours.encode("<s>", parse_special_tokens=True) == (1, 1)
 
 
 def test_special_tokens_spelled_out_in_text_stay_text(kind: str) -> None:

@@ -99,6 +99,21 @@ async def test_watching_goes_on_with_the_next_engine() -> None:
         assert link.sent == [ON, ON]
 
 
+async def test_an_engine_that_is_lost_right_after_a_picture_does_not_end_the_iteration() -> None:
+    with frontend() as (front, link), front.watch() as watcher:
+        waiting = asyncio.create_task(anext(watcher))
+        await asyncio.sleep(0)
+        link.on_frame(picture(1))
+        link.lose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        link.facts = FACTS
+        link.on_frame(FACTS)
+        link.on_frame(picture(2))
+        assert await waiting == picture(2)
+
+
 async def test_watching_may_begin_before_the_first_engine() -> None:
     with frontend(link=FakeLink(None)) as (front, link), front.watch():
         assert not link.sent

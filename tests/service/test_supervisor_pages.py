@@ -82,6 +82,16 @@ async def test_callers_of_one_page_share_it_and_one_that_leaves_takes_nothing_fr
         assert pair.supervisor.receive() == []
 
 
+async def test_an_answer_that_nobody_asked_for_is_ignored() -> None:
+    async with joined() as pair:
+        asking = asyncio.create_task(pair.pages.page("/metrics", ""))
+        (message,) = await pair.wanted(1)
+        pair.pages.answered(PageAnswer(message.number + 7, 200, "text/plain", b"unasked"))
+        pair.pages.answered(answered(message, b"x"))
+        pair.pages.answered(answered(message, b"again"))
+        assert (await asking).body == b"x"
+
+
 async def test_a_page_of_megabytes_arrives_whole() -> None:
     async with joined() as pair:
         asking = asyncio.create_task(pair.pages.page("/metrics", ""))

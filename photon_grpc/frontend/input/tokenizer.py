@@ -20,6 +20,9 @@ from photon_grpc.frontend.input.markers import Markers, SpecialTokenEscaper
 from photon_grpc.frontend.input.text_bounds import bytes_per_token
 from photon_grpc.frontend.output.detokenizer import Detokenizer, Vocabulary, make_vocabulary
 
+#: A list of so many ids more than the context holds takes no time.
+_MAX_SURPLUS = 1000
+
 
 class Tokenizer:
     """The tokenizer of a model. It is immutable and safe to use from several threads; encoding releases the GIL."""
@@ -41,9 +44,9 @@ class Tokenizer:
         self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
         self._check_ids()
         self._bytes_per_token = bytes_per_token(spec)
-        first = self._parsing.encode("a", add_special_tokens=True).ids[:1]
-        #: The spelling of the special token that is added before a text; empty: none is.
-        self._bos_text = next((text for text, id in special.items() if [id] == first), "")
+        added, plain = (self._parsing.encode("a", add_special_tokens=add).ids[:1] for add in (True, False))
+        #: The id that is added before a text; None: none is.
+        self._bos_id = added[0] if added != plain else None
         # Such a token absorbs any amount of white space beside it.
         self._strips_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
         self._vocabularies: dict[bool, Vocabulary] = {
@@ -78,16 +81,15 @@ class Tokenizer:
         """Return the ids of plain text. Call it in a thread, since long texts take long.
 
         With `add_special_tokens`, add BOS and whatever else the tokenizer puts around a text. With
-        `parse_special_tokens`, spellings of special tokens become those tokens; a text that begins with the spelling of
-        BOS, as a rendered chat does, gets no second one. Raise PromptTooLong if the text has
+        `parse_special_tokens`, spellings of special tokens become those tokens; a text that begins with BOS,
+        as a rendered chat does, gets no second one. Raise PromptTooLong if the text has
         more than `max_tokens` ids, without encoding it if its length shows that, and InvalidRequest naming `field` if
         it is not Unicode.
         """
         self._check_text(text, max_tokens, field)
         tokenizer = self._parsing if parse_special_tokens else self._plain
-        has_bos = parse_special_tokens and self._bos_text != "" and text.startswith(self._bos_text)
-        num_doubled = 1 if has_bos and add_special_tokens else 0
-        return _ids(tokenizer, text, add_special_tokens, max_tokens, field, num_doubled)
+        single_id = self._bos_id if add_special_tokens and parse_special_tokens else None
+        return _ids(tokenizer, text, add_special_tokens, max_tokens, field, single_id)
 
     def escaper(self, strings: Iterable[str]) -> SpecialTokenEscaper:
         """Return an escaper of a chat template's `strings`, which `encode_template` undoes.
@@ -157,15 +159,25 @@ def _ids(
     add_special_tokens: bool,
     max_tokens: int | None,
     field: str,
-    num_skipped: int = 0,
+    single_id: int | None = None,
 ) -> tuple[int, ...]:
+    """Return the ids. If the text begins with `single_id`, none is added before it."""
     # Only the batch calls release the GIL.
     encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    num_ids = len(encoding) - num_skipped
-    if max_tokens is not None and num_ids > max_tokens:  # checked before a list of millions holds the GIL
-        message = f"the prompt has {num_ids} tokens; the context holds {max_tokens}"
-        raise PromptTooLong(message, field=field, needed=num_ids, limit=max_tokens)
-    return tuple(encoding.ids[num_skipped:])
+    if max_tokens is not None and len(encoding) > max_tokens + _MAX_SURPLUS:
+        raise _too_long(len(encoding), max_tokens, field)  # before a list of millions holds the GIL
+    ids = encoding.ids
+    # The second may be what is added behind an empty text.
+    if single_id is not None and ids[:2] == [single_id] * 2 and encoding.token_to_sequence(1) is not None:
+        del ids[0]
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise _too_long(len(ids), max_tokens, field)
+    return tuple(ids)
+
+
+def _too_long(num_ids: int, max_tokens: int, field: str) -> PromptTooLong:
+    message = f"the prompt has {num_ids} tokens; the context holds {max_tokens}"
+    return PromptTooLong(message, field=field, needed=num_ids, limit=max_tokens)
 
 
 def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:

@@ -25,7 +25,7 @@ from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
 from photon_grpc.gateway.connections.head import RequestHead, find_end, parse_head
 from photon_grpc.gateway.connections.peer import has_reset, peer_of
-from photon_grpc.gateway.connections.refusal import HttpRefusal
+from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
 
 #: Time until a client that closed its sending side is probed, and until it is first seen whether it reset.
 _PROBE_S = 0.05
@@ -54,6 +54,9 @@ class HttpConnection(HttpToolsProtocol):
         self._searched = 0
         self._body: ArrivingBody | None = None
         self._refusal: HttpRefusal | None = None
+        #: The head of the request that arrives or is answered, and since when it is here.
+        self._head = b""
+        self._head_since_s = 0.0
         self._place: Place | None = None
         self._arrival: asyncio.Task[Any] | None = None
         self._alarm = Alarm()
@@ -186,6 +189,7 @@ class HttpConnection(HttpToolsProtocol):
         self._searched = 0
         raw = bytes(self._unread[:end])
         del self._unread[:end]
+        self._head, self._head_since_s = raw, time.monotonic()
         self._begin(parse_head(raw, self._limits.head))
         return True
 
@@ -290,6 +294,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._state.total_requests += 1
+        self._head = b""
         self._lost_callbacks.clear()
         self._free()
         if self.is_ending or self.transport.is_closing():
@@ -317,7 +322,8 @@ class HttpConnection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-        self.transport.write(refusal.response(self._state.headers()))
+        asked = Asked.of_head(self._head, self._head_since_s) if self._head else Asked()
+        self.transport.write(self._state.refusals.response(refusal, asked, self._state.headers()))
         self._linger()
         self._tell_lost()
 

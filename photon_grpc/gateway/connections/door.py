@@ -15,6 +15,7 @@ from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.limits import MAX_BODY_BYTES, ConnectionLimits
 from photon_grpc.gateway.connections.listener import Listener
 from photon_grpc.gateway.connections.policy import HttpPolicy
+from photon_grpc.gateway.connections.refusal import RefusalCounts, Refusals
 from photon_grpc.gateway.connections.tls import HttpCertificates
 
 
@@ -34,11 +35,17 @@ class Door:
         allowed_origins: Iterable[str] = (),
         max_body_bytes: int = MAX_BODY_BYTES,
         limits: ConnectionLimits | None = None,
+        counts: RefusalCounts | None = None,
+        replica_id: str = "",
     ) -> None:
-        """Take the app; with `certificates` the door speaks TLS. Hosts and origins: see HttpPolicy."""
+        """Take the app; with `certificates` the door speaks TLS. Hosts and origins: see HttpPolicy.
+
+        `counts` and `replica_id` are for requests that the app never sees.
+        """
+        refusals = Refusals(counts, replica_id)
         self._limits = limits or ConnectionLimits()
-        self._state = DoorState(self._limits, max_body_bytes, certificates)
-        self._policy = HttpPolicy(app, allowed_hosts, allowed_origins)
+        self._state = DoorState(self._limits, max_body_bytes, refusals, certificates)
+        self._policy = HttpPolicy(app, allowed_hosts, allowed_origins, refusals)
         self._config = _configuration(self._policy)
         self._listeners: list[Listener] = []
 

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from photon_grpc.access.places import Places, WaitingPlaces
 from photon_grpc.gateway.connections.exchange import AppErrors
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from photon_grpc.gateway.connections.refusal import Headers
+from photon_grpc.gateway.connections.refusal import Headers, Refusals
 from photon_grpc.gateway.connections.tls import HttpCertificates
 
 #: An idle body of the caller that needs its memory for another gives way after this time.
@@ -22,9 +22,14 @@ class DoorState(ServerState):
     """Limits, places and counts of all connections of a door."""
 
     def __init__(
-        self, limits: ConnectionLimits, max_body_bytes: int, certificates: HttpCertificates | None = None
+        self,
+        limits: ConnectionLimits,
+        max_body_bytes: int,
+        refusals: Refusals,
+        certificates: HttpCertificates | None = None,
     ) -> None:
         super().__init__()
+        self.refusals = refusals
         self.limits = limits
         self.max_body_bytes = max_body_bytes
         self.certificates = certificates

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from photon_grpc.gateway.connections.refusal import HttpRefusal
+from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
 
 if TYPE_CHECKING:
     from photon_grpc.gateway.connections.connection import HttpConnection
@@ -208,6 +208,7 @@ class Exchange(RequestResponseCycle):
 
     async def send_500_response(self) -> None:
         refusal = HttpRefusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
-        headers = [*refusal.headers(), (b"connection", b"close")]
+        asked = Asked(self.scope["method"], self.scope["path"], self.scope["headers"])
+        headers = [*refusal.headers(asked), (b"connection", b"close")]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": refusal.body(), "more_body": False})
+        await self.send({"type": "http.response.body", "body": refusal.body(asked), "more_body": False})

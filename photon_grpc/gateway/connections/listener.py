@@ -13,7 +13,7 @@ from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError, QueueFull
 from photon_grpc.gateway.connections.connection import HttpConnection
 from photon_grpc.gateway.connections.door_state import DoorState
-from photon_grpc.gateway.connections.refusal import HttpRefusal
+from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
 
 _LOG = logging.getLogger(__name__)
 _FLAG = "--http-listen"
@@ -69,18 +69,27 @@ class Listener:
             return
         try:
             await self._connect(connection, raw)
-        except (OSError, asyncio.CancelledError):
+        except BaseException as error:
             connection.leave()
+            if isinstance(error, (OSError, asyncio.CancelledError)):
+                return
+            if not isinstance(error, Exception):
+                raise
+            self._state.errors.report(error)
 
     async def _connect(self, connection: HttpConnection, raw: socket.socket) -> None:
         loop, certificates = asyncio.get_running_loop(), self._state.certificates
         if certificates is None:
             await loop.connect_accepted_socket(lambda: connection, raw)
             return
+        with contextlib.ExitStack() as to_close:
+            to_close.enter_context(raw)
+            context = certificates.context()
+            to_close.pop_all()
         await loop.connect_accepted_socket(
             lambda: connection,
             raw,
-            ssl=certificates.context(),
+            ssl=context,
             ssl_handshake_timeout=self._state.limits.handshake_timeout_s,
             ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
         )
@@ -88,7 +97,8 @@ class Listener:
     def _turn_away(self, raw: socket.socket, error: QueueFull) -> None:
         with raw, contextlib.suppress(OSError):
             if self._state.certificates is None:
-                raw.send(HttpRefusal.of(error).response(self._state.headers()))
+                refusal = HttpRefusal.of(error)
+                raw.send(self._state.refusals.response(refusal, Asked(), self._state.headers()))
                 raw.shutdown(socket.SHUT_WR)
 
 

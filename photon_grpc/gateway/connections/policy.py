@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl
 
-from photon_grpc.gateway.connections.refusal import Headers, HttpRefusal
+from photon_grpc.gateway.connections.refusal import Asked, Headers, HttpRefusal, Refusals
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -35,10 +35,17 @@ _NAMES = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z, ]{0,2000}")
 class HttpPolicy:
     """An ASGI app around another. It answers what is not allowed."""
 
-    def __init__(self, app: Any, allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        app: Any,
+        allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+        refusals: Refusals | None = None,
+    ) -> None:
         """Take the names that the door answers to besides its addresses, and the origins of foreign pages."""
         self._app = app
-        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._refusals = Refusals() if refusals is None else refusals
+        self._allowed_hosts = frozenset(_allowed(host.lower()) for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
         self._hosts = _LOCAL_HOSTS
         self._is_wildcard = False
@@ -67,7 +74,9 @@ class HttpPolicy:
             _check_body_type(call)
             _check_query(call)
         except HttpRefusal as refusal:
-            await _answer(send, refusal.status, refusal.body(), [*refusal.headers(), *cors])
+            asked = Asked(scope["method"], scope["path"], scope["headers"])
+            headers, body = self._refusals.answer(refusal, asked)
+            await _answer(send, refusal.status, body, [*headers, *cors])
             return
         await self._app(scope, receive, _with_headers(send, cors))
 
@@ -196,6 +205,12 @@ def _host(text: str) -> str:
     if match is None:
         raise ValueError("no host")
     return match["host"].removeprefix("[").removesuffix("]")
+
+
+def _allowed(setting: str) -> str:
+    """Return the host of an allowed HOST, or HOST:PORT as it is: that one is right at this port only."""
+    match = _HOST.fullmatch(setting)
+    return setting if match is None or match[2] else _host(setting)
 
 
 def _is_ip(host: str) -> bool:

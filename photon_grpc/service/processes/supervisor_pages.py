@@ -38,9 +38,9 @@ class SupervisorPages:
             raise _unavailable(f"the supervisor did not answer within {self._timeout_s:g} s") from None
 
     def answered(self, answer: PageAnswer) -> None:
-        """Hand an answer of the supervisor to those who wait for it."""
-        page = self._coming.pop(self._keys.pop(answer.number))
-        if not page.done():
+        """Hand an answer of the supervisor to those who wait for it. Ignore one that nobody asked for."""
+        key = self._keys.pop(answer.number, None)
+        if key is not None and not (page := self._coming.pop(key)).done():
             page.set_result(Page(answer.body, answer.content_type, answer.status))
 
     def _ask(self, key: tuple[str, str]) -> asyncio.Future[Page]:
