@@ -276,6 +276,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "INVALID_REQUEST", "stream_options"),
     ({"n": 0}, "INVALID_REQUEST", "n"),
     ({"max_tokens": 0}, "INVALID_REQUEST", "max_completion_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "INVALID_REQUEST", "max_tokens"),
+    ({"extra_body": {"session_id": "a", "prompt_cache_key": "b"}}, "INVALID_REQUEST", "prompt_cache_key"),
+    ({"extra_body": {"allowed_token_ids": [1 << 20]}}, "INVALID_REQUEST", "allowed_token_ids"),
     ({"temperature": "hot"}, "INVALID_REQUEST", "temperature"),
     ({"stop": [""]}, "INVALID_REQUEST", "stop[0]"),
     ({"logit_bias": {"x": 1}}, "INVALID_REQUEST", "logit_bias"),
@@ -530,5 +533,9 @@ async def test_tokenize_and_detokenize_as_vllm(plain: Scripted) -> None:
         chat_ids = (await http.post("/tokenize", json={"messages": MESSAGES})).json()["tokens"]
         wrong = await http.post("/tokenize", json={"messages": MESSAGES, "add_special_tokens": True})
         assert wrong.json()["error"]["param"] == "add_special_tokens"
+        for body in ({}, {"tokens": None}, {"tokens": [1 << 20]}, {"tokens": [-1]}):
+            wrong = await http.post("/detokenize", json=body)
+            assert wrong.status_code == 400 and wrong.json()["error"]["param"].partition("[")[0] == "tokens", body
+        assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
     await chat(plain)
     assert plain.link.adds[-1].request.prompt_ids == tuple(chat_ids)

@@ -30,6 +30,8 @@ def message_json(call: HttpCall, wanted: WantedMessage, result: Result) -> bytes
     (output,) = result.outputs
     parts = OutputParts(has_one_call=wanted.has_one_call)
     content = [_block(call, wanted, part) for part in parts.of(output)]
+    if (abort := parts.abort(output.finish)) is not None:
+        raise abort
     message = _message(call, result.start) | {"content": content, "usage": _usage(result.usage)}
     return msgspec.json.encode(message | _end(output.finish, parts))
 
@@ -92,7 +94,7 @@ def _stop_reason(finish: OutputFinish, parts: OutputParts) -> str:
             return "stop_sequence"
         case FinishReason.CONTEXT_LENGTH:
             return "model_context_window_exceeded"
-        case FinishReason.MAX_TOKENS | FinishReason.TIME_LIMIT | FinishReason.ABORTED:
+        case FinishReason.MAX_TOKENS | FinishReason.TIME_LIMIT:
             return "max_tokens"
     return "tool_use" if parts.has_calls else "end_turn"
 
@@ -112,10 +114,14 @@ class MessageEvents:
         for delta in update.deltas:
             events += self._blocks.events(delta)
             self._finish = delta.finish or self._finish
+        abort = None
         if update.timing is not None:
-            events += self._blocks.close() + self._ending(update)
+            abort = self._parts.abort(self._finish)
+            events += self._blocks.close() + (b"" if abort else self._ending(update))
         if events:
             await self._call.events.write(events)
+        if abort is not None:
+            raise abort
 
     def _begin(self, start: Start, update: Update) -> bytes:
         self._has_begun = True

@@ -114,13 +114,21 @@ def unknown_field(name: str, table: Mapping[str, Any], within: str = "") -> Inva
 
 
 def groups(table: Table, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options that the fields set, by group, as the structs of an Ask take them."""
+    """Return the options that the fields set, by group, as the structs of an Ask take them.
+
+    Raise InvalidRequest for fields that set one option to different values.
+    """
     found: dict[str, dict[str, Any]] = {}
+    setters: dict[str, str] = {}
     for name, value in values.items():
         entry = table[name]
         if isinstance(entry, Obeyed) and entry.option:
             field = FIELDS[entry.option]
-            found.setdefault(field.group, {})[field.attribute] = entry.adapt(value) if entry.adapt else value
+            options, value = found.setdefault(field.group, {}), entry.adapt(value) if entry.adapt else value
+            if options.setdefault(field.attribute, value) != value:
+                message = f"{name}: {setters[entry.option]} has a different value; both set one option"
+                raise InvalidRequest(message, field=name)
+            setters.setdefault(entry.option, name)
     return found
 
 
@@ -131,9 +139,11 @@ def structs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def names(table: Table) -> dict[str, str]:
     """Return the API's name of each option that it sets, by the path that errors have."""
-    return {
+    paths = {
         FIELDS[entry.option].path: name for name, entry in table.items() if isinstance(entry, Obeyed) and entry.option
     }
+    # In gRPC a list of token ids is a message with the field `ids`; in JSON it is the list.
+    return paths | {f"{path}.ids": name for path, name in paths.items()}
 
 
 def _is_among(value: Any, harmless: tuple[Any, ...]) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from photon_grpc.core.generation import ToolCall
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import AbortedByAdmin
 from photon_grpc.frontend.output.answer import NO_ANSWER
-from photon_grpc.frontend.output.update import OutputDelta
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -37,6 +39,12 @@ class OutputParts:
     def is_full(self) -> bool:
         """Whether whatever follows is left out."""
         return self._has_one_call and self.has_calls
+
+    def abort(self, finish: OutputFinish | None) -> AbortedByAdmin | None:
+        """Return the error for an output that an operator cut, in APIs that have no word for such an end."""
+        if finish is None or finish.reason is not FinishReason.ABORTED or self.is_full:
+            return None
+        return AbortedByAdmin("an operator aborted this request after its output had begun")
 
     def of(self, delta: OutputDelta) -> Sequence[OutputPart]:
         """Return the parts of the next delta."""

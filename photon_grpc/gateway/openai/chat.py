@@ -36,7 +36,7 @@ FIELDS: Table = {
     **SHARED,
     "messages": Obeyed(list[dict[str, Any]]),
     "max_completion_tokens": Obeyed(int, "max_tokens"),
-    "max_tokens": Obeyed(int, note="the older name of max_completion_tokens"),
+    "max_tokens": Obeyed(int, "max_tokens", note="the older name of max_completion_tokens"),
     "logprobs": Obeyed(bool),
     "top_logprobs": Obeyed(int),
     "tools": Obeyed(list[dict[str, Any]]),

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from photon_grpc.core.ask import ChatInput, ConstraintAsk, Tool
-from photon_grpc.errors import FeatureNotSupported
+from photon_grpc.core.ask import ChatInput, ConstraintAsk, Tool, ToolChoice
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.calls.chat import BodyChat, TextPart, Turns, effort_of, text_of, tool_of
-from photon_grpc.gateway.calls.fields import converted
-from photon_grpc.gateway.openai.messages import tool_choice_of
+from photon_grpc.gateway.calls.fields import converted, unknown_field
 from photon_grpc.gateway.openai.options import response_format_of
 
 _TEXTS = ("input_text", "output_text", "text")
+#: Fields of a text that have no effect: of answers that clients send back, and for caches.
+_UNHEARD_IN_PARTS = ("annotations", "logprobs", "prompt_cache_breakpoint")
+_PART_FIELDS = dict.fromkeys(("type", "text", *_UNHEARD_IN_PARTS))
+#: Fields of items that have no effect.
+_UNHEARD = {
+    "message": ("id", "status", "phase"),
+    "function_call": ("id", "status", "caller", "namespace"),
+    "function_call_output": ("id", "status", "caller", "name", "namespace"),
+}
 
 
 class _Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +34,7 @@ class _Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 class _MessageItem(_Item, frozen=True):
     role: str
-    content: str | list[TextPart]
+    content: str | list[dict[str, Any]]
     phase: str | None = None
 
 
@@ -40,10 +48,15 @@ class _CallItem(_Item, frozen=True):
 
 class _OutputItem(_Item, frozen=True):
     call_id: str
-    output: str | list[TextPart]
+    output: str | list[dict[str, Any]]
     caller: Any = None
     name: str | None = None
     namespace: str | None = None
+
+
+class _NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    name: str = ""
 
 
 class _FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,16 +100,17 @@ def chat_of(values: Mapping[str, Any], facts: ModelFacts) -> BodyChat:
     else:
         for i, item in enumerate(items):
             _add(turns, item, f"input[{i}]")
+    unheard = () if isinstance(items, str) else tuple(dict.fromkeys(_without_effect(items)))
     arguments, ignored = _arguments(values.get("reasoning") or ReasoningOptions(), facts)
-    choice = _choice(values.get("tool_choice"))
+    choice = values.get("tool_choice")
     tools = _tools(values.get("tools", []), turns)
     chat = ChatInput(
         messages=turns.messages(),
         template_args_json=msgspec.json.encode(arguments).decode() if arguments else "",
         tools=() if choice == "none" else tools,
-        tool_choice=tool_choice_of(choice, is_one=values.get("parallel_tool_calls") is False),
+        tool_choice=_required(choice, is_one=values.get("parallel_tool_calls") is False),
     )
-    return BodyChat(chat, ignored, turns.places)
+    return BodyChat(chat, ignored + unheard, turns.places)
 
 
 def _add(turns: Turns, item: dict[str, Any], where: str) -> None:
@@ -104,7 +118,7 @@ def _add(turns: Turns, item: dict[str, Any], where: str) -> None:
     match kind:
         case "message":
             message = converted(item, _MessageItem, where)
-            text = text_of(message.content, f"{where}.content", _TEXTS)
+            text = _text(message.content, f"{where}.content")
             # Templates know the older name; the newer one means the same.
             role = "system" if message.role == "developer" else message.role
             turns.say(role, text, where, "" if role == "assistant" else None)
@@ -113,12 +127,41 @@ def _add(turns: Turns, item: dict[str, Any], where: str) -> None:
             turns.call(call.name, call.arguments or "{}", call.call_id, f"{where}.arguments")
         case "function_call_output":
             output = converted(item, _OutputItem, where)
-            turns.answer(output.call_id, text_of(output.output, f"{where}.output", _TEXTS), where)
+            turns.answer(output.call_id, _text(output.output, f"{where}.output"), where)
         case "reasoning":
             pass  # Chat templates leave out what the model thought before.
         case _:
             message = f"{where}: must be a message, function_call or function_call_output, is {str(kind)[:100]!r}"
             raise FeatureNotSupported(message, field=where)
+
+
+def _text(content: str | Sequence[dict[str, Any]], where: str) -> str:
+    """Return the text of an item. Raise InvalidRequest, also for a part without a text, and FeatureNotSupported."""
+    if isinstance(content, str):
+        return content
+    return text_of([_part(part, f"{where}[{i}]") for i, part in enumerate(content)], where, _TEXTS)
+
+
+def _part(part: Mapping[str, Any], where: str) -> TextPart:
+    kind = part.get("type")
+    if kind not in _TEXTS:
+        return TextPart(kind if isinstance(kind, str) else "a part without a type")
+    for name in part:
+        if name not in _PART_FIELDS:
+            raise unknown_field(name, _PART_FIELDS, f"{where}.")
+    if "text" not in part:
+        raise InvalidRequest(f"{where}.text: is missing", field=f"{where}.text")
+    return TextPart(kind, converted(part["text"], str, f"{where}.text"))
+
+
+def _without_effect(items: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the fields of checked items, also of their texts, that have no effect."""
+    for item in items:
+        yield from [f"input[].{name}" for name in _UNHEARD.get(item.get("type", "message"), ()) if item.get(name)]
+        for field in ("content", "output"):
+            if isinstance(parts := item.get(field), list):
+                names = [name for part in parts for name in _UNHEARD_IN_PARTS if part.get(name)]
+                yield from [f"input[].{field}[].{name}" for name in names]
 
 
 def _arguments(reasoning: ReasoningOptions, facts: ModelFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -141,11 +184,22 @@ def _tool(tool: dict[str, Any], where: str, turns: Turns) -> Tool:
     return tool_of(found.name, found.description, found.parameters, found.strict)
 
 
-def _choice(choice: Any) -> Any:
-    """Return the choice as the chat endpoint has it."""
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+def _required(choice: Any, *, is_one: bool) -> ToolChoice | None:
+    """Return the requirement to call tools, or `is_one` tool. Raise InvalidRequest, FeatureNotSupported."""
+    match choice:
+        case None | "auto" | "none":
+            return None
+        case "required":
+            return ToolChoice(is_one=is_one)
+        case {"type": "function"}:
+            if name := converted(choice, _NamedTool, "tool_choice").name:
+                return ToolChoice(name)
+            raise InvalidRequest("tool_choice.name: is missing", field="tool_choice.name")
+        case {"type": str(kind)}:
+            message = f"tool_choice.type: must be function, is {kind[:100]!r}; send only the tools that may be called"
+            raise FeatureNotSupported(message, field="tool_choice.type")
+    message = 'tool_choice: must be "none", "auto", "required" or {"type": "function", "name": …}'
+    raise InvalidRequest(message, field="tool_choice")
 
 
 def constraint_of(text: TextOptions | None) -> ConstraintAsk | None:

@@ -30,9 +30,11 @@ class WantedResponse(NamedTuple):
 def response_json(call: HttpCall, wanted: WantedResponse, result: Result) -> bytes:
     """Return a whole response."""
     (output,) = result.outputs
-    items = _Items(call.request_id)
-    blocks = Blocks(OutputParts(has_one_call=wanted.has_one_call), items)
+    items, parts = _Items(call.request_id), OutputParts(has_one_call=wanted.has_one_call)
+    blocks = Blocks(parts, items)
     blocks.events(output)
+    if (abort := parts.abort(output.finish)) is not None:
+        raise abort
     items.finish(output.finish)
     blocks.close()
     response = _response(call, wanted, result.start)
@@ -87,7 +89,8 @@ class ResponseEvents(OpenAiErrors):
         self._call = call
         self._wanted = wanted
         self._items = _Items(call.request_id)
-        self._blocks = Blocks(OutputParts(has_one_call=wanted.has_one_call), self._items)
+        self._parts = OutputParts(has_one_call=wanted.has_one_call)
+        self._blocks = Blocks(self._parts, self._items)
         self._response: dict[str, Any] = {}
         self._finish: OutputFinish | None = None
 
@@ -96,10 +99,14 @@ class ResponseEvents(OpenAiErrors):
         for delta in update.deltas:
             events += self._blocks.events(delta)
             self._finish = delta.finish or self._finish
+        abort = None
         if update.timing is not None:
-            events += self._ending(update)
+            abort = self._parts.abort(self._finish)
+            events += self._ending(update, is_aborted=abort is not None)
         if events:
             await self._call.events.write(events)
+        if abort is not None:
+            raise abort
 
     def event(self, failure: Failure) -> bytes:
         # OpenAI's clients raise an error for `error`; its documents have the fields beside it.
@@ -112,9 +119,11 @@ class ResponseEvents(OpenAiErrors):
         kinds = ("response.created", "response.in_progress")
         return b"".join([self._items.event(kind, {"response": self._response}) for kind in kinds])
 
-    def _ending(self, update: Update) -> bytes:
+    def _ending(self, update: Update, *, is_aborted: bool) -> bytes:
         self._items.finish(self._finish)
         closed = self._blocks.close()
+        if is_aborted:
+            return closed  # the error follows
         end = _end(self._items, self._finish, update.usage or Usage())
         return closed + self._items.event(f"response.{end['status']}", {"response": self._response | end})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from photon_grpc.core.ask import Origin
-from photon_grpc.errors import FeatureNotSupported
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.calls import generation
@@ -61,6 +62,25 @@ _NAMES = names(FIELDS) | {
     "structured_output.json_schema": "text.format.schema",
 }
 _ENCRYPTED = "reasoning.encrypted_content"
+#: Characters of the user, which a response repeats.
+_MAX_USER = 512
+#: Bytes of all that a response repeats. It is held until the end, and three events of a stream have it.
+_MAX_REPEATED = 64 << 10
+#: The fields that a response repeats, with what stands for those that are unset.
+_UNSET: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "user": None,
+}
+#: Those of any size, in the order in which they are left out if all are too much.
+_LARGE = ("tools", "instructions", "text", "reasoning", "tool_choice")
 
 
 class Responses:
@@ -93,6 +113,7 @@ def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -
     call.note_ignored(values.ignored + chat.ignored + _ignored_parts(values.get("include", [])))
     options = groups(FIELDS, values.obeyed)
     if user := values.get("user"):
+        _check_user(user)
         generation.label(origin, user)
         options.setdefault("cache", {}).update(generation.cache_of(user))
     constraint = constraint_of(values.get("text"))
@@ -112,17 +133,21 @@ def _ignored_parts(include: list[str]) -> tuple[str, ...]:
     return ("include",) if include else ()
 
 
+def _check_user(user: str) -> None:
+    if len(user) > _MAX_USER:
+        message = f"user: has {len(user)} characters, {_MAX_USER} are allowed; send a shorter name or a digest"
+        raise InvalidRequest(message, field="user", needed=len(user), limit=_MAX_USER)
+
+
 def _repeated(values: Values) -> dict[str, Any]:
-    """Return the fields that a response repeats, with what stands for those that are unset."""
-    return {
-        "instructions": values.get("instructions"),
-        "max_output_tokens": values.get("max_output_tokens"),
-        "parallel_tool_calls": values.get("parallel_tool_calls", True),
-        "reasoning": {"effort": values.get("reasoning", ReasoningOptions()).effort, "summary": None},
-        "temperature": values.get("temperature"),
-        "text": values.get("text", {"format": {"type": "text"}}),
-        "tool_choice": values.get("tool_choice", "auto"),
-        "tools": values.get("tools", []),
-        "top_p": values.get("top_p"),
-        "user": values.get("user"),
-    }
+    """Return the fields that a response repeats, at most `_MAX_REPEATED` bytes of them."""
+    repeated = {name: values.get(name, unset) for name, unset in _UNSET.items()}
+    if "reasoning" in values.obeyed:
+        repeated["reasoning"] = {"effort": values.get("reasoning").effort, "summary": None}
+    if repeated["tool_choice"] == "none":
+        repeated["tools"] = []
+    sizes = {name: len(msgspec.json.encode(value)) for name, value in repeated.items()}
+    for name in _LARGE:
+        if sum(sizes.values()) > _MAX_REPEATED:
+            repeated[name], sizes[name] = _UNSET[name], 0
+    return repeated

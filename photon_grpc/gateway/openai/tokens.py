@@ -40,6 +40,7 @@ DETOKENIZE: Table = {
     "skip_special_tokens": Obeyed(bool, note="false if unset"),
 }
 _SCOPES = ("models", "generate")
+_DETOKENIZE_NAMES = {"token_ids": "tokens", "token_ids.ids": "tokens"}
 _TOKENIZE_NAMES = {"text": "prompt", "chat.messages": "messages", "chat.tools": "tools"}
 
 
@@ -53,7 +54,7 @@ class Tokens:
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint("/tokenize", self.tokenize, scopes=_SCOPES, names=_TOKENIZE_NAMES),
-            Endpoint("/detokenize", self.detokenize, scopes=_SCOPES, names={"token_ids": "tokens"}),
+            Endpoint("/detokenize", self.detokenize, scopes=_SCOPES, names=_DETOKENIZE_NAMES),
         )
 
     async def tokenize(self, call: HttpCall) -> Response:
@@ -67,7 +68,9 @@ class Tokens:
 
     async def detokenize(self, call: HttpCall) -> Response:
         values = read(DETOKENIZE, await json_object(call, self._max_body_bytes))
-        ids, skips = values.get("tokens", ()), values.get("skip_special_tokens", False)
+        if "tokens" not in values.obeyed:
+            raise InvalidRequest("tokens: is missing; send token ids", field="tokens")
+        ids, skips = values.get("tokens"), values.get("skip_special_tokens", False)
         text = await self._frontend.detokenize(values.get("model", ""), ids, skips, call.caller)
         return _json({"prompt": text})
 

@@ -405,6 +405,19 @@ async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
     assert lost.value.body["error"]["code"] == "ENGINE_FAILURE"  # type: ignore[index]
 
 
+async def test_an_operators_abort_is_no_end_of_a_message(door: Talk) -> None:
+    line = Line("so lo", FinishReason.ABORTED)
+    with pytest.raises(anthropic.ConflictError, match="ABORTED_BY_ADMIN"):
+        await ask(door, line)
+    door.says(line)
+    texts: list[str] = []
+    with pytest.raises(anthropic.APIStatusError, match="ABORTED_BY_ADMIN"):
+        async with door.anthropic().messages.stream(model="", messages=HI, max_tokens=99) as stream:
+            async for text in stream.text_stream:
+                texts.append(text)  # noqa: PERF401
+    assert "".join(texts) == "so lo"
+
+
 async def test_clients_repeat_what_may_succeed_and_nothing_else(door: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RETRY_AFTER_S", 0.01)
     facts = door.link.facts

@@ -56,8 +56,18 @@ def test_a_refused_field_takes_only_its_harmless_values(value: Any) -> None:
         read(TABLE, {"best_of": value})
 
 
+def test_two_names_of_one_option_must_agree() -> None:
+    table = {"session_id": Obeyed(str, "session_id"), "prompt_cache_key": Obeyed(str, "session_id")}
+    assert groups(table, dict.fromkeys(table, "a")) == {"cache": {"session_id": "a"}}
+    with pytest.raises(InvalidRequest, match="prompt_cache_key: session_id has a different value") as caught:
+        groups(table, {"session_id": "a", "prompt_cache_key": "b"})
+    assert caught.value.field == "prompt_cache_key"
+
+
 def test_errors_name_fields_as_the_api_does() -> None:
     assert names(TABLE)["sampling.num_outputs"] == "n"
+    # A list of token ids is a message in gRPC.
+    assert names({"ids": Obeyed(tuple[int, ...], "allowed_token_ids")})["sampling.allowed_token_ids.ids"] == "ids"
 
 
 JSON = st.recursive(

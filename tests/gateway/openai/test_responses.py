@@ -180,6 +180,27 @@ async def test_what_has_no_effect_is_named(door: Talk) -> None:
         assert other.prompt() == "hilow"
 
 
+async def test_an_answer_that_comes_back_may_have_all_its_fields(door: Talk) -> None:
+    text = {"type": "output_text", "text": "Hello.", "annotations": [{"type": "file_path"}], "logprobs": [{}]}
+    said = {"type": "message", "role": "assistant", "content": [text], "id": "msg_1", "status": "completed"}
+    await ask(door, input=[{"role": "user", "content": "hi"}, said | {"phase": "commentary"}])
+    assert "<|im_start|>assistant\nHello.<|im_end|>" in door.prompt()
+    named = set(door.responses[-1].headers["x-photon-ignored"].split(", "))
+    parts = {f"input[].content[].{name}" for name in ("annotations", "logprobs")}
+    assert named == {"input[].id", "input[].status", "input[].phase"} | parts
+
+
+async def test_what_a_response_repeats_is_bounded(door: Talk) -> None:
+    assert (await ask(door, tools=TOOLS, tool_choice="none")).tools == []
+    assert [tool.name for tool in (await ask(door, tools=TOOLS)).tools] == ["weather", "now"]
+    long: Any = [{**TOOLS[0], "description": "d" * (64 << 10)}]
+    async with talking(max_model_len=1 << 18, num_blocks=1 << 15, max_queued_tokens=1 << 18) as roomy:
+        cut = await ask(roomy, tools=long, instructions="Be brief.", user="u" * 512)
+        assert (cut.tools, cut.instructions, cut.user) == ([], "Be brief.", "u" * 512)
+        cut = await ask(roomy, tools=TOOLS, reasoning={"effort": "e" * (64 << 10)})
+        assert cut.reasoning.effort is None and "d" * (64 << 10) in roomy.prompt(0)
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "FEATURE_NOT_SUPPORTED"),
     ({"conversation": "c"}, "conversation", "FEATURE_NOT_SUPPORTED"),
@@ -203,6 +224,26 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "FEATURE_NOT_SUPPORTED"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "INVALID_REQUEST"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "INVALID_REQUEST"),
+    ({"user": "u" * 513}, "user", "INVALID_REQUEST"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.name", "INVALID_REQUEST"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "name": 1}}, "tool_choice.name", "INVALID_REQUEST"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "a", "b": 1}}, "tool_choice", "INVALID_REQUEST"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "FEATURE_NOT_SUPPORTED"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "txt": "lost"}]}]},
+        "input[0].content[0].txt",
+        "INVALID_REQUEST",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        "input[0].content[0].text",
+        "INVALID_REQUEST",
+    ),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": None}]}]},
+        "input[0].output[0].text",
+        "INVALID_REQUEST",
+    ),
     ({"max_output_tokens": 0}, "max_output_tokens", "INVALID_REQUEST"),
     ({"max_tokens": 1}, "max_tokens", "INVALID_REQUEST"),
 ]
@@ -225,6 +266,19 @@ async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
             numbers += [event.sequence_number]
     assert numbers == list(range(len(numbers))) and len(numbers) > 2
     assert lost.value.code == "ENGINE_FAILURE"
+
+
+async def test_an_operators_abort_is_no_end_of_a_response(door: Talk) -> None:
+    line = Line("so lo", FinishReason.ABORTED)
+    with pytest.raises(openai.ConflictError) as aborted:
+        await ask(door, line)
+    assert aborted.value.code == "ABORTED_BY_ADMIN"
+    kinds: list[str] = []
+    with pytest.raises(openai.APIError) as cut:
+        async for event in await ask(door, line, stream=True):
+            kinds += [event.type]
+    assert cut.value.code == "ABORTED_BY_ADMIN" and "response.output_text.delta" in kinds
+    assert not {"response.completed", "response.incomplete"} & set(kinds)
 
 
 def test_the_table_has_every_field_of_the_client() -> None:
