@@ -308,8 +308,7 @@ class HttpConnection(HttpToolsProtocol):
     def _read_on(self) -> None:
         """Begin the request that the client sent ahead."""
         self._read()
-        is_whole = self._is_answering() and not self._is_receiving()
-        if self._is_half_closed and not is_whole and not self.is_ending:
+        if self._is_half_closed and not self.is_ending and (self._is_receiving() or not self._is_answering()):
             self._close()
 
     def refuse(self, refusal: HttpRefusal) -> None:
@@ -333,8 +332,8 @@ class HttpConnection(HttpToolsProtocol):
         if not self._unread:
             self._close()  # a connection that a browser opened in advance
             return
-        text = f"the headers did not arrive within {self._limits.head_timeout_s:g} s"
-        self.refuse(HttpRefusal(408, "REQUEST_TIMEOUT", text))
+        limit_s = self._limits.head_timeout_s
+        self.refuse(HttpRefusal(408, "REQUEST_TIMEOUT", f"the headers did not arrive within {limit_s:g} s"))
 
     def _check_body_time(self) -> None:
         body = cast(ArrivingBody, self._body)

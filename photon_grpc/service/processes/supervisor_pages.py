@@ -38,7 +38,7 @@ class SupervisorPages:
             raise _unavailable(f"the supervisor did not answer within {self._timeout_s:g} s") from None
 
     def answered(self, answer: PageAnswer) -> None:
-        """Hand an answer of the supervisor to those who wait for it. Ignore one that nobody asked for."""
+        """Pass on an answer of the supervisor. Ignore one without a question."""
         key = self._keys.pop(answer.number, None)
         if key is not None and not (page := self._coming.pop(key)).done():
             page.set_result(Page(answer.body, answer.content_type, answer.status))
