@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from photon_grpc.access.places import Places
-from photon_grpc.cli.load.load import Workload
-from photon_grpc.cli.load.load_client import LoadClient
+from photon_grpc.cli.load.load import Turn, Workload
+from photon_grpc.cli.load.load_client import GrpcCalls
 from photon_grpc.client import Client, Multiplex, Unreachable
 from photon_grpc.client.channel import open_channel
 from photon_grpc.config.flags import ServerConfig
@@ -226,11 +226,11 @@ async def test_a_request_on_its_way_to_a_stream_that_ends_as_idle_is_sent_again(
 async def test_a_request_of_a_load_on_its_way_to_a_stream_that_ends_as_idle_is_sent_again_too() -> None:
     link = FakeLink()
     async with evicting(link) as (many, places), open_channel(many._target, credentials=None, retries=0) as channel:
-        client = LoadClient(Workload(many._target, [], multiplex=True), channel)
-        assert client._multiplex is not None
-        async with client._multiplex:
+        calls = GrpcCalls(Workload(many._target, [], multiplex=True), channel)
+        assert calls.multiplex is not None
+        async with calls.multiplex:
             for number in (1, 2):
-                asking = asyncio.create_task(client._ask(pb.GenerateRequest(text="hi"), 0, 0, None, None))
+                asking = asyncio.create_task(calls.ask(Turn("hi", 1), None))
                 await link.added(number)
                 link.step((number, TOKEN), finished=(done(number),))
                 result = await asking
