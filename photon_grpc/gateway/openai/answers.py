@@ -7,10 +7,21 @@ import codecs
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from photon_grpc.core.generation import TokenScore, Usage
+from photon_grpc.core.generation import Start, TokenScore, Usage
 
 #: Log-probabilities that take a few milliseconds to write.
 _MANY = 1024
+
+
+def head_of(answer_id: str, kind: str, start: Start) -> dict[str, Any]:
+    """Return the fields with which every answer and every chunk of a stream begins."""
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": int(start.create_time_s),
+        "model": start.model,
+        "system_fingerprint": start.release,
+    }
 
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:

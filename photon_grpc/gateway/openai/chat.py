@@ -21,7 +21,7 @@ from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
-from photon_grpc.gateway.openai.answers import chat_logprobs, off_the_loop, usage_of
+from photon_grpc.gateway.openai.answers import chat_logprobs, head_of, off_the_loop, usage_of
 from photon_grpc.gateway.openai.messages import chat_of, without_effect
 from photon_grpc.gateway.openai.options import (
     SHARED,
@@ -124,8 +124,6 @@ def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -
 def _options(values: Values) -> dict[str, dict[str, Any]]:
     """Return the options of the ask by group. Raise InvalidRequest, FeatureNotSupported."""
     options = groups(FIELDS, values.obeyed)
-    if (most := values.get("max_tokens")) is not None:
-        options.setdefault("stop", {}).setdefault("max_tokens", most)
     if values.get("logprobs"):
         options.setdefault("output", {})["logprobs"] = values.get("top_logprobs", 0)
     else:
@@ -153,18 +151,9 @@ def _check_unscored(values: Values) -> None:
 
 
 def _body(call: HttpCall, wanted: _WantedChat, result: Result) -> bytes:
-    start = result.start
-    return msgspec.json.encode(
-        {
-            "id": f"chatcmpl-{call.request_id}",
-            "object": "chat.completion",
-            "created": int(start.create_time_s),
-            "model": start.model,
-            "choices": [_choice(wanted, output) for output in result.outputs],
-            "usage": usage_of([result.usage]),
-            "system_fingerprint": start.release,
-        }
-    )
+    head = head_of(f"chatcmpl-{call.request_id}", "chat.completion", result.start)
+    choices = [_choice(wanted, output) for output in result.outputs]
+    return msgspec.json.encode(head | {"choices": choices, "usage": usage_of([result.usage])})
 
 
 def _choice(wanted: _WantedChat, output: OutputDelta) -> dict[str, Any]:
@@ -218,13 +207,7 @@ class _ChatChunks:
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
-            self._head = {
-                "id": f"chatcmpl-{self.call.request_id}",
-                "object": "chat.completion.chunk",
-                "created": int(start.create_time_s),
-                "model": start.model,
-                "system_fingerprint": start.release,
-            }
+            self._head = head_of(f"chatcmpl-{self.call.request_id}", "chat.completion.chunk", start)
             if self.wanted.options.include_usage:
                 self._head["usage"] = None
         num_scored = sum(delta.scores.num_ids for delta in update.deltas)

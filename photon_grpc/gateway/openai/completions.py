@@ -21,7 +21,7 @@ from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
-from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, off_the_loop, usage_of
+from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, head_of, off_the_loop, usage_of
 from photon_grpc.gateway.openai.options import (
     SHARED,
     EventOptions,
@@ -181,18 +181,9 @@ def _scores_of(result: Result) -> list[TokenLogprobs]:
 
 def _body(call: HttpCall, wanted: _WantedTexts, results: Sequence[Result]) -> bytes:
     choices = [_choice(wanted, i, result, output) for i, result in enumerate(results) for output in result.outputs]
-    start = results[0].start
-    return msgspec.json.encode(
-        {
-            "id": f"cmpl-{call.request_id}",
-            "object": "text_completion",
-            "created": int(start.create_time_s),
-            "model": start.model,
-            "choices": choices,
-            "usage": _usage_of(wanted, [result.usage for result in results]),
-            "system_fingerprint": start.release,
-        }
-    )
+    head = head_of(f"cmpl-{call.request_id}", "text_completion", results[0].start)
+    usage = _usage_of(wanted, [result.usage for result in results])
+    return msgspec.json.encode(head | {"choices": choices, "usage": usage})
 
 
 def _usage_of(wanted: _WantedTexts, usages: Iterable[Usage]) -> dict[str, Any]:
@@ -245,16 +236,11 @@ class _TextChunks:
 
     async def write(self, number: int, start: Start, update: Update) -> None:
         if not self._head:
-            self._head = {
-                "id": f"cmpl-{self.call.request_id}",
-                "object": "text_completion",
-                "created": int(start.create_time_s),
-                "model": start.model,
-                "system_fingerprint": start.release,
-            }
+            self._head = head_of(f"cmpl-{self.call.request_id}", "text_completion", start)
             if self.wanted.options.include_usage:
                 self._head["usage"] = None
-        self._prompts.setdefault(number, tuple(update.prompt_scores))
+        if number not in self._prompts:
+            self._prompts[number] = tuple(update.prompt_scores)
         if update.usage is not None:
             self._usages[number] = update.usage
         num_scored = update.prompt_scores.num_ids + sum(delta.scores.num_ids for delta in update.deltas)
