@@ -24,10 +24,12 @@ import torch
 from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.shapes import HELD_OUT, SHAPES, Config
 from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
-from photon_grpc.kernels.linear import cost, fused_linear, head, tiles
+from photon_grpc.kernels.linear import cost, fused_linear, head, slices, tiles
 from photon_grpc.kernels.linear.cost import End
-from photon_grpc.kernels.linear.fused_linear import Affine
+from photon_grpc.kernels.linear.cut import num_slices
+from photon_grpc.kernels.linear.fused_linear import Affine, Stream
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
@@ -57,7 +59,7 @@ class Projection:
     heads: tuple[int, int] = field(default=(1, 1), compare=False)
 
     def product(self, rows: int) -> cost.Product:
-        return cost.Product(self.n, self.k, rows, self.span, self.end)
+        return cost.Product(self.n, self.k, rows, self.span, self.end, num_slices(self.n, self.k))
 
 
 def projections(shape: Config) -> Iterator[Projection]:
@@ -83,11 +85,13 @@ class Chain:
 
     def __init__(self, projection: Projection, rows: int, count: int, device: torch.device) -> None:
         p, dtype = projection, torch.bfloat16
-        self.projection, self.rows = p, rows
+        self.projection, self.rows, self.slices = p, rows, num_slices(p.n, p.k)
         generator = torch.Generator(device).manual_seed(p.n + p.k)
         self.weights = torch.randn(count, p.n, p.k, device=device, dtype=dtype, generator=generator) * 0.02
         self.x = torch.randn(rows, p.k, device=device, dtype=dtype, generator=generator)
         self.residual = torch.zeros(rows, p.n, device=device, dtype=dtype)
+        self.partial = torch.empty(rows, p.n // squares.GROUP, device=device)
+        self.stream = Stream(self.x, squares.reference(self.x))
         self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         self.heads = self._heads(device) if p.end in ("rotary", "normed") else None
@@ -106,23 +110,27 @@ class Chain:
         return HeadOutput(q, cache, 0, Rotation(cos, sin, positions, slots), norms)
 
     def launch(self, w: torch.Tensor, tile: Tile) -> None:
-        linear, end = Affine(w), self.projection.end
+        linear, end = Affine(w, slices=self.slices), self.projection.end
         if end == "head":
-            head.sample_launch(self.x, w, self.metadata, tile)
+            head.sample_launch(self.x, linear, self.metadata, tile)
         elif self.heads is not None:
-            fused_linear.qkv_launch(self.x, linear, EPS, self.heads, tile, self.counters)
+            fused_linear.qkv_launch(self.stream, linear, EPS, self.heads, tile, self.counters)
         elif end == "swiglu":
-            fused_linear.swiglu_launch(self.x, linear, EPS, self.y, tile, self.counters)
+            fused_linear.swiglu_launch(self.stream, linear, EPS, self.y, tile, self.counters)
         else:
-            fused_linear.add_launch(self.residual, self.x, linear, tile, self.counters)
+            fused_linear.add_launch(Stream(self.residual, self.partial), self.x, linear, tile, self.counters)
 
     def library(self, w: torch.Tensor) -> None:
         """Multiply as the library functions of `layers/gemm.py` do."""
         end = self.projection.end
+        several = self.slices > 1
         if end == "head":
             sample.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
         elif self.heads is not None:
-            rotate_store.launch(self.x @ w.t(), self.x, None, EPS, self.heads)
+            product = slices.products(self.x, w, self.slices) if several else self.x @ w.t()
+            rotate_store.launch(product, self.x, None, EPS, self.heads)
+        elif end == "add" and several:
+            slices.add_launch(self.residual, slices.products(self.x, w, self.slices), None)
         elif end == "swiglu":
             swiglu.norm_launch(self.x @ w.t(), self.x, None, EPS, self.y)
         else:
@@ -136,14 +144,14 @@ class Chain:
         elif end == "swiglu":
             fused_linear.swiglu_reference(self.x, linear, EPS, self.y)
         elif end == "add":
-            fused_linear.add_reference(self.residual, self.x, linear)
+            fused_linear.add_reference(Stream(self.residual, self.partial), self.x, linear)
         return self._written()
 
     def error(self, tile: Tile, expected: torch.Tensor) -> float:
         """Return the relative error of one call."""
         if self.projection.end == "head":
-            logits = head.logits_launch(self.x, self.weights[0], tile)
-            expected = head.logits_reference(self.x, self.weights[0])
+            logits = head.logits_launch(self.x, Affine(self.weights[0]), tile)
+            expected = head.logits_reference(self.x, Affine(self.weights[0]))
             return float((logits - expected).norm() / expected.norm())
         self._clear()
         self.launch(self.weights[0], tile)

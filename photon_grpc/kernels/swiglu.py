@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.lang.squares import row_scale
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -29,7 +31,7 @@ def reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
     """Fill y with norm_swiglu in torch."""
-    scaled = gate_up.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
+    scaled = gate_up.float() * torch.rsqrt(squares.total_reference(h) / h.shape[1] + eps)[:, None]
     gate, up = (scaled if b is None else scaled + b.float()).chunk(2, dim=-1)
     y.copy_(torch.nn.functional.silu(gate) * up)
 
@@ -50,7 +52,7 @@ def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 @jit
 def norm_swiglu_kernel(
     gate_up, h, bias, y, stride, eps,
-    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Write y [T, SIZE]; COLUMNS columns of one row per program, BLOCK at a time."""
@@ -59,13 +61,11 @@ def norm_swiglu_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    element = tl.arange(0, HIDDEN_PAD)
-    x = tl.load(h + row * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
     column = begin + tl.arange(0, BLOCK)
     # Loaded before the sum over h, since the compiler moves nothing across its barrier.
     gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+    scale = row_scale(row, h, None, eps, HIDDEN, LEVELS)
     store_product((gate, up), bias, y + row * SIZE, column, scale, SIZE)
     for start in range(BLOCK, COLUMNS, BLOCK):
         column = begin + start + tl.arange(0, BLOCK)
@@ -79,10 +79,12 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
     """Store silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
     inside = column < SIZE
     gate, up = gate_up
-    gate, up = gate.to(tl.float32) * scale, up.to(tl.float32) * scale
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
     if bias is not None:
-        gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-        up += tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.fma(gate, scale, tl.load(bias + column, mask=inside, other=0.0).to(tl.float32))
+        up = tl.fma(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
+    else:
+        gate, up = gate * scale, up * scale
     product = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(y + column, product.to(y.dtype.element_ty), mask=inside)
 
@@ -112,7 +114,7 @@ def norm_config(num_tokens: int, size: int, hidden: int) -> dict[str, Any]:
     """Return the compile-time arguments of `norm_swiglu`, all but PDL."""
     block = 2048
     columns = cdiv(size, block) * block if num_tokens >= WHOLE_ROWS else block
-    shape = {"SIZE": size, "HIDDEN": hidden, "HIDDEN_PAD": next_power_of_2(hidden)}
+    shape = {"SIZE": size, "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
     return shape | {"COLUMNS": columns, "BLOCK": block, "num_warps": 8}
 
 

@@ -6,6 +6,7 @@ import torch
 
 from photon_grpc.kernels import DependentChain
 from photon_grpc.kernels.attention.dispatch import MAX_DECODE_ROWS
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
@@ -52,9 +53,11 @@ class FusedChain:
     def _make(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace:
         rows = bucket(num_tokens)
         if self not in ctx.memo:
+            sizes = *((size, self._dtype) for size in self._sizes), (self._sizes[0] // squares.GROUP, torch.float32)
             ctx.memo[self] = tuple(
-                torch.empty(rows or num_tokens, size, dtype=self._dtype, device=self._device)[:num_tokens]
-                for size in self._sizes
+                torch.empty(rows or num_tokens, size, dtype=dtype, device=self._device)[:num_tokens]
+                for size, dtype in sizes
             )
         rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[group].slot_mapping.long())
-        return Workspace(rows, *ctx.memo[self], rotation, self._counters)
+        h, q, attended, y, partial = ctx.memo[self]
+        return Workspace(rows, h, partial, q, attended, y, rotation, self._counters)

@@ -32,6 +32,10 @@ class LinearMethod(Protocol):
         """Multiply the norm's weight into W and leave ones in the norm; return False if this format cannot."""
         return False
 
+    def num_slices(self, linear: Linear) -> int:
+        """Return the contiguous slices that the sum over in_features is cut into, in every product of this weight."""
+        return 1
+
     def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         """Return the product with its epilogue for a bucket of `num_rows` rows; 0: for any number.
 
@@ -74,6 +78,10 @@ class Linear:
     def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
         """Return what LinearMethod.gemm returns."""
         return self.method.gemm(self, num_rows, end)
+
+    @property
+    def num_slices(self) -> int:
+        return self.method.num_slices(self)
 
     def part(self, shape: torch.Size) -> Part | None:
         """Return the part of a checkpoint's tensor that one of `shape` is here; None if all of it."""

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels.lang.gluon import can_fuse
-from photon_grpc.kernels.linear import cost, tiles
+from photon_grpc.kernels.linear import cost, cut, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import StepContext
@@ -49,6 +49,9 @@ class Unquantized(LinearMethod):
         norm.weight.fill_(1.0)
         return True
 
+    def num_slices(self, linear: Linear) -> int:
+        return cut.num_slices(linear.out_features, linear.in_features)
+
     def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         tile = self.tile(linear, num_rows, end)
         if tile is not None:
@@ -79,7 +82,7 @@ _END: dict[tuple[str, bool], cost.End] = {
 def product_of(linear: Linear, num_rows: int, end: Epilogue) -> Product:
     """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
-    return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None])
+    return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None], linear.num_slices)
 
 
 def _library_takes(linear: Linear, end: Epilogue) -> bool:

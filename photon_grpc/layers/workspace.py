@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear.fused_linear import Stream
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Workspace:
     """The buffers of M tokens; each has memory for `bucket` rows if that is more: kernels read whole tiles.
 
-    bucket: that of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D],
-    attention's input and result. y: [M, intermediate_size]. rotation: that of the M tokens. counters: int32, zero
-    before and after each kernel that counts its programs.
+    bucket: that of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream; partial: [M, hidden_size / 16],
+    the sums of its squares. q, attended: [M, Hq · D], attention's input and result. y: [M, intermediate_size].
+    rotation: that of the M tokens. counters: int32, zero before and after each kernel that counts its programs.
     """
 
     bucket: int
     h: torch.Tensor
+    partial: torch.Tensor
     q: torch.Tensor
     attended: torch.Tensor
     y: torch.Tensor
     rotation: Rotation
     counters: torch.Tensor
+    _has_sums: bool = field(default=False, init=False)
 
     def take(self, x: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Store x + residual in h, unless they are there already."""
         if residual is not None:
             torch.add(x, residual, out=self.h)
+            self.outdated()
         elif x is not self.h:
             self.h.copy_(x)
+            self.outdated()
+
+    def stream(self) -> Stream:
+        """Return the residual stream with the sums of its squares, made now if the kernel that wrote h left none."""
+        if not self._has_sums:
+            squares.launch(self.h, self.written())
+        return Stream(self.h, self.partial)
+
+    def written(self) -> torch.Tensor:
+        """Return the place of the sums for a kernel that writes h and leaves them."""
+        self._has_sums = True
+        return self.partial
+
+    def outdated(self) -> None:
+        """Note that h was written by a kernel that leaves no sums."""
+        self._has_sums = False

@@ -18,6 +18,7 @@ import torch
 
 from photon_grpc.core.kv import PageFormat
 from photon_grpc.kernels import embed
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.attention import Attention
@@ -78,7 +79,7 @@ class FusedEmbedding(Embedding):
         work = self._first.workspace(token_ids.shape[0], ctx)
         if work is None:
             return super().__call__(token_ids, ctx)
-        embed.launch(self.weight, token_ids, work.h)
+        embed.launch(self.weight, token_ids, work.h, work.written())
         return work.h
 
 
@@ -178,13 +179,14 @@ def _suits(layer: DecoderLayer) -> bool:
     """Return whether the kernels take every number that this layer computes with.
 
     Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's
-    dtype.
+    dtype, rows of the residual stream are groups of squares.
     """
     attention, norms, kept = layer.attention, layer.attention.qk_norm, layer.attention.kv.format
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.input_norm.eps
     has_whole_heads = 2 * attention.rotary.cos.shape[1] == kept.width
+    has_whole_groups = attention.qkv.in_features % squares.GROUP == 0
     dtype = str(attention.qkv.dtype).removeprefix("torch.")
-    return has_one_eps and has_whole_heads and kept == PageFormat(kept.heads, kept.width, dtype)
+    return has_one_eps and has_whole_heads and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype)
 
 
 def _layer_gemms(layer: DecoderLayer, ends: tuple[Epilogue, Epilogue, Epilogue, Epilogue]) -> dict[int, LayerGemms]:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.linear.fused_linear import Affine
+from photon_grpc.kernels.linear.cut import num_slices
+from photon_grpc.kernels.linear.fused_linear import Affine, Stream
 from photon_grpc.kernels.rotary.rotate_store import Norms, Rotation
 
 EPS = 1e-5
@@ -22,6 +24,13 @@ class Sizes:
     head_dim: int
     intermediate: int
     block_size: int = 16
+
+
+def stream(h: torch.Tensor) -> Stream:
+    """Return h with the sums of its squares, with NaN in the memory of the rest of the bucket."""
+    whole = torch.full((tiles.bucket(h.shape[0]), h.shape[1] // squares.GROUP), torch.nan, device=h.device)
+    whole[: h.shape[0]] = squares.reference(h)
+    return Stream(h, whole[: h.shape[0]])
 
 
 def padded(rows: int, size: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:
@@ -42,7 +51,7 @@ class Problem:
         self.x = padded(rows, k, dtype, device, self.generator)
         self.w = self.random(n, k) * k**-0.5
         self.b = self.random(n) if bias else None
-        self.linear = Affine(self.w, self.b)
+        self.linear = Affine(self.w, self.b, num_slices(n, k))
         self.counters = torch.zeros(max(n // 16, 1), dtype=torch.int32, device=device)
 
     def random(self, *shape: int) -> torch.Tensor:

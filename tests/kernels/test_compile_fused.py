@@ -21,6 +21,7 @@ from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choos
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import cost, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
+from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
@@ -46,6 +47,7 @@ POINTERS |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
 POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
+POINTERS |= {"partial": "*fp32"}
 EPILOGUES = {
     "add": (epilogue.load_residual, epilogue.add_residual),
     "swiglu": (epilogue.load_nothing, epilogue.store_swiglu),
@@ -56,6 +58,7 @@ EPILOGUES = {
 }
 METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
 OPERANDS = {
+    "add": (None, "*fp32"),
     "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32"),
     "sample": (METADATA, "*fp32", "*i32"),
 }
@@ -100,21 +103,25 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
         types["operands"] = OPERANDS[end]
     else:
         constants["operands"] = None
-    if end not in ("rotary", "plain", "swiglu"):
-        constants["eps"] = None
+    if end not in ("rotary", "swiglu"):
+        constants |= {"eps": None, "partial": None}
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
-    if tile.SPLITS > 1:
+    if problem.SLICES > 1:
         types["partials"] = ("*fp32", "*i32")
     else:
         constants["partials"] = None
     return compiled_gluon(wgmma_kernel, constants, tile.KW, arch, **types)
 
 
+def problem_of(n: int, k: int, rows: int, span: int = 0) -> Problem:
+    return Problem(n, k, rows, span, SLICES=num_slices(n, k))
+
+
 def qkv_problem(model: Model, rows: int) -> Problem:
     heads = HeadSplit(model.q_heads, model.kv_heads, model.block_size)
     n = (model.q_heads + 2 * model.kv_heads) * model.head_dim
-    return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads)
+    return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads, SLICES=num_slices(n, model.hidden))
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
@@ -123,9 +130,9 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
     model = MODELS[name]
     problems = [
         ("rotary", qkv_problem(model, rows)),
-        ("add", Problem(model.hidden, model.q_heads * model.head_dim, rows)),
-        ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
-        ("add", Problem(model.hidden, model.intermediate, rows)),
+        ("add", problem_of(model.hidden, model.q_heads * model.head_dim, rows)),
+        ("swiglu", problem_of(2 * model.intermediate, model.hidden, rows, model.intermediate)),
+        ("add", problem_of(model.hidden, model.intermediate, rows)),
     ]
     for end, problem in problems:
         tile = tiles.TABLE[problem.N, problem.K][rows]
@@ -143,12 +150,12 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
 
 #: Of each way to multiply that no shape of the table has: a shape, its product, rows.
 SAMPLE = [
-    ("qwen2.5-0.5b", "qkv", 8),  # warps without columns in the last step
+    ("qwen2.5-0.5b", "qkv", 8),  # a short last step
     ("qwen2.5-14b/8", "down", 8),
     ("qwen2.5-7b/4", "down", 32),
     ("qwen2.5-7b", "gate_up", 16),
     ("qwen3-8b", "qkv", 32),  # normalised in a second kernel
-    ("70b/8", "qkv", 32),  # split, rotated by the last
+    ("qwen3-4b", "down", 64),  # in slices
     ("qwen2.5-7b", "gate_up", 64),
     ("3b", "down", 64),
 ]
@@ -162,11 +169,11 @@ def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int
     assert tile is not None
     heads = HeadSplit(shape["num_attention_heads"], shape["num_key_value_heads"], 64) if which == "qkv" else None
     end = "plain" if product.end == "normed" else product.end
-    problem = Problem(product.n, product.k, rows, 0 if end == "plain" else product.span, HEADS=heads)
+    problem = product.problem(0 if end == "plain" else product.span)._replace(HEADS=heads)
     built = projection(end, tile, problem)
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
-    if tile.SPLITS > 1:
-        # Splits are exchanged in wide pieces, whatever pairs the epilogue needs.
+    if tile.kind == "wgmma" and problem.SLICES > 1:
+        # Slices are exchanged in wide pieces, whatever pairs the epilogue needs.
         assert "ld.global.cg.v4" in built.ptx
 
 
@@ -180,10 +187,10 @@ def test_tiles_have_room_on_devices_with_less_shared_memory(
     device = Device(num_multiprocessors, shared_bytes + 1024, limit, has_wgmma=False)
     problems = [
         ("rotary", qkv_problem(model, rows)),
-        ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
+        ("swiglu", problem_of(2 * model.intermediate, model.hidden, rows, model.intermediate)),
     ]
     for end, problem in problems:
-        tile = cost.choose(Product(*problem[:4], end), device)
+        tile = cost.choose(Product(*problem[:4], end, problem.SLICES), device)
         assert tile is not None
         built = projection(end, tile, problem, arch)
         assert built.shared_bytes <= shared_bytes
@@ -252,7 +259,7 @@ def test_decode_attention_of_a_mixed_batch(name: str) -> None:
 
 
 def test_embed() -> None:
-    types = {"table": "*bf16", "token_ids": "*i32", "h": "*bf16"}
+    types = {"table": "*bf16", "token_ids": "*i32", "h": "*bf16", "partial": "*fp32"}
     built = compiled(embed.embed_kernel, types, embed.config(2048) | {"PDL": True})
     check(built)
     assert "st.global.v" in built.ptx

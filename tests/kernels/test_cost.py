@@ -10,6 +10,7 @@ from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import H200, Device, Product
+from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.tiles import Tile
 
 #: Multiprocessors, bytes of one, bytes of a program, wgmma: H200, A100, an RTX 4090, an H100 of 114.
@@ -20,26 +21,28 @@ DEVICES = [
     Device(114, 233_472, tiles.SHARED_BYTES, has_wgmma=True),
 ]
 each_device = pytest.mark.parametrize("device", DEVICES)
-TILE = Tile("gemv", 16, 64, 4, 6)
+TILE = Tile("gemv", 16, 256, 1, 6)
 PUBLIC = sorted({projection.product(8) for shape in SHAPES.values() for projection in projections(shape)})
 
 
 def assert_can(tile: Tile, product: Product, device: Device) -> None:
     """Check what the kernels require of a tile, by their own descriptions."""
-    n, k, rows, span, end = product
-    slices = tile.KW if tile.kind == "gemv" else 1
-    assert n % tile.BN == 0
-    # The warps of gemv may share K unevenly, programs may not.
-    assert k % (tile.BK * tile.SPLITS) == 0
-    assert k > tile.BK * slices * tile.SPLITS
-    assert tile.NS * slices * tile.BK * (tile.BN + rows) * 2 <= device.max_bytes
+    n, k, rows, span, end, slices = product
+    assert (n % tile.BN, k % 8) == (0, 0)
+    # Only the last slice may be shorter.
+    assert slice_columns(k, slices) % tile.BK == 0
+    assert slice_columns(k, slices) > tile.BK
+    beside = slices if tile.kind == "gemv" else 1
+    assert tile.NS * beside * tile.BK * (tile.BN + rows) * 2 <= device.max_bytes
     if end == "swiglu":
         assert span % (tile.BN // 2) == 0
-    if end == "head":
-        assert tile.SPLITS == 1
     if tile.kind == "gemv":
-        assert (tile.SPLITS, rows <= 32) == (1, True)
+        assert rows <= 32
+        # Warps share the rows of W, at least 16 each, after slices are given one or more.
+        assert tile.KW % slices == 0
+        assert 16 * (tile.KW // slices) <= tile.BN
     else:
+        assert tile.NS >= 3
         assert device.has_wgmma
         assert rows >= 16
         assert tile.KW * 16 <= tile.BN
@@ -53,8 +56,10 @@ def products(draw: st.DrawFn) -> Product:
     n = draw(st.integers(1, 900)) * 16
     k, rows = draw(st.integers(1, 900)) * draw(st.sampled_from((8, 16, 32, 64))), draw(st.sampled_from(tiles.BUCKETS))
     if end in ("rotary", "normed"):
-        return Product(2 * half * draw(st.integers(3, 96)), k, rows, half, end)
-    return Product(2 * n, k, rows, n, end) if end == "swiglu" else Product(n, k, rows, 0, end)
+        n, span = 2 * half * draw(st.integers(3, 96)), half
+    else:
+        n, span = (2 * n, n) if end == "swiglu" else (n, 0)
+    return Product(n, k, rows, span, end, draw(st.sampled_from((1, 1, 2, 4))))
 
 
 @given(products(), st.sampled_from(DEVICES), st.booleans())
@@ -79,7 +84,7 @@ def test_the_table_comes_first_and_fits_its_products() -> None:
     for (n, k), by_rows in tiles.TABLE.items():
         known = [product for product in PUBLIC if (product.n, product.k) == (n, k) and product.end != "normed"]
         for rows, tile in by_rows.items():
-            for product in known or [Product(n, k, rows, 0, "head")]:
+            for product in known or [Product(n, k, rows, 0, "head", num_slices(n, k))]:
                 assert cost.choose(product._replace(rows=rows)) == tile
                 if tile is not None:
                     assert_can(tile, product._replace(rows=rows), H200)

@@ -9,7 +9,7 @@ from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
-from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
+from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near, stream
 
 TILE = Tile("gemv", 16, 32, 1, 2)
 SIZES = Sizes(hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=48)
@@ -21,7 +21,7 @@ def test_add(bias: bool) -> None:
     problem = Problem(SIZES.hidden, SIZES.intermediate, 3, torch.float32, "cpu", bias=bias)
     h = problem.random(3, SIZES.hidden)
     expected = h.double() + problem.product(problem.x)
-    add_launch(h, problem.x, problem.linear, TILE, problem.counters)
+    add_launch(stream(h), problem.x, problem.linear, TILE, problem.counters)
     assert_near(h, expected, torch.float32)
 
 
@@ -29,7 +29,7 @@ def test_add(bias: bool) -> None:
 def test_swiglu(bias: bool) -> None:
     problem = Problem(2 * SIZES.intermediate, SIZES.hidden, 3, torch.float32, "cpu", bias=bias)
     y = torch.empty(3, SIZES.intermediate)
-    swiglu_launch(problem.x, problem.linear, EPS, y, TILE, problem.counters)
+    swiglu_launch(stream(problem.x), problem.linear, EPS, y, TILE, problem.counters)
     assert_near(y, problem.expected_swiglu(), torch.float32)
 
 
@@ -42,7 +42,7 @@ def test_qkv(bias: bool, is_normed: bool) -> None:
     norms = (problem.random(SIZES.head_dim), problem.random(SIZES.head_dim)) if is_normed else None
     q = torch.empty(3, SIZES.q_heads * SIZES.head_dim)
     out = HeadOutput(q, cache, LAYER, rotation, norms)
-    qkv_launch(problem.x, problem.linear, EPS, out, TILE, problem.counters)
+    qkv_launch(stream(problem.x), problem.linear, EPS, out, TILE, problem.counters)
     expected_q, expected_cache = problem.expected_qkv(SIZES, rotation, norms)
     assert_near(q, expected_q, torch.float32)
     assert_near(cache, expected_cache, torch.float32)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
+from photon_grpc.kernels.lang.squares import tile_groups
 from photon_grpc.kernels.sampling.noise import gumbel
 
 
@@ -92,13 +93,20 @@ def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon_jit
-def add_bias(tile, bias, P: gl.constexpr, TILE: gl.constexpr):
-    """Return tile + b, or the tile if there is no bias [N]."""
-    if bias is not None:
-        whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
+def normalised(tile, totals, eps, bias, kind: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """Return r · tile + b, r = 1 / sqrt(totals [BM] / K + eps), b [N] or None.
+
+    Sums are rounded first, as the matrix library rounds them; not in float16, which ends at 65,504.
+    """
+    whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
+    if kind == gl.bfloat16:
+        tile = tile.to(kind).to(gl.float32)
+    scale = gl.rsqrt(gl.convert_layout(totals, gl.SliceLayout(0, whole)) / P.K + eps)[None, :]
+    if bias is None:
+        return tile * scale
+    else:
         row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
-        tile += gl.load(bias + row).to(gl.float32)[:, None]
-    return tile
+        return gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
 
 
 @gluon_jit
@@ -117,19 +125,33 @@ def load_nothing(result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
-    """Load y [BN, BM] in float32."""
-    y, _, num_rows = result
+    """Load y [BN, BM], with the bias added and rounded, in float32; operands: bias [N] or None, partial."""
+    y, operands, num_rows = result
+    bias = operands[0]
     row, token = output_indices(P, TILE)
-    return gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0).to(gl.float32)
+    residual = gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0)
+    residual = residual.to(gl.float32)
+    if bias is not None:
+        residual = (residual + gl.load(bias + row).to(gl.float32)[:, None]).to(y.dtype.element_ty).to(gl.float32)
+    return residual
 
 
 @gluon_jit
 def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
-    """Store y = residual + tile."""
-    y, _, num_rows = result
+    """Store y = residual + tile, the tile rounded first, and the sums of its squares by `squares.py`."""
+    y, operands, num_rows = result
+    partial = operands[1]
     row, token = output_indices(P, TILE)
-    to = y + token[None, :] * P.N + row[:, None]
-    gl.store(to, (tile + residual).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
+    kind: gl.constexpr = y.dtype.element_ty
+    added = (tile.to(kind).to(gl.float32) + residual).to(kind)
+    gl.store(y + token[None, :] * P.N + row[:, None], added, mask=(token < num_rows)[None, :])
+    stored = added.to(gl.float32)
+    sums = tile_groups(stored * stored)
+    at: gl.constexpr = sums.type.layout
+    group = gl.program_id(0) * (TILE.BN // 16) + gl.arange(0, TILE.BN // 16, layout=gl.SliceLayout(1, at))
+    token = gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
+    to = partial + token[None, :] * (P.N // 16) + group[:, None]
+    gl.store(to, sums, mask=(token < num_rows)[None, :] & (group >= 0)[:, None])
 
 
 @gluon_jit

@@ -25,30 +25,30 @@ from photon_grpc.kernels.sampling.sample import SamplingMetadata
 LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
 
 
-def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def logits_reference(x: torch.Tensor, linear: Affine) -> torch.Tensor:
     """Return logits in torch: float32 [R, V]."""
-    return x.float() @ w.float().T
+    return x.float() @ linear.w.float().T
 
 
-def sample_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def sample_reference(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata) -> torch.Tensor:
     """Return sampled ids in torch: int64 [R]."""
-    return sample.reference(logits_reference(x, w), metadata)
+    return sample.reference(logits_reference(x, linear), metadata)
 
 
-def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
+def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile) -> torch.Tensor:
     """Return logits: float32 [R, V]."""
-    if not launches(w):
-        return logits_reference(x, w)
-    logits = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
-    launch(LOGITS, tile, Affine(w), x, logits)
+    if not launches(linear.w):
+        return logits_reference(x, linear)
+    logits = torch.empty((x.shape[0], linear.w.shape[0]), dtype=torch.float32, device=x.device)
+    launch(LOGITS, tile, linear, x, logits)
     return logits
 
 
-def sample_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
+def sample_launch(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """Return sampled ids: int64 [R]."""
-    if not launches(w):
-        return sample_reference(x, w, metadata)
-    best = sample.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)
+    if not launches(linear.w):
+        return sample_reference(x, linear, metadata)
+    best = sample.best_of_tiles(x.shape[0], linear.w.shape[0] // tile.BN, x.device)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, best.top, best.number), guard=True)
-    launch(fusion, tile, Affine(w), x, best.value)
+    launch(fusion, tile, linear, x, best.value)
     return sample.merge(best)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from photon_grpc.kernels.linear.cut import slice_columns
+
 
 class Tile(NamedTuple):
     """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
 
-    BN rows of W and BK columns a step, KW warps (each with its own BK columns in gemv), NS steps in flight, K split
-    over SPLITS programs (wgmma only).
+    BN rows of W and BK columns of a slice of K a step, KW warps, NS steps in flight. In gemv each slice has KW / slices
+    of the warps; in wgmma a program has one slice.
     """
 
     kind: Literal["gemv", "wgmma"]
@@ -23,7 +25,6 @@ class Tile(NamedTuple):
     BK: int
     KW: int
     NS: int
-    SPLITS: int = 1
 
 
 class HeadSplit(NamedTuple):
@@ -38,7 +39,7 @@ class Problem(NamedTuple):
     """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
     SPAN: the distance of W's paired rows; 0 if they are not paired. GUARD: x ends after its rows, which may be fewer
-    than BM.
+    than BM. SLICES: of K (cut.py).
     """
 
     N: int
@@ -47,6 +48,7 @@ class Problem(NamedTuple):
     SPAN: int = 0
     GUARD: bool = False
     HEADS: HeadSplit | None = None
+    SLICES: int = 1
 
 
 #: Rows of x are padded to one of these.
@@ -60,91 +62,96 @@ EXCHANGE_BYTES = 32_448
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # Llama-3.2-1B: qkv
     (3072, 2048): {
-        8: Tile("gemv", 32, 256, 4, 2),
-        16: Tile("gemv", 32, 256, 4, 2),
-        32: Tile("gemv", 32, 128, 4, 3),
-        64: Tile("wgmma", 64, 128, 4, 6, 2),
+        8: Tile("gemv", 32, 256, 2, 4),
+        16: Tile("gemv", 32, 256, 4, 3),
+        32: Tile("gemv", 32, 128, 4, 4),
+        64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # output
     (2048, 2048): {
-        8: Tile("gemv", 16, 64, 8, 4),
-        16: Tile("gemv", 32, 256, 4, 2),
-        32: Tile("gemv", 16, 128, 4, 3),
-        64: Tile("wgmma", 64, 128, 4, 6, 2),
+        8: Tile("gemv", 32, 256, 2, 8),
+        16: Tile("gemv", 32, 256, 1, 7),
+        32: Tile("wgmma", 64, 128, 4, 8),
+        64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # gate and up
     (16384, 2048): {
-        8: Tile("gemv", 16, 64, 4, 4),
-        16: Tile("gemv", 32, 64, 4, 2),
-        32: Tile("wgmma", 64, 128, 4, 4),
-        64: Tile("wgmma", 128, 64, 4, 8),
+        8: Tile("gemv", 64, 256, 2, 3),
+        16: Tile("wgmma", 64, 64, 4, 10),
+        32: Tile("wgmma", 64, 64, 4, 8),
+        64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
     # down
     (2048, 8192): {
-        8: Tile("gemv", 16, 256, 4, 4),
-        16: Tile("gemv", 16, 128, 4, 6),
-        32: Tile("gemv", 16, 64, 8, 3),
-        64: Tile("wgmma", 64, 128, 4, 6, 4),
+        8: Tile("gemv", 16, 256, 2, 7),
+        16: Tile("gemv", 16, 256, 2, 5),
+        32: Tile("gemv", 16, 256, 2, 3),
+        64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # Llama-3.1-8B: qkv
     (6144, 4096): {
-        8: Tile("gemv", 16, 64, 4, 6),
-        16: Tile("gemv", 16, 64, 4, 4),
-        32: Tile("gemv", 32, 64, 4, 3),
-        64: Tile("wgmma", 64, 128, 4, 4),
+        8: Tile("gemv", 32, 128, 2, 9),
+        16: Tile("wgmma", 64, 128, 4, 8),
+        32: Tile("wgmma", 64, 128, 4, 8),
+        64: Tile("wgmma", 64, 64, 4, 10),
         128: None,
     },
     # output
     (4096, 4096): {
-        8: Tile("gemv", 32, 64, 4, 8),
-        16: Tile("gemv", 32, 64, 8, 4),
-        32: Tile("gemv", 32, 64, 4, 4),
+        8: Tile("gemv", 16, 256, 1, 5),
+        16: Tile("wgmma", 64, 128, 4, 8),
+        32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # gate and up
     (28672, 4096): {
-        8: Tile("gemv", 16, 64, 4, 8),
-        16: Tile("wgmma", 64, 128, 4, 4),
-        32: Tile("wgmma", 64, 128, 4, 4),
-        64: Tile("wgmma", 128, 128, 4, 4),
-        128: Tile("wgmma", 128, 64, 8, 3),
+        8: Tile("gemv", 32, 128, 1, 3),
+        16: Tile("wgmma", 128, 64, 4, 6),
+        32: Tile("gemv", 64, 128, 2, 2),
+        64: Tile("wgmma", 128, 64, 8, 8),
+        128: Tile("wgmma", 128, 64, 8, 6),
     },
     # down
     (4096, 14336): {
-        8: Tile("gemv", 16, 64, 4, 8),
-        16: Tile("gemv", 32, 64, 4, 6),
-        32: Tile("gemv", 32, 64, 4, 6),
-        64: Tile("wgmma", 64, 64, 4, 8, 2),
+        8: Tile("gemv", 32, 256, 1, 6),
+        16: Tile("gemv", 16, 256, 1, 6),
+        32: Tile("wgmma", 64, 128, 4, 8),
+        64: None,
         128: None,
     },
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
-    (5120, 27648): {16: None},
+    (5120, 27648): {
+        16: None,
+    },
     # Heads of Llama-3.2-3B and of Qwen3-0.6B, for which the model of cost considers too few sizes.
-    (128256, 3072): {8: Tile("gemv", 64, 64, 4, 3), 16: Tile("wgmma", 128, 64, 8, 4)},
+    (128256, 3072): {
+        8: Tile("gemv", 64, 256, 2, 2),
+        16: Tile("wgmma", 128, 64, 4, 8),
+    },
     (151936, 1024): {
-        8: Tile("gemv", 64, 64, 4, 3),
-        16: Tile("wgmma", 128, 64, 4, 4),
-        64: Tile("wgmma", 64, 64, 4, 6),
+        8: Tile("gemv", 64, 256, 2, 2),
+        16: Tile("wgmma", 128, 64, 4, 8),
+        64: Tile("wgmma", 128, 64, 8, 8),
     },
     # Llama-3: head
     (128256, 2048): {
-        8: Tile("gemv", 32, 128, 4, 2),
-        16: Tile("wgmma", 128, 128, 4, 3),
-        32: Tile("wgmma", 64, 64, 4, 4),
-        64: Tile("wgmma", 64, 64, 4, 4),
+        8: Tile("gemv", 64, 256, 2, 2),
+        16: Tile("wgmma", 64, 64, 4, 10),
+        32: Tile("wgmma", 64, 64, 4, 6),
+        64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
     (128256, 4096): {
-        8: None,
-        16: None,
-        32: None,
-        64: Tile("wgmma", 128, 128, 8, 4),
-        128: None,
+        8: Tile("gemv", 64, 256, 2, 2),
+        16: Tile("wgmma", 128, 64, 4, 10),
+        32: Tile("wgmma", 128, 64, 4, 8),
+        64: Tile("wgmma", 128, 64, 8, 8),
+        128: Tile("wgmma", 128, 64, 8, 6),
     },
 }
 
@@ -154,10 +161,9 @@ def bucket(num_rows: int) -> int | None:
     return next((size for size in BUCKETS if size >= num_rows), None)
 
 
-def shared_bytes(tile: Tile, rows: int) -> int:
+def shared_bytes(tile: Tile, rows: int, slices: int) -> int:
     """Return the bytes of NS steps of W and of x, with 16-bit elements."""
-    slices = tile.KW if tile.kind == "gemv" else 1
-    return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
+    return 2 * tile.NS * (slices if tile.kind == "gemv" else 1) * tile.BK * (tile.BN + rows)
 
 
 def pipeline_bytes(shared_bytes_per_program: int) -> int:
@@ -165,18 +171,28 @@ def pipeline_bytes(shared_bytes_per_program: int) -> int:
     return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
 
 
-def num_steps(tile: Tile, k: int) -> int:
-    """Return the steps of a program over K; in the last of gemv's, some warps may have nothing left."""
-    return -(-k // (tile.BK * (tile.KW if tile.kind == "gemv" else 1) * tile.SPLITS))
+def num_steps(tile: Tile, k: int, slices: int) -> int:
+    """Return the steps over a slice of K."""
+    return slice_columns(k, slices) // tile.BK
 
 
 def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
-    """Return whether a tile divides the problem's W and its pairs, and fits into shared memory."""
+    """Return whether a tile divides the problem's W, slices and pairs, and fits into shared memory."""
     n, k, rows, span = problem[:4]
-    part = tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
-    divides = n % tile.BN == 0 and k % part == 0 and (span == 0 or span % (tile.BN // 2) == 0)
+    slices = problem.SLICES
+    # Rows of W and of x are copied 16 bytes at a time.
+    divides = (
+        n % tile.BN == 0
+        and k % 8 == 0
+        and slice_columns(k, slices) % tile.BK == 0
+        and (span == 0 or span % (tile.BN // 2) == 0)
+    )
+    if tile.kind == "gemv":
+        # Each warp of a slice has at least the 16 rows of one product.
+        divides = divides and tile.KW % slices == 0 and tile.BN * slices >= 16 * tile.KW
     # The compiler of Triton 3.6 fails on a loop of a single step.
-    return divides and num_steps(tile, k) >= 2 and shared_bytes(tile, rows) <= max_bytes
+    has_steps = num_steps(tile, k, slices) >= 2
+    return divides and has_steps and shared_bytes(tile, rows, slices) <= max_bytes
 
 
 def holds_heads(tile: Tile, span: int) -> bool:

@@ -2,9 +2,9 @@
 
 `fused_linear.py` has the formula and the launchers.
 
-One program takes BN rows of W over one of SPLITS splits of K. As in `gemv.py`, NS tiles of W are in flight before the
-programmatic wait and x follows after it in a separate pipeline. Each of several splits stores its sums in float32, and
-the last to finish adds them all in the order of their numbers: the result is the same every time.
+One program takes BN rows of W over one slice of K (`cut.py`). As in `gemv.py`, tiles of W are in flight before the
+programmatic wait and x follows after it in a separate pipeline. Each of several slices stores its sums in float32, and
+the last to finish adds them all in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -19,58 +19,55 @@ from photon_grpc.kernels.lang.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
+from photon_grpc.kernels.lang.squares import totals_at_once
+from photon_grpc.kernels.linear.cut import slice_columns
+from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
+from photon_grpc.kernels.linear.gemv import fetch
 
 
 @gluon_jit
-def merge_splits(tile, squares, partials, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """Store this split; if it is the last, read all: returns (is last, sums [BN, BM], squares [BM]).
+def merge_slices(tile, partials, P: gl.constexpr, TILE: gl.constexpr):
+    """Store this slice; if it is the last to finish, read all: returns (is last, sums [BN, BM]).
 
-    Both are in a `tile_layout` without pairs, whose neighbours in a thread are neighbours in memory. partial float32
-    [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
+    Both are in a `tile_layout` without pairs, whose neighbours in a thread are neighbours in memory. slices float32
+    [tiles, SLICES, BN · BM]; counters int32 [tiles], zero before and after.
     """
-    partial, counters = partials
+    slices, counters = partials
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
-    SPLITS: gl.constexpr = TILE.SPLITS
-    SIZE: gl.constexpr = BN * BM + BM
+    SLICES: gl.constexpr = P.SLICES
+    SIZE: gl.constexpr = BN * BM
     apart: gl.constexpr = tile_layout(BN, BM, TILE.KW, False)
     program = gl.program_id(0)
     row = gl.arange(0, BN, layout=gl.SliceLayout(1, apart))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, apart))
     within = token[None, :] * BN + row[:, None]
-    of_tile = partial + program * (SPLITS * SIZE)
-    own = of_tile + gl.program_id(1) * SIZE
-    gl.store(own + within, tile)
-    if NORM:
-        gl.store(own + BN * BM + token, squares)
+    of_tile = slices + program * (SLICES * SIZE)
+    gl.store(of_tile + gl.program_id(1) * SIZE + within, tile)
     gl.thread_barrier()
     arrived = gl.atomic_add(counters + program, 1, sem="acq_rel")
-    is_last = arrived == SPLITS - 1
+    is_last = arrived == SLICES - 1
     if is_last:
         gl.store(counters + program, 0)
         tile = gl.load(of_tile + within, cache_modifier=".cg")
-        for split in gl.static_range(1, SPLITS):
-            tile += gl.load(of_tile + split * SIZE + within, cache_modifier=".cg")
-        if NORM:
-            squares = gl.load(of_tile + BN * BM + token, cache_modifier=".cg")
-            for split in gl.static_range(1, SPLITS):
-                squares += gl.load(of_tile + split * SIZE + BN * BM + token, cache_modifier=".cg")
-    return is_last, tile, squares
+        for part in gl.static_range(1, SLICES):
+            tile += gl.load(of_tile + part * SIZE + within, cache_modifier=".cg")
+    return is_last, tile
 
 
 @gluon_jit
 def wgmma_kernel(
-    w, bias, x, y, num_rows, eps, operands, partials,
+    w, bias, x, y, num_rows, eps, partial, operands, partials,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K].
 
-    The grid is (N // BN, SPLITS), with KW = 4 warps, or 8 if BN is 128.
+    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128.
 
-    K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
-    Problem, TILE a Tile.
-    eps: None without a norm. partials: partial and counters of `merge_splits`, None with SPLITS 1.
+    A slice is a multiple of BK columns; where the last one is shorter, it multiplies zeros in the end. LOAD and STORE
+    are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
+    eps: None without a norm. partial: the sums of squares of x by `squares.py`, with a norm. partials: slices and
+    counters of `merge_slices`, None with SLICES 1.
     """
     K: gl.constexpr = P.K
     BM: gl.constexpr = P.BM
@@ -83,58 +80,60 @@ def wgmma_kernel(
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // TK, TK], [KW, 1], [1, 0])
     kind: gl.constexpr = w.dtype.element_ty
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    STEPS: gl.constexpr = K // (TILE.SPLITS * BK)
+    COLUMNS: gl.constexpr = slice_columns(K, P.SLICES)
+    STEPS: gl.constexpr = COLUMNS // BK
+    IS_EVEN: gl.constexpr = P.SLICES * COLUMNS == K
     ws = gl.allocate_shared_memory(kind, [NS, BN, BK], swizzle)
     xs = gl.allocate_shared_memory(kind, [NS, BM, BK], swizzle)
     row = tile_rows(gl.program_id(0), BN, P.SPAN, gl.SliceLayout(1, copy))
     token = gl.arange(0, BM, layout=gl.SliceLayout(1, copy))
-    column = gl.program_id(1) * (STEPS * BK) + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
+    column = gl.program_id(1) * COLUMNS + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
     wp = w + row[:, None] * K + column[None, :]
     xp = x + token[:, None] * K + column[None, :]
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[:, None] < num_rows) & (column >= 0)[None, :] if P.GUARD else None
-    for s in gl.static_range(NS - 1):
+    w_left = (K - column)[None, :] + (row * 0)[:, None] if not IS_EVEN else None
+    x_left = (K - column)[None, :] + (token * 0)[:, None] if not IS_EVEN else None
+    for s in gl.static_range(NS - 2):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(ws.index(s), wp + s * BK)
+            fetch(ws.index(s), wp, s * BK, None, w_left)
         async_copy.commit_group()
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    for s in gl.static_range(NS - 1):
+    for s in gl.static_range(NS - 2):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * BK, mask=real)
+            fetch(xs.index(s), xp, s * BK, real, x_left)
         async_copy.commit_group()
     # Tiles that would take half of the registers are loaded when the product no longer needs them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
         ahead = LOAD((y, operands, num_rows), P, TILE)
+    if eps is not None:
+        sums = totals_at_once(partial, K, BM, KW)
     acc = gl.zeros([BN, BM], gl.float32, out)
-    squares = gl.zeros([BM, BK], gl.float32, copy)
     for i in range(STEPS):
-        async_copy.wait_group(NS - 2)
+        async_copy.wait_group(NS - 3)
         fence_async_shared()
         acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
-        # Every warp has multiplied the tile before this one, by the barrier after the wait: its place is free.
-        if i + NS - 1 < STEPS:
-            async_copy.async_copy_global_to_shared(ws.index((i + NS - 1) % NS), wp + (i + NS - 1) * BK)
-            async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK, mask=real)
+        # This tile is multiplied while the one before it is done. The one before that was done in every warp when it
+        # passed the barrier after the wait: its place is free.
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        if i + NS - 2 < STEPS:
+            fetch(ws.index((i + NS - 2) % NS), wp, (i + NS - 2) * BK, None, w_left)
+            fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
         async_copy.commit_group()
-        if eps is not None:
-            x_float = xs.index(i % NS).load(copy).to(gl.float32)
-            squares += x_float * x_float
-        acc = warpgroup_mma_wait(0, deps=[acc])
+    acc = warpgroup_mma_wait(0, deps=[acc])
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
-    first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and TILE.SPLITS == 1)
-    sums = gl.convert_layout(acc, first)
-    total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, first))
+    first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
+    tile = gl.convert_layout(acc, first)
     is_last = True
-    if TILE.SPLITS > 1:
-        is_last, sums, total = merge_splits(sums, total, partials, eps is not None, P, TILE)
+    if P.SLICES > 1:
+        is_last, tile = merge_slices(tile, partials, P, TILE)
     if is_last:
-        y_tile = gl.convert_layout(sums, whole)
-        if eps is not None:
-            scale = gl.rsqrt(gl.convert_layout(total, gl.SliceLayout(0, whole)) / K + eps)
-            y_tile = y_tile * scale[None, :]
+        y_tile = gl.convert_layout(tile, whole)
         if not AHEAD:
             ahead = LOAD((y, operands, num_rows), P, TILE)
-        STORE(add_bias(y_tile, bias, P, TILE), ahead, (y, operands, num_rows), P, TILE)
+        if eps is not None:
+            y_tile = normalised(y_tile, sums, eps, bias, kind, P, TILE)
+        STORE(y_tile, ahead, (y, operands, num_rows), P, TILE)

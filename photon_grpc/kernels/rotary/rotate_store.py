@@ -8,9 +8,11 @@ and values to their pages.
     (a, b) = (x[i], x[i + D/2]);  x[i] = a·cos - b·sin,  x[i + D/2] = b·cos + a·sin
 
 Arithmetic is float32, every result is rounded once. A matrix library multiplies the residual stream h as it is, and
-nothing has to write, or read again, the normalised one.
+nothing has to write, or read again, the normalised one. Where qkv is the sums of slices of K in float32, they are added
+in order, and in bf16 rounded once before all else, as a product in one slice is.
 
-Shapes: qkv [T, (Hq + 2·Hkv) · D] contiguous, h [T, H] or None (r is 1), b [(Hq + 2·Hkv) · D] or None, norms two [D] or
+Shapes: qkv [T, (Hq + 2·Hkv) · D] or [slices, T, …], contiguous, h [T, H] or None (r is 1), its partial sums of squares
+(squares.py) or None, b [(Hq + 2·Hkv) · D] or None, norms two [D] or
 None, Rotation of the T tokens, cache [num_blocks, layers, 2, Hkv, block_size, D] -> q [T, Hq · D]. bf16, fp16, fp32.
 Bytes moved: 2 · T · (Hq + 2·Hkv) · D · itemsize + T · H · itemsize.
 """
@@ -22,8 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import jit, launches, tl
+from photon_grpc.kernels.lang.squares import row_scale
+from photon_grpc.kernels.linear.slices import load_sums
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 
 
@@ -56,13 +61,18 @@ class HeadOutput(NamedTuple):
     norms: Norms | None = None
 
 
-def reference(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
+def reference(
+    qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput,
+    partial: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Fill q and change cache in torch."""
     q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    x = qkv.float()
+    x = qkv.float() if qkv.dim() == 2 else functools.reduce(torch.add, qkv)
+    if q.dtype == torch.bfloat16:
+        x = x.to(q.dtype).float()
     if h is not None:
-        x = x * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
+        x = x * torch.rsqrt(squares.total_reference(h) / h.shape[1] + eps)[:, None]
     if b is not None:
         x = x + b.float()
     heads = x.view(x.shape[0], -1, head_dim)
@@ -86,34 +96,45 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 class RowSizes(NamedTuple):
-    """Sizes of rows: h [T, HIDDEN], the heads of queries, keys and values in a row of qkv, tokens of a block."""
+    """Sizes of rows: h [T, HIDDEN], the heads of queries, keys and values in a row of qkv, tokens of a block.
+
+    LEVELS: as of squares.py. SLICES: of qkv.
+    """
 
     HIDDEN: int
-    HIDDEN_PAD: int
+    LEVELS: int
     Q: HeadTile
     K: HeadTile
     V: HeadTile
     BLOCK_SIZE: int
+    SLICES: int = 1
 
 
 @jit
-def load_heads(x, HEADS: tl.constexpr):
-    """Load both halves [COUNT_PAD, HALF_PAD] of the heads of a row."""
+def load_heads(x, stride, HEADS: tl.constexpr, SLICES: tl.constexpr):
+    """Load both halves [COUNT_PAD, HALF_PAD] of the heads of a row in float32; `stride` is that of a slice."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
     at = (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
-    return tl.load(x + at, mask=inside, other=0.0), tl.load(x + at + HEADS.HALF, mask=inside, other=0.0)
+    first = load_sums(x + at, stride, inside, SLICES)
+    return first, load_sums(x + at + HEADS.HALF, stride, inside, SLICES)
+
+
+@jit
+def rounded(numbers):
+    """Return the numbers rounded to bf16, in float32."""
+    return numbers.to(tl.bfloat16).to(tl.float32)
 
 
 @jit
 def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
     """Return both halves of the heads scaled, with bias, normalised, in float32. norm: weight or None, eps."""
     weight, eps = norm
-    first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
     if bias is not None:
-        added_first, added_second = load_heads(bias, HEADS)
-        first += added_first.to(tl.float32)
-        second += added_second.to(tl.float32)
+        added_first, added_second = load_heads(bias, 0, HEADS, 1)
+        first, second = tl.fma(first, scale, added_first), tl.fma(second, scale, added_second)
+    else:
+        first, second = first * scale, second * scale
     if weight is not None:
         column = tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = column < HEADS.HALF
@@ -135,7 +156,8 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 
 @jit
 def rotate_store_kernel(
-    qkv, h, bias, norms, q, pages, rotation, block_stride, eps, SIZES: tl.constexpr, PDL: tl.constexpr
+    qkv, h, partial, bias, norms, q, pages, rotation, slice_stride, block_stride, eps,
+    SIZES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate and store one token per program; `pages` is at the layer's part of block 0, norms are weights or None."""
     Q: tl.constexpr = SIZES.Q
@@ -153,14 +175,21 @@ def rotate_store_kernel(
         gdc_launch_dependents()
     x = qkv + token * ((V.FIRST + V.COUNT) * HEAD_DIM)
     # Loaded before the sum over h, since the compiler moves nothing across its barrier.
-    q_a, q_b = load_heads(x, Q)
-    k_a, k_b = load_heads(x, K)
-    v_a, v_b = load_heads(x, V)
+    q_a, q_b = load_heads(x, slice_stride, Q, SIZES.SLICES)
+    k_a, k_b = load_heads(x, slice_stride, K, SIZES.SLICES)
+    v_a, v_b = load_heads(x, slice_stride, V, SIZES.SLICES)
+    if q.dtype.element_ty == tl.bfloat16:
+        q_a, q_b, k_a, k_b, v_a, v_b = (
+            rounded(q_a),
+            rounded(q_b),
+            rounded(k_a),
+            rounded(k_b),
+            rounded(v_a),
+            rounded(v_b),
+        )
     scale = 1.0
     if h is not None:
-        element = tl.arange(0, SIZES.HIDDEN_PAD)
-        row = tl.load(h + token * SIZES.HIDDEN + element, mask=element < SIZES.HIDDEN, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(row * row, axis=0) / SIZES.HIDDEN + eps)
+        scale = row_scale(token, h, partial, eps, SIZES.HIDDEN, SIZES.LEVELS)
     a, b = normalised(q_a, q_b, bias, (norms[0], eps), scale, Q)
     store_heads(q + token * (Q.COUNT * HEAD_DIM), a * c - b * s, b * c + a * s, HEAD_DIM, Q)
     keys = pages + (slot // SIZES.BLOCK_SIZE) * block_stride + (slot % SIZES.BLOCK_SIZE) * HEAD_DIM
@@ -171,24 +200,29 @@ def rotate_store_kernel(
 
 
 @functools.cache
-def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
+def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int, slices: int = 1) -> dict[str, Any]:
     """Return the compile-time arguments, all but PDL."""
     heads = ((q_heads, 0), (kv_heads, q_heads), (kv_heads, q_heads + kv_heads))
     tiles = [head_tile(count, head_dim, first) for count, first in heads]
-    sizes = RowSizes(hidden, next_power_of_2(hidden), *tiles, block_size)
+    sizes = RowSizes(hidden, squares.levels(hidden), *tiles, block_size, slices)
     return {"SIZES": sizes, "num_warps": 4 if q_heads * head_dim <= 2048 else 8}
 
 
-def launch(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
+def launch(
+    qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput,
+    partial: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Fill q [T, Hq · D] and change cache."""
     if not launches(qkv):
-        return reference(qkv, h, b, eps, out)
+        return reference(qkv, h, b, eps, out, partial)
     q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    constants = config(1 if h is None else h.shape[1], q.shape[1] // head_dim, kv_heads, head_dim, block_size)
-    if qkv.shape[0]:
-        rotate_store_kernel[(qkv.shape[0],)](
-            qkv, h, b, norms or (None, None), q, cache[:, layer], rotation, cache.stride(0), eps,
-            **constants, **dependent_launch(qkv.device),
+    sums = qkv if qkv.dim() == 3 else qkv[None]
+    hidden = 16 if h is None else h.shape[1]
+    constants = config(hidden, q.shape[1] // head_dim, kv_heads, head_dim, block_size, sums.shape[0])
+    if q.shape[0]:
+        rotate_store_kernel[(q.shape[0],)](
+            sums, h, partial, b, norms or (None, None), q, cache[:, layer], rotation,
+            sums.stride(0), cache.stride(0), eps, **constants, **dependent_launch(qkv.device),
         )  # fmt: skip
     return None

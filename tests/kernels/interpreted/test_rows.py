@@ -62,8 +62,8 @@ def test_swiglu(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_tokens"), [(96, 3), (3000, 2), (2500, swiglu.WHOLE_ROWS)])
 def test_norm_swiglu(size: int, num_tokens: int, dtype: torch.dtype, bias: bool) -> None:
-    config = swiglu.norm_config(num_tokens, size, 40)
-    gate_up, h = torch.randn(3, 2 * size).to(dtype), torch.randn(3, 40).to(dtype) * 3
+    config = swiglu.norm_config(num_tokens, size, 48)
+    gate_up, h = torch.randn(3, 2 * size).to(dtype), torch.randn(3, 48).to(dtype) * 3
     b = torch.randn(2 * size).to(dtype) if bias else None
     y, expected = torch.full((2, 3, size), torch.nan, dtype=dtype)
     grid = (3, -(-size // config["COLUMNS"]))
