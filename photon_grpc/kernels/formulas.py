@@ -16,7 +16,7 @@ from photon_grpc.kernels.lang.jit import jit, tl
 @jit
 def rotated(a, b, cos, sin):
     """Return both halves of heads, rotated."""
-    return tl.fma(a, cos, -(b * sin)), tl.fma(b, cos, a * sin)
+    return tl.fma(a, cos, b * -sin), tl.fma(b, cos, a * sin)
 
 
 @jit

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.formulas import scaled, silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 
@@ -79,12 +80,13 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
     """Store silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
     inside = column < SIZE
     gate, up = gate_up
-    gate, up = gate.to(tl.float32) * scale, up.to(tl.float32) * scale
-    if bias is not None:
-        gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-        up += tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(y + column, product.to(y.dtype.element_ty), mask=inside)
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    if bias is None:
+        gate, up = gate * scale, up * scale
+    else:
+        gate = scaled(gate, scale, tl.load(bias + column, mask=inside, other=0.0).to(tl.float32))
+        up = scaled(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
+    tl.store(y + column, silu_product(gate, up).to(y.dtype.element_ty), mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:

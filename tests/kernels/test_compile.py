@@ -67,6 +67,7 @@ each_model = pytest.mark.parametrize(("name", "dtype"), CASES)
 
 @dataclass(frozen=True)
 class Compiled:
+    ir: str
     ptx: str
     shared_bytes: int
     spilled_bytes: int
@@ -96,7 +97,7 @@ def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> C
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     registers, spilled = ptxas_report(built.asm["ptx"])
-    return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+    return Compiled(built.asm["ttgir"], built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
 def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

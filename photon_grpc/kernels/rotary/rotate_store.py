@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.formulas import rotated, scaled
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
@@ -109,15 +110,17 @@ def load_heads(x, HEADS: tl.constexpr):
 def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
     """Return both halves of the heads scaled, with bias, normalised, in float32. norm: weight or None, eps."""
     weight, eps = norm
-    first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
-    if bias is not None:
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if bias is None:
+        first, second = first * scale, second * scale
+    else:
         added_first, added_second = load_heads(bias, HEADS)
-        first += added_first.to(tl.float32)
-        second += added_second.to(tl.float32)
+        first = scaled(first, scale, added_first.to(tl.float32))
+        second = scaled(second, scale, added_second.to(tl.float32))
     if weight is not None:
         column = tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = column < HEADS.HALF
-        squares = tl.sum(first * first + second * second, axis=1)
+        squares = tl.sum(tl.fma(first, first, second * second), axis=1)
         factor = tl.rsqrt(squares / (2 * HEADS.HALF) + eps)[:, None]
         first = first * factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         second = second * factor * tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
@@ -162,10 +165,12 @@ def rotate_store_kernel(
         row = tl.load(h + token * SIZES.HIDDEN + element, mask=element < SIZES.HIDDEN, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(row * row, axis=0) / SIZES.HIDDEN + eps)
     a, b = normalised(q_a, q_b, bias, (norms[0], eps), scale, Q)
-    store_heads(q + token * (Q.COUNT * HEAD_DIM), a * c - b * s, b * c + a * s, HEAD_DIM, Q)
+    a, b = rotated(a, b, c, s)
+    store_heads(q + token * (Q.COUNT * HEAD_DIM), a, b, HEAD_DIM, Q)
     keys = pages + (slot // SIZES.BLOCK_SIZE) * block_stride + (slot % SIZES.BLOCK_SIZE) * HEAD_DIM
     a, b = normalised(k_a, k_b, bias, (norms[1], eps), scale, K)
-    store_heads(keys, a * c - b * s, b * c + a * s, SIZES.BLOCK_SIZE * HEAD_DIM, K)
+    a, b = rotated(a, b, c, s)
+    store_heads(keys, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, K)
     a, b = normalised(v_a, v_b, bias, (None, eps), scale, V)
     store_heads(keys + K.COUNT * SIZES.BLOCK_SIZE * HEAD_DIM, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, V)
 
