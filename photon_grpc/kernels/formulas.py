@@ -2,10 +2,11 @@
 
     rotated:      (a·cos - b·sin, b·cos + a·sin)
     silu_product: silu(gate) · up,  silu(x) = x / (1 + exp(-x))
-    scaled:       r · x + b
+    tree_sum:     Σ x over columns
 
 A compiler may round a product before it is added to, or not; it chooses anew in every kernel. Here each sum of a
-product is an explicit fma, which rounds once, and nothing is left to choose. Arguments are float32 and broadcast.
+product is an explicit fma, which rounds once, and nothing is left to choose. A sum of many numbers is a tree of sums of
+two, which are the same in either order: it does not depend on how threads share the numbers. Arguments are float32.
 """
 
 from __future__ import annotations
@@ -25,5 +26,9 @@ def silu_product(gate, up):
 
 
 @jit
-def scaled(x, scale, bias):
-    return tl.fma(x, scale, bias)
+def tree_sum(x):
+    """Return the sums [R] of x [R, N], N a power of two, added as (0 + 1) + (2 + 3) and so on."""
+    if x.shape[1] == 1:
+        return tl.reshape(x, [x.shape[0]])
+    else:
+        return tree_sum(tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2))

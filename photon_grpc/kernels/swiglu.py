@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.formulas import scaled, silu_product
+from photon_grpc.kernels.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 
@@ -81,11 +81,11 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
     inside = column < SIZE
     gate, up = gate_up
     gate, up = gate.to(tl.float32), up.to(tl.float32)
-    if bias is None:
-        gate, up = gate * scale, up * scale
+    if bias is not None:
+        gate = tl.fma(gate, scale, tl.load(bias + column, mask=inside, other=0.0).to(tl.float32))
+        up = tl.fma(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
     else:
-        gate = scaled(gate, scale, tl.load(bias + column, mask=inside, other=0.0).to(tl.float32))
-        up = scaled(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
+        gate, up = gate * scale, up * scale
     tl.store(y + column, silu_product(gate, up).to(y.dtype.element_ty), mask=inside)
 
 

@@ -1,7 +1,8 @@
-"""No compiler chooses how often a sum of a product is rounded, in kernels that compute the same formula.
+"""No compiler chooses how often a sum is rounded, or in which order, in kernels that compute the same formula.
 
 `a * b + c` may become one fma, which rounds once, or a product and a sum, which round twice; the choice may differ from
-kernel to kernel. In the kernels here every sum of an inexact product is an fma in the source.
+kernel to kernel. In the kernels here every sum of an inexact product is an fma in the source. The order of a sum of
+many numbers follows from the layout, which the compiler chooses by the width of what is loaded.
 
 Needs Triton and its ptxas, no GPU.
 """
@@ -58,8 +59,8 @@ def left_to_choose(ir: str) -> list[str]:
     ]
 
 
-def rotate_store_ir(unused: dict[str, Any]) -> str:
-    types: dict[str, Any] = dict.fromkeys(["qkv", "h", "bias", "q", "pages"], "*bf16")
+def rotate_store_ir(unused: dict[str, Any], product: str = "*bf16") -> str:
+    types: dict[str, Any] = dict.fromkeys(["h", "bias", "q", "pages"], "*bf16") | {"qkv": product}
     types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}  # type: ignore[arg-type]
     types["norms"] = ("*bf16", "*bf16")
     config = rotate_store.config(MODEL.hidden, MODEL.q_heads, MODEL.kv_heads, MODEL.head_dim, MODEL.block_size)
@@ -69,6 +70,14 @@ def rotate_store_ir(unused: dict[str, Any]) -> str:
 @pytest.mark.parametrize("unused", [{}, {"h": None, "bias": None}], ids=["library", "tile"])
 def test_heads_after_a_product(unused: dict[str, Any]) -> None:
     assert left_to_choose(rotate_store_ir(unused)) == []
+
+
+@pytest.mark.parametrize("product", ["*bf16", "*fp32"])
+def test_the_norm_of_heads_is_a_tree_of_sums_of_two(product: str) -> None:
+    ir = rotate_store_ir({"h": None, "bias": None}, product)
+    axes = re.findall(r'"tt\.reduce"\(.*?\) <\{axis = (\d).*?\}\) : \(tensor<([\dx]+)xf32', ir, re.DOTALL)
+    assert axes
+    assert all(shape.split("x")[int(axis)] == "2" for axis, shape in axes)
 
 
 def test_heads_of_a_layer_that_is_not_fused() -> None:

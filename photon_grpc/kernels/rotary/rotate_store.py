@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.formulas import rotated, scaled
+from photon_grpc.kernels.formulas import rotated, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
@@ -111,19 +111,20 @@ def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
     """Return both halves of the heads scaled, with bias, normalised, in float32. norm: weight or None, eps."""
     weight, eps = norm
     first, second = first.to(tl.float32), second.to(tl.float32)
-    if bias is None:
-        first, second = first * scale, second * scale
-    else:
+    if bias is not None:
         added_first, added_second = load_heads(bias, HEADS)
-        first = scaled(first, scale, added_first.to(tl.float32))
-        second = scaled(second, scale, added_second.to(tl.float32))
+        first = tl.fma(first, scale, added_first.to(tl.float32))
+        second = tl.fma(second, scale, added_second.to(tl.float32))
+    else:
+        first, second = first * scale, second * scale
     if weight is not None:
         column = tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = column < HEADS.HALF
-        squares = tl.sum(tl.fma(first, first, second * second), axis=1)
+        weight_first = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        weight_second = tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
+        squares = tree_sum(tl.fma(first, first, second * second))
         factor = tl.rsqrt(squares / (2 * HEADS.HALF) + eps)[:, None]
-        first = first * factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-        second = second * factor * tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
+        first, second = first * factor * weight_first, second * factor * weight_second
     return first, second
 
 
