@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.formulas import silu_product
+from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 

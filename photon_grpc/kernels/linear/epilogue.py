@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from photon_grpc.kernels.formulas import rotated, silu_product
+from photon_grpc.kernels.lang.formulas import rotated, silu_product
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 from photon_grpc.kernels.sampling.noise import gumbel
 

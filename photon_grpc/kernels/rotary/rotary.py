@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.formulas import rotated
+from photon_grpc.kernels.lang.formulas import rotated
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.formulas import rotated, tree_sum
+from photon_grpc.kernels.lang.formulas import rotated, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
