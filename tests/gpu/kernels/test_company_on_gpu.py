@@ -186,12 +186,12 @@ def everything(out: HeadOutput) -> torch.Tensor:
 # -- the ends of products ----------------------------------------------------------------------------------------------
 
 
-def exact(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def exact(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x [rows, k] with memory for its bucket, W [n, k] and x Wᵀ, of integers that no order of sums rounds."""
-    x = torch.randint(-1, 2, (tiles.bucket(rows) or rows, k), device="cuda").to(dtype)[:rows]
-    w = torch.zeros(n, k, dtype=dtype, device="cuda")
+    x = torch.randint(-1, 2, (tiles.bucket(rows) or rows, k), device="cuda").bfloat16()[:rows]
+    w = torch.zeros(n, k, dtype=torch.bfloat16, device="cuda")
     w.scatter_(1, torch.randint(0, k, (n, 100), device="cuda"), 1.0)
-    return x, w, (x.float() @ w.float().T).to(dtype)
+    return x, w, (x.float() @ w.float().T).bfloat16()
 
 
 def tile_for(kind: str, n: int, k: int, rows: int, span: int) -> Tile:
@@ -203,37 +203,32 @@ def tile_for(kind: str, n: int, k: int, rows: int, span: int) -> Tile:
 
 
 @each_bias
-@each_dtype
 @each_tile
-@pytest.mark.parametrize("rows", [1, 5, 16, 33, 100])
+@pytest.mark.parametrize("rows", [5, 16, 100])
 @each_size
-def test_swiglu_of_a_tile_is_that_after_a_product(
-    sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool
-) -> None:
+def test_swiglu_of_a_tile_is_that_after_a_product(sizes: Sizes, rows: int, kind: str, bias: bool) -> None:
     n, k = 2 * sizes.intermediate, sizes.hidden
-    tile, (x, w, product) = tile_for(kind, n, k, rows, sizes.intermediate), exact(rows, n, k, dtype)
-    b = torch.randn(n, device="cuda").to(dtype) if bias else None
-    mine, theirs = torch.empty(2, rows, sizes.intermediate, dtype=dtype, device="cuda")
+    tile, (x, w, product) = tile_for(kind, n, k, rows, sizes.intermediate), exact(rows, n, k)
+    b = torch.randn(n, device="cuda").bfloat16() if bias else None
+    mine, theirs = torch.empty(2, rows, sizes.intermediate, dtype=torch.bfloat16, device="cuda")
     swiglu_launch(x, Affine(w, b), EPS, mine, tile, torch.zeros(n // 16, dtype=torch.int32, device="cuda"))
     swiglu.norm_launch(product, x, b, EPS, theirs)
     assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("is_normed", [False, True])
-@each_bias
-@each_dtype
+@pytest.mark.parametrize(("bias", "is_normed"), [(False, False), (True, False), (False, True)])
 @each_tile
-@pytest.mark.parametrize("rows", [1, 5, 16, 33, 100])
+@pytest.mark.parametrize("rows", [5, 16, 100])
 @each_size
 def test_heads_of_a_tile_are_those_after_a_product(
-    sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool, is_normed: bool
+    sizes: Sizes, rows: int, kind: str, bias: bool, is_normed: bool
 ) -> None:
     n, k = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.hidden
     tile = tile_for(kind, n, k, rows, 0 if is_normed else sizes.head_dim // 2)
-    x, w, product = exact(rows, n, k, dtype)
-    b, positions = (torch.randn(n, device="cuda").to(dtype) if bias else None), torch.arange(rows, device="cuda") % 64
-    norms = norms_of(sizes, dtype) if is_normed else None
-    mine, theirs = (output_of(sizes, positions, dtype, norms) for _ in range(2))
+    x, w, product = exact(rows, n, k)
+    b, positions = (torch.randn(n, device="cuda").bfloat16() if bias else None), torch.arange(rows, device="cuda") % 64
+    norms = norms_of(sizes, torch.bfloat16) if is_normed else None
+    mine, theirs = (output_of(sizes, positions, torch.bfloat16, norms) for _ in range(2))
     counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
     qkv_launch(x, Affine(w, b), EPS, mine, tile, counters)
     rotate_store.launch(product, x, b, EPS, theirs)
