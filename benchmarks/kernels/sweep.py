@@ -29,7 +29,7 @@ from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost, fused_linear, head, slices, tiles
 from photon_grpc.kernels.linear.cost import End
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.fused_linear import Affine, Stream
+from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
@@ -91,7 +91,7 @@ class Chain:
         self.x = torch.randn(rows, p.k, device=device, dtype=dtype, generator=generator)
         self.residual = torch.zeros(rows, p.n, device=device, dtype=dtype)
         self.partial = torch.empty(rows, p.n // squares.GROUP, device=device)
-        self.stream = Stream(self.x, squares.reference(self.x))
+        self.stream = ResidualStream(self.x, squares.reference(self.x))
         self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         self.heads = self._heads(device) if p.end in ("rotary", "normed") else None
@@ -118,7 +118,7 @@ class Chain:
         elif end == "swiglu":
             fused_linear.swiglu_launch(self.stream, linear, EPS, self.y, tile, self.counters)
         else:
-            fused_linear.add_launch(Stream(self.residual, self.partial), self.x, linear, tile, self.counters)
+            fused_linear.add_launch(ResidualStream(self.residual, self.partial), self.x, linear, tile, self.counters)
 
     def library(self, w: torch.Tensor) -> None:
         """Multiply as the library functions of `layers/gemm.py` do."""
@@ -144,7 +144,7 @@ class Chain:
         elif end == "swiglu":
             fused_linear.swiglu_reference(self.x, linear, EPS, self.y)
         elif end == "add":
-            fused_linear.add_reference(Stream(self.residual, self.partial), self.x, linear)
+            fused_linear.add_reference(ResidualStream(self.residual, self.partial), self.x, linear)
         return self._written()
 
     def error(self, tile: Tile, expected: torch.Tensor) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.lang.squares import row_scale
@@ -85,8 +86,7 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
         up = tl.fma(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
     else:
         gate, up = gate * scale, up * scale
-    product = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(y + column, product.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + column, silu_product(gate, up).to(y.dtype.element_ty), mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import head, slices, tiles
-from photon_grpc.kernels.linear.fused_linear import Affine, Stream, add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream, add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
@@ -90,7 +90,7 @@ def library_swiglu(linear: Operands, end: Epilogue, work: Workspace) -> None:
 
 def tiled_add(linear: Operands, tile: Tile, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
     """Change work.h."""
-    add_launch(Stream(work.h, work.written()), x, affine(linear), tile, work.counters)
+    add_launch(ResidualStream(work.h, work.written()), x, affine(linear), tile, work.counters)
 
 
 def library_add(linear: Operands, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:

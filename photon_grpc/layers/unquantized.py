@@ -82,7 +82,12 @@ _END: dict[tuple[str, bool], cost.End] = {
 def product_of(linear: Linear, num_rows: int, end: Epilogue) -> Product:
     """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
-    return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None], linear.num_slices)
+    return Product(rows, columns, num_rows, end.span, product_end(end), linear.num_slices)
+
+
+def product_end(end: Epilogue) -> cost.End:
+    """Return what the cost model calls this end."""
+    return _END[end.epilogue, end.norms is not None]
 
 
 def _library_takes(linear: Linear, end: Epilogue) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.linear.fused_linear import Stream
+from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 
@@ -39,11 +39,11 @@ class Workspace:
             self.h.copy_(x)
             self.outdated()
 
-    def stream(self) -> Stream:
+    def stream(self) -> ResidualStream:
         """Return the residual stream with the sums of its squares, made now if the kernel that wrote h left none."""
         if not self._has_sums:
             squares.launch(self.h, self.written())
-        return Stream(self.h, self.partial)
+        return ResidualStream(self.h, self.partial)
 
     def written(self) -> torch.Tensor:
         """Return the place of the sums for a kernel that writes h and leaves them."""

@@ -9,7 +9,7 @@ import torch
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.fused_linear import Affine, Stream
+from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
 from photon_grpc.kernels.rotary.rotate_store import Norms, Rotation
 
 EPS = 1e-5
@@ -26,11 +26,11 @@ class Sizes:
     block_size: int = 16
 
 
-def stream(h: torch.Tensor) -> Stream:
+def stream(h: torch.Tensor) -> ResidualStream:
     """Return h with the sums of its squares, with NaN in the memory of the rest of the bucket."""
     whole = torch.full((tiles.bucket(h.shape[0]), h.shape[1] // squares.GROUP), torch.nan, device=h.device)
     whole[: h.shape[0]] = squares.reference(h)
-    return Stream(h, whole[: h.shape[0]])
+    return ResidualStream(h, whole[: h.shape[0]])
 
 
 def padded(rows: int, size: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from unittest.mock import patch
+
 import torch
 
 from photon_grpc.kernels.lang.jit import jit, tl
-from photon_grpc.kernels.sampling import topk_topp
+from photon_grpc.kernels.sampling import sample, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.noise import gumbel
-from photon_grpc.kernels.sampling.sample import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest
 
 
 def metadata_of(temperature: torch.Tensor) -> SamplingMetadata:
@@ -26,6 +29,21 @@ def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, m
     """Return thresholds by the kernels, at temperature 1."""
     metadata = metadata_of(torch.ones(len(scaled), device=scaled.device))
     return topk_topp.launch(scaled, metadata, filters_of(top_k, top_p, min_p)).thresholds
+
+
+def winning_values(launch: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return float32 [2, R] of kernels that sample: what the sampled id of each row has won with, the highest logit."""
+    found: list[TileBest] = []
+
+    def merged(best: TileBest) -> torch.Tensor:
+        found.append(best)
+        return merge(best)
+
+    merge = sample.merge
+    with patch.object(sample, "merge", merged):
+        launch()
+    (best,) = found
+    return torch.stack((best.value.amax(-1), best.top.amax(-1)))
 
 
 @jit

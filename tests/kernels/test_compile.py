@@ -67,6 +67,7 @@ each_model = pytest.mark.parametrize(("name", "dtype"), CASES)
 
 @dataclass(frozen=True)
 class Compiled:
+    ir: str
     ptx: str
     shared_bytes: int
     spilled_bytes: int
@@ -96,7 +97,7 @@ def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> C
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     registers, spilled = ptxas_report(built.asm["ptx"])
-    return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+    return Compiled(built.asm["ttgir"], built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
 def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
@@ -191,9 +192,11 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     model, pointer = MODELS[name], "*" + NAMES[dtype]
     types: dict[str, Any] = dict.fromkeys(["qkv", "h", "bias", "q", "pages"], pointer)
     types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}
+    types |= {"partial": "*fp32", "slice_stride": "i32"}
     types["norms"] = (pointer, pointer) if of_heads else (None, None)
     config = rotate_store.config(model.hidden, model.q_heads, model.kv_heads, model.head_dim, model.block_size)
-    unused = {} if of_heads else {"bias": None}
+    # With bias from slices in float32 and the sums of a tile, without from the library.
+    unused = {} if of_heads else {"bias": None, "partial": None}
     built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"

@@ -88,7 +88,7 @@ def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch:
     source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
-    return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+    return Compiled(built.asm["ttgir"], built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
 #: Place of the argument among the kernel's.

@@ -96,11 +96,6 @@ def test_what_the_table_does_not_know_is_left_to_the_library_above_64_rows() -> 
             assert cost.choose(product._replace(rows=128)) is None
 
 
-def test_a_head_of_more_bytes_than_are_read_well_is_left_to_the_library() -> None:
-    assert cost.choose(Product(152064, 3584, 8, 0, "head")) is None
-    assert cost.choose(Product(151936, 1024, 8, 0, "head")) is not None
-
-
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_a_product_that_the_library_cannot_take_has_a_tile_where_one_divides_it(rows: int) -> None:
     for product in PUBLIC:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import logprobs
+from photon_grpc.kernels.sampling import logprobs, sample
 from tests.kernels.scored import asking, assert_equal_records, sorted_scores
 
 
@@ -34,3 +34,11 @@ def test_rows_that_ask_for_nothing_and_rows_that_failed_hurt_no_other() -> None:
     records = logprobs.reference(logits, ids, asked)
     sound = torch.tensor([0, 2, 4, 5])
     assert_equal_records(records[sound], [expected[row] for row in sound.tolist()])
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_no_number_of_rows_has_kernels_compiled_of_its_own(num_rows: int) -> None:
+    """As pointers that do not begin at 16 bytes would."""
+    device = torch.device("cpu")
+    tensors = [*logprobs._scratch(num_rows, 5, device), *sample.best_of_tiles(num_rows, 5, device, is_processed=True)]
+    assert not any(tensor is not None and tensor.data_ptr() % 16 for tensor in tensors)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import noise
+from photon_grpc.kernels.sampling import noise, topk_topp
 from photon_grpc.kernels.sampling.noise import philox4x32
 
 ONES = 0xFFFFFFFF
@@ -24,6 +24,16 @@ KNOWN = [
 ]
 # Seeds whose high bit, high word or low word matters, as int64 bit patterns.
 SEEDS = [0, 1, -1, 2**40 + 5, -(2**63), 0x299F31D0A4093822]
+
+
+def test_no_rounding_makes_a_token_out_of_range_equal_to_the_best() -> None:
+    """Rows without filters are sampled with noise for all ids, or for those in range: both give the same id."""
+    least, most = np.float32(noise.MIN_GUMBEL), np.float32(noise.MAX_GUMBEL)
+    least, most = np.nextafter(least, np.float32(-np.inf)), np.nextafter(most, np.float32(np.inf))
+    best = np.ldexp(np.linspace(1, 2, 257, dtype=np.float32)[:-1, None], np.arange(-10, 31))
+    best = np.concatenate([-best, best])
+    other = np.nextafter(best - np.float32(topk_topp.SIZES.RANGE), np.float32(-np.inf))
+    assert (other + most < best + least).all()
 
 
 def word_0(seed: int, position: int, output_index: int, token: int) -> int:

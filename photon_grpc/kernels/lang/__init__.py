@@ -1,1 +1,1 @@
-"""The languages of kernels: Triton, Gluon, and their compilation ahead of time."""
+"""The languages of kernels: Triton, Gluon, formulas in both, and their compilation ahead of time."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import (
     constexpr_function,
     dependent_launch,
@@ -50,18 +51,7 @@ def _tree(numbers: torch.Tensor) -> torch.Tensor:
 @jit
 def group_sums(squares):
     """Return the sums of groups [N / 16] of squares [N]."""
-    sums = squares.reshape([squares.shape[0] // 16, 16])
-    for _ in tl.static_range(4):
-        sums = tl.sum(sums.reshape([sums.shape[0], sums.shape[1] // 2, 2]), 2)
-    return sums.reshape([squares.shape[0] // 16])
-
-
-@jit
-def row_total(partial, LEVELS: tl.constexpr):
-    """Return the sum of partial [2 ** LEVELS]."""
-    for _ in tl.static_range(LEVELS):
-        partial = tl.sum(partial.reshape([partial.shape[0] // 2, 2]), 1)
-    return tl.sum(partial, 0)
+    return tree_sum(tl.reshape(squares, [squares.shape[0] // 16, 16]))
 
 
 @jit
@@ -74,7 +64,7 @@ def row_scale(row, h, partial, eps, HIDDEN: tl.constexpr, LEVELS: tl.constexpr):
         element = tl.arange(0, 16 * 2**LEVELS)
         x = tl.load(h + row * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
         sums = group_sums(x * x)
-    return tl.rsqrt(row_total(sums, LEVELS) / HIDDEN + eps)
+    return tl.rsqrt(tl.sum(tree_sum(tl.reshape(sums, [1, sums.shape[0]])), 0) / HIDDEN + eps)
 
 
 @constexpr_function

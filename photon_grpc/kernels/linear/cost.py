@@ -178,9 +178,7 @@ _NARROW = ((16, 64, 1), (16, 128, 1), (16, 256, 1))
 #: Bucket -> (BN, BK, warps of a slice) of what is considered, with as many steps as have these bytes together.
 GEMV = {
     8: (
-        (16, 64, 1),
-        (16, 128, 1),
-        (16, 256, 1),
+        *_NARROW,
         (32, 64, 2),
         (32, 128, 1),
         (32, 128, 2),
@@ -189,9 +187,7 @@ GEMV = {
         (64, 256, 2),
     ),
     16: (
-        (16, 64, 1),
-        (16, 128, 1),
-        (16, 256, 1),
+        *_NARROW,
         (32, 64, 2),
         (32, 128, 2),
         (32, 256, 1),
@@ -199,7 +195,7 @@ GEMV = {
         (64, 128, 2),
         (64, 128, 4),
     ),
-    32: ((16, 64, 1), (16, 128, 1), (16, 256, 1), (32, 128, 2), (64, 128, 2)),
+    32: (*_NARROW, (32, 128, 2), (64, 128, 2)),
 }
 IN_FLIGHT = (64 << 10, 96 << 10, 128 << 10, 176 << 10)
 #: Bucket -> (BN, BK, KW, NS). Of more rows the library is given every product that is not in the table.
@@ -208,8 +204,6 @@ WGMMA = {
     32: ((64, 128, 4, 8), (64, 64, 4, 8), (128, 64, 8, 8)),
     64: ((64, 128, 4, 6), (64, 64, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8)),
 }
-#: The library is faster at reading more bytes of W than this.
-FAR_BYTES = 900_000_000
 
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
@@ -264,7 +258,5 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
     best = min(candidates(product, device), key=lambda tile: tile_us(tile, product, device), default=None)
     if best is None or not may_decline:
         return best
-    if 2 * product.n * product.k > FAR_BYTES:
-        return None
     # The library was faster for no product of few rows, and the model is not that exact.
     return best if product.rows <= 32 or tile_us(best, product, device) < library_us(product) else None

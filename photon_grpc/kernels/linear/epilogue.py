@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from photon_grpc.kernels.lang.formulas import rotated, silu_product
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 from photon_grpc.kernels.lang.squares import tile_groups
 from photon_grpc.kernels.sampling.noise import gumbel
@@ -160,9 +161,8 @@ def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     y, _, num_rows = result
     row, token = output_indices(P, TILE)
     gate, up = split_pairs(tile, P, TILE)
-    product = gate / (1.0 + gl.exp(-gate)) * up
     to = y + token[None, :] * P.SPAN + row[:, None]
-    gl.store(to, product.to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
+    gl.store(to, silu_product(gate, up).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
 
 @gluon_jit
@@ -188,13 +188,14 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
     valid = (token < num_rows)[None, :]
     kind: gl.constexpr = y.dtype.element_ty
     a, b = split_pairs(tile, P, TILE)
+    rotated_a, rotated_b = rotated(a, b, cos, sin)
     # All rows of a program belong to one head.
     head = gl.program_id(0) * (TILE.BN // 2) // P.SPAN
     column = row % P.SPAN
     if head < P.HEADS.Q:
         to = y + token[None, :] * (P.HEADS.Q * 2 * P.SPAN) + (head * 2 * P.SPAN + column)[:, None]
-        gl.store(to, (a * cos - b * sin).to(kind), mask=valid)
-        gl.store(to + P.SPAN, (b * cos + a * sin).to(kind), mask=valid)
+        gl.store(to, rotated_a.to(kind), mask=valid)
+        gl.store(to + P.SPAN, rotated_b.to(kind), mask=valid)
     else:
         slot = gl.load(rotation.slot_mapping + token, mask=token < num_rows, other=0)
         # Keys and values of a block are 2 · KV planes in the order of their heads in W.
@@ -202,8 +203,8 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
         plane = (head - P.HEADS.Q) * (P.HEADS.BLOCK_SIZE * 2 * P.SPAN) + column
         to = pages + in_pages[None, :] + plane[:, None]
         is_key = head < P.HEADS.Q + P.HEADS.KV
-        gl.store(to, gl.where(is_key, a * cos - b * sin, a).to(kind), mask=valid)
-        gl.store(to + P.SPAN, gl.where(is_key, b * cos + a * sin, b).to(kind), mask=valid)
+        gl.store(to, gl.where(is_key, rotated_a, a).to(kind), mask=valid)
+        gl.store(to + P.SPAN, gl.where(is_key, rotated_b, b).to(kind), mask=valid)
 
 
 @gluon_jit

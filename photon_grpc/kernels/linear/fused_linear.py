@@ -64,14 +64,14 @@ class Fusion(NamedTuple):
     heads: HeadSplit | None = None
 
 
-class Stream(NamedTuple):
+class ResidualStream(NamedTuple):
     """The residual stream h [M, H] and the sums of its squares, partial [M, H / 16] (squares.py)."""
 
     h: torch.Tensor
     partial: torch.Tensor
 
 
-def add_reference(stream: Stream, a: torch.Tensor, linear: Affine) -> None:
+def add_reference(stream: ResidualStream, a: torch.Tensor, linear: Affine) -> None:
     """Add in torch: changes the stream."""
     h, partial = stream
     if linear.b is not None:
@@ -95,7 +95,7 @@ def _product(x: torch.Tensor, linear: Affine) -> torch.Tensor:
     return product.to(x.dtype).float() if x.dtype == torch.bfloat16 else product
 
 
-def add_launch(stream: Stream, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
+def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
     """Change the stream; `counters` int32 [>= N // tile.BN] are zero before and after."""
     if not launches(linear.w):
         return add_reference(stream, a, linear)
@@ -104,7 +104,7 @@ def add_launch(stream: Stream, a: torch.Tensor, linear: Affine, tile: Tile, coun
 
 
 def swiglu_launch(
-    stream: Stream, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
+    stream: ResidualStream, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
 ) -> None:
     """Fill y."""
     if not launches(linear.w):
@@ -113,7 +113,7 @@ def swiglu_launch(
     return launch(fusion, tile, linear, stream.h, y, stream.partial, counters)
 
 
-def qkv_launch(stream: Stream, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor) -> None:
+def qkv_launch(stream: ResidualStream, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor) -> None:
     """Fill out.q and change out.cache."""
     h = stream.h
     if not launches(linear.w):

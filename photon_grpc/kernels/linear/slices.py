@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.lang.formulas import add_slices
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.linear.cut import slice_columns
@@ -48,16 +49,6 @@ def add_reference(h: torch.Tensor, sums: torch.Tensor, b: torch.Tensor | None) -
 
 
 @jit
-def load_sums(at, stride, inside, SLICES: tl.constexpr):
-    """Load the slices' sums in float32 and add them in order."""
-    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    for _ in tl.static_range(1, SLICES):
-        at += stride
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    return total
-
-
-@jit
 def add_slices_kernel(
     h, sums, bias, stride, SIZE: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -72,7 +63,7 @@ def add_slices_kernel(
     if bias is not None:
         added = residual.to(tl.float32) + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         residual = added.to(residual.dtype)
-    total = load_sums(sums + row * SIZE + column, stride, inside, SLICES)
+    total = add_slices(sums + row * SIZE + column, stride, inside, SLICES)
     total = total.to(residual.dtype).to(tl.float32)
     tl.store(h + row * SIZE + column, (total + residual.to(tl.float32)).to(residual.dtype), mask=inside)
 

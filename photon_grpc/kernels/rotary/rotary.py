@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.lang.formulas import rotated
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 
 
@@ -78,9 +79,9 @@ def rotate_heads(x, cos, sin, HEADS: tl.constexpr):
     first = x + head * (2 * HEADS.HALF) + column
     a = tl.load(first, mask=inside, other=0.0)
     b = tl.load(first + HEADS.HALF, mask=inside, other=0.0)
-    float_a, float_b = a.to(tl.float32), b.to(tl.float32)
-    tl.store(first, (float_a * cos[None, :] - float_b * sin[None, :]).to(a.dtype), mask=inside)
-    tl.store(first + HEADS.HALF, (float_b * cos[None, :] + float_a * sin[None, :]).to(b.dtype), mask=inside)
+    rotated_a, rotated_b = rotated(a.to(tl.float32), b.to(tl.float32), cos[None, :], sin[None, :])
+    tl.store(first, rotated_a.to(a.dtype), mask=inside)
+    tl.store(first + HEADS.HALF, rotated_b.to(b.dtype), mask=inside)
 
 
 @jit

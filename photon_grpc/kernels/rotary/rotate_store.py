@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.lang.formulas import add_slices, rotated, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import jit, launches, tl
 from photon_grpc.kernels.lang.squares import row_scale
-from photon_grpc.kernels.linear.slices import load_sums
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 
 
@@ -98,7 +98,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 class RowSizes(NamedTuple):
     """Sizes of rows: h [T, HIDDEN], the heads of queries, keys and values in a row of qkv, tokens of a block.
 
-    LEVELS: as of squares.py. SLICES: of qkv.
+    LEVELS: as of squares.py. SLICES: of qkv, whose sums are rounded to bf16 if ROUNDS.
     """
 
     HIDDEN: int
@@ -108,22 +108,26 @@ class RowSizes(NamedTuple):
     V: HeadTile
     BLOCK_SIZE: int
     SLICES: int = 1
+    ROUNDS: bool = False
 
 
 @jit
-def load_heads(x, stride, HEADS: tl.constexpr, SLICES: tl.constexpr):
+def load_heads(x, stride, HEADS: tl.constexpr, SIZES: tl.constexpr):
     """Load both halves [COUNT_PAD, HALF_PAD] of the heads of a row in float32; `stride` is that of a slice."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
-    at = (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
-    first = load_sums(x + at, stride, inside, SLICES)
-    return first, load_sums(x + at + HEADS.HALF, stride, inside, SLICES)
+    at = x + (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
+    first, second = load_sums(at, stride, inside, SIZES), load_sums(at + HEADS.HALF, stride, inside, SIZES)
+    return first, second
 
 
 @jit
-def rounded(numbers):
-    """Return the numbers rounded to bf16, in float32."""
-    return numbers.to(tl.bfloat16).to(tl.float32)
+def load_sums(at, stride, inside, SIZES: tl.constexpr):
+    """Load the sums of slices and add them, rounded if ROUNDS."""
+    total = add_slices(at, stride, inside, SIZES.SLICES)
+    if SIZES.ROUNDS:
+        total = total.to(tl.bfloat16).to(tl.float32)
+    return total
 
 
 @jit
@@ -131,17 +135,21 @@ def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
     """Return both halves of the heads scaled, with bias, normalised, in float32. norm: weight or None, eps."""
     weight, eps = norm
     if bias is not None:
-        added_first, added_second = load_heads(bias, 0, HEADS, 1)
-        first, second = tl.fma(first, scale, added_first), tl.fma(second, scale, added_second)
+        head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
+        inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
+        at = bias + (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
+        first = tl.fma(first, scale, tl.load(at, mask=inside, other=0.0).to(tl.float32))
+        second = tl.fma(second, scale, tl.load(at + HEADS.HALF, mask=inside, other=0.0).to(tl.float32))
     else:
         first, second = first * scale, second * scale
     if weight is not None:
         column = tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = column < HEADS.HALF
-        squares = tl.sum(first * first + second * second, axis=1)
+        weight_first = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        weight_second = tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
+        squares = tree_sum(tl.fma(first, first, second * second))
         factor = tl.rsqrt(squares / (2 * HEADS.HALF) + eps)[:, None]
-        first = first * factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-        second = second * factor * tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
+        first, second = first * factor * weight_first, second * factor * weight_second
     return first, second
 
 
@@ -175,36 +183,31 @@ def rotate_store_kernel(
         gdc_launch_dependents()
     x = qkv + token * ((V.FIRST + V.COUNT) * HEAD_DIM)
     # Loaded before the sum over h, since the compiler moves nothing across its barrier.
-    q_a, q_b = load_heads(x, slice_stride, Q, SIZES.SLICES)
-    k_a, k_b = load_heads(x, slice_stride, K, SIZES.SLICES)
-    v_a, v_b = load_heads(x, slice_stride, V, SIZES.SLICES)
-    if q.dtype.element_ty == tl.bfloat16:
-        q_a, q_b, k_a, k_b, v_a, v_b = (
-            rounded(q_a),
-            rounded(q_b),
-            rounded(k_a),
-            rounded(k_b),
-            rounded(v_a),
-            rounded(v_b),
-        )
+    q_a, q_b = load_heads(x, slice_stride, Q, SIZES)
+    k_a, k_b = load_heads(x, slice_stride, K, SIZES)
+    v_a, v_b = load_heads(x, slice_stride, V, SIZES)
     scale = 1.0
     if h is not None:
         scale = row_scale(token, h, partial, eps, SIZES.HIDDEN, SIZES.LEVELS)
     a, b = normalised(q_a, q_b, bias, (norms[0], eps), scale, Q)
-    store_heads(q + token * (Q.COUNT * HEAD_DIM), a * c - b * s, b * c + a * s, HEAD_DIM, Q)
+    a, b = rotated(a, b, c, s)
+    store_heads(q + token * (Q.COUNT * HEAD_DIM), a, b, HEAD_DIM, Q)
     keys = pages + (slot // SIZES.BLOCK_SIZE) * block_stride + (slot % SIZES.BLOCK_SIZE) * HEAD_DIM
     a, b = normalised(k_a, k_b, bias, (norms[1], eps), scale, K)
-    store_heads(keys, a * c - b * s, b * c + a * s, SIZES.BLOCK_SIZE * HEAD_DIM, K)
+    a, b = rotated(a, b, c, s)
+    store_heads(keys, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, K)
     a, b = normalised(v_a, v_b, bias, (None, eps), scale, V)
     store_heads(keys + K.COUNT * SIZES.BLOCK_SIZE * HEAD_DIM, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, V)
 
 
 @functools.cache
-def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int, slices: int = 1) -> dict[str, Any]:
+def config(
+    hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int, slices: int = 1, rounds: bool = False
+) -> dict[str, Any]:
     """Return the compile-time arguments, all but PDL."""
     heads = ((q_heads, 0), (kv_heads, q_heads), (kv_heads, q_heads + kv_heads))
     tiles = [head_tile(count, head_dim, first) for count, first in heads]
-    sizes = RowSizes(hidden, squares.levels(hidden), *tiles, block_size, slices)
+    sizes = RowSizes(hidden, squares.levels(hidden), *tiles, block_size, slices, rounds)
     return {"SIZES": sizes, "num_warps": 4 if q_heads * head_dim <= 2048 else 8}
 
 
@@ -219,7 +222,9 @@ def launch(
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     sums = qkv if qkv.dim() == 3 else qkv[None]
     hidden = 16 if h is None else h.shape[1]
-    constants = config(hidden, q.shape[1] // head_dim, kv_heads, head_dim, block_size, sums.shape[0])
+    constants = config(
+        hidden, q.shape[1] // head_dim, kv_heads, head_dim, block_size, sums.shape[0], q.dtype == torch.bfloat16
+    )
     if q.shape[0]:
         rotate_store_kernel[(q.shape[0],)](
             sums, h, partial, b, norms or (None, None), q, cache[:, layer], rotation,

@@ -78,7 +78,7 @@ class SearchSizes(NamedTuple):
 
     SPLITS: chunks of a row, as a power of two. LANES: partial sums of a program. SAMPLED: elements that a program
     makes noise for at a time. RANGE: a token whose scaled logit is this far below the best cannot win, whatever the
-    noise.
+    noise; half more than the noise spans, so that no rounding makes them equal.
     """
 
     CHUNK: int = 4096
@@ -87,7 +87,7 @@ class SearchSizes(NamedTuple):
     SPLITS: int = 1
     LANES: int = 1
     SAMPLED: int = 512
-    RANGE: float = MAX_GUMBEL - MIN_GUMBEL
+    RANGE: float = MAX_GUMBEL - MIN_GUMBEL + 0.5
 
 
 @jit

@@ -254,9 +254,10 @@ def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -
 
 def _scratch(num_rows: int, num_tiles: int, device: torch.device) -> TileLogprobs:
     floats, numbers = {"dtype": torch.float32, "device": device}, {"dtype": torch.int32, "device": device}
-    peaks, sums = torch.empty((2, num_rows, num_tiles), **floats)
+    # Memory of its own each: a part of one tensor may begin anywhere, and a kernel is compiled anew for that.
+    peaks, sums = (torch.empty((num_rows, num_tiles), **floats) for _ in range(2))
     above = torch.empty((num_rows, 1 + MAX_GIVEN, num_tiles), **numbers)
-    best, best_ids = torch.empty((2, num_rows, num_tiles, MAX_BEST), **numbers)
+    best, best_ids = (torch.empty((num_rows, num_tiles, MAX_BEST), **numbers) for _ in range(2))
     num_found = torch.empty((num_rows, num_tiles), **numbers)
     log_sums, least = torch.empty(num_rows, **floats), torch.empty(num_rows, **numbers)
     return TileLogprobs(peaks, sums, log_sums, least, above, best, best_ids, num_found)

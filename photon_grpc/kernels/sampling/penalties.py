@@ -102,7 +102,7 @@ def load_penalised(logits, column, slot, penalties, num_columns):
         held = tl.load(penalties.counts + slot * num_columns + column, mask=column < num_columns, other=0).to(tl.int32)
         count = (held & 0x7FFF).to(tl.float32)
         repeated = tl.where(x > 0, tl.div_rn(x, r), x * r)
-        x = tl.where(held != 0, repeated - (f * count + tl.where(count > 0, p, 0.0)), x)
+        x = tl.where(held != 0, repeated - tl.fma(f, count, tl.where(count > 0, p, 0.0)), x)
     return x
 
 

@@ -159,7 +159,8 @@ def launch(
 
 def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_processed: bool = False) -> TileBest:
     """Return memory for a TileBest."""
-    values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
+    # Memory of its own each: a part of one tensor may begin anywhere, and a kernel is compiled anew for that.
+    values, tops = (torch.empty((num_rows, num_tiles), dtype=torch.float32, device=device) for _ in range(2))
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
     return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_processed else None)
 

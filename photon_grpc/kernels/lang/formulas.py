@@ -1,0 +1,45 @@
+"""Formulas that several kernels compute, in Triton and in Gluon, with the same bits in each.
+
+    rotated:      (a·cos - b·sin, b·cos + a·sin)
+    silu_product: silu(gate) · up,  silu(x) = x / (1 + exp(-x))
+    tree_sum:     Σ x over columns
+    add_slices:   the sums of the slices of K, added in order
+
+A compiler may round a product before it is added to, or not; it chooses anew in every kernel. Here each sum of a
+product is an explicit fma, which rounds once, and nothing is left to choose. A sum of many numbers is a tree of sums of
+two, which are the same in either order: it does not depend on how threads share the numbers. Arguments are float32.
+"""
+
+from __future__ import annotations
+
+from photon_grpc.kernels.lang.jit import jit, tl
+
+
+@jit
+def rotated(a, b, cos, sin):
+    """Return both halves of heads, rotated."""
+    return tl.fma(a, cos, b * -sin), tl.fma(b, cos, a * sin)
+
+
+@jit
+def silu_product(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@jit
+def tree_sum(x):
+    """Return the sums [R] of x [R, N], N a power of two, added as (0 + 1) + (2 + 3) and so on."""
+    if x.shape[1] == 1:
+        return tl.reshape(x, [x.shape[0]])
+    else:
+        return tree_sum(tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2))
+
+
+@jit
+def add_slices(at, stride, inside, SLICES: tl.constexpr):
+    """Load the sums of slices, `stride` elements apart, and add them in order: zeros outside."""
+    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    for _ in tl.static_range(1, SLICES):
+        at += stride
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    return total
