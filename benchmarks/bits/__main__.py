@@ -22,15 +22,16 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import shapes, workloads
+from benchmarks.bits import doors
 from benchmarks.bits.company import Company, Outcome, Scenario
-from benchmarks.bits.compare import Reference, Report, digest, tally_of
+from benchmarks.bits.compare import Reference, Report, Tally, digest
 from benchmarks.bits.requests import Drawn, Limits, draw_requests, request_of
 from benchmarks.bits.scenarios import ALONE, INSTANCES, Instance, more
 from benchmarks.engine import config_of
@@ -93,6 +94,23 @@ class Run:
                 if number in (0, len(wanted) - 1):
                     self._fill(assembled, instance, len(wanted) - number)
 
+        for name, door, count in (
+            ("LLM", doors.through_llm, self._args.llm),
+            ("gRPC", doors.through_grpc, self._args.served),
+        ):
+            if count and self.reference and self.clock.left_s > _REST_S:
+                self._through(name, door, count)
+
+    def _through(self, name: str, door: Callable[[Sequence[str]], Any], count: int) -> None:
+        """Send some of the requests through the front end."""
+        firsts = {number: outcome.ids for (number, output), outcome in self.reference.items() if not output}
+        asked = doors.sample(self.drawn, firsts, count, random.Random(self._args.seed))
+        with door([*self._flags, "--max-num-seqs", str(self._args.rows), *self._args.flags]) as send:
+            outcomes, seconds = doors.all_at_once(send, asked)
+        tally = Tally(name, "64 callers", seconds=seconds)
+        self.report.add(tally, outcomes, [])
+        self.clock.say(f"through {name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''}")
+
     @contextlib.contextmanager
     def _loaded(self, instance: Instance) -> Iterator[Assembled]:
         rows = () if "--max-num-seqs" in instance.flags else ("--max-num-seqs", str(self._args.rows))
@@ -148,7 +166,8 @@ class Run:
     def _outcomes(
         self, assembled: Assembled, scenario: Scenario, asked: Sequence[tuple[int, Drawn, tuple[int, ...]]]
     ) -> tuple[list[Outcome], Company]:
-        company = Company(assembled, scenario, self._args.seed)
+        longest = max(len(drawn.prompt) + drawn.options["max_tokens"] for _, drawn, _ in asked)
+        company = Company(assembled, scenario, longest, self._args.seed)
         outcomes: list[Outcome] = []
         try:
             for _ in range(scenario.passes):
@@ -168,7 +187,7 @@ class Run:
         except TimeoutError:
             self.clock.say(f"cut, no time is left: {scenario.name}")
             return
-        tally = tally_of(instance.name, scenario, time.monotonic() - begin_s)
+        tally = Tally(instance.name, scenario.name, seconds=time.monotonic() - begin_s)
         self.report.add(tally, outcomes, company.recorder.sizes)
         self.clock.say(
             f"{scenario.name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''} "
@@ -274,6 +293,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-limit-s", type=float, default=500.0)
     parser.add_argument("--alone-s", type=float, default=200.0, help="most seconds of the solitary run")
+    parser.add_argument("--llm", type=int, default=0, metavar="N", help="requests to send through LLM as well")
+    parser.add_argument("--served", type=int, default=0, metavar="N", help="requests to send through gRPC as well")
     parser.add_argument("--instance", nargs="*", default=[], help="only these")
     parser.add_argument("--scenario", nargs="*", default=[], help="only these")
     parser.add_argument("--out", type=Path, help="a directory for bits-SHAPE.json")

@@ -25,6 +25,7 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import EnginePorts, Event, Pending, Runner
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
+from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
@@ -37,8 +38,10 @@ class Scenario:
     #: Outputs at a time that arrivals aim at; drawn anew, up to this, every few steps.
     company: int = 300
     max_num_batched_tokens: int = 8192
-    #: Tokens that the blocks in use hold, at least those of the longest request; None: all blocks of the model.
-    kv_tokens: int | None = None
+    #: The blocks in use hold so many of the longest request; None: all blocks of the model.
+    kv_requests: float | None = None
+    #: No block is left free for outputs to grow, so that they preempt each other.
+    crowded: bool = False
     prefix_caching: bool = False
     contiguous: bool = False
     policy: str = "priority"
@@ -106,6 +109,13 @@ class Confined:
         """Leave the model loaded."""
 
 
+class Crowded(GrowOnDemand):
+    """Admits a sequence wherever its ids fit."""
+
+    def headroom(self, num_running: int) -> int:
+        return 0
+
+
 class Recorder:
     """Notes the size of every step and where every token was computed; a StepTrace."""
 
@@ -135,16 +145,19 @@ class Recorder:
 class Company:
     """Both ends of the bridge of one scenario's engine."""
 
-    def __init__(self, assembled: Assembled, scenario: Scenario, seed: int) -> None:
+    def __init__(self, assembled: Assembled, scenario: Scenario, max_tokens: int, seed: int) -> None:
+        """Make the engine; `max_tokens` are those of the longest request with its output."""
         self._rng = random.Random(f"{scenario.name} {seed}")
         self._scenario = scenario
         self._runner = assembled.runner
-        confined = _confined(assembled, scenario)
+        confined = _confined(assembled, scenario, max_tokens)
         self._max_rows = confined.sizes.max_num_seqs
         self.recorder = Recorder()
         self._frames: list[tuple[int, Down | Event]] = []
         self._engine = confined.engine(EnginePorts(self, self, NoHeartbeat()))
         self._engine._traces.append(self.recorder)
+        if scenario.crowded:
+            self._engine.scheduler.pool.allocation = Crowded()
         self._handle = 1
         self._open: dict[int, Outcome] = {}
         self.facts = confined.facts
@@ -221,7 +234,7 @@ class Company:
         self._runner.submit(Batch(0, (), (), (), left=tuple(range(1, self._max_rows + 1)))).result()
 
 
-def _confined(assembled: Assembled, scenario: Scenario) -> Assembled:
+def _confined(assembled: Assembled, scenario: Scenario, max_tokens: int) -> Assembled:
     """Return the model for an engine with the scenario's limits, never above those that it was loaded for."""
     config, sizes = assembled.config, assembled.sizes
     layout = "contiguous" if scenario.contiguous else "paged"
@@ -230,7 +243,9 @@ def _confined(assembled: Assembled, scenario: Scenario) -> Assembled:
     tokens = min(scenario.max_num_batched_tokens, sizes.max_num_batched_tokens)
     rows = min(scenario.company, sizes.max_num_seqs)
     facts = assembled.facts
-    runner = Confined(assembled.runner, -(-(scenario.kv_tokens or 1 << 40) // facts.kv.block_size))
+    longest = facts.kv.blocks(max_tokens)
+    num_blocks = longest * scenario.kv_requests if scenario.kv_requests else assembled.runner.num_blocks
+    runner = Confined(assembled.runner, int(num_blocks))
     return dataclasses.replace(
         assembled,
         config=dataclasses.replace(config, cache=cache, scheduler=scheduler),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.bits.company import Computed, Outcome, Scenario, StepSize
+from benchmarks.bits.company import Computed, Outcome, StepSize
 from benchmarks.bits.requests import Drawn, request_of
 from photon_grpc.core.logprobs import RECORD, LogprobParams
 
@@ -210,7 +210,7 @@ def path_traits(outcome: Outcome, num_prompt: int, sizes: Sequence[StepSize]) ->
     names += ["prompt in several steps"] if len(parts) > 1 else []
     names += ["prompt beside other rows"] if any(sizes[part.step].rows > 1 for part in parts) else []
     names += ["decoded beside a prompt"] if any(_is_beside(part, sizes) for part in outcome.steps) else []
-    names += ["prefix from the cache"] if outcome.num_cached else []
+    names += ["prefix from the cache or from a sibling"] if outcome.num_cached else []
     names += ["preempted"] if outcome.num_preempted else []
     return names + (["continued"] if outcome.num_continued else [])
 
@@ -242,7 +242,3 @@ def _bucket(count: int) -> str:
     above = _BOUNDS[_BOUNDS.index(low) + 1 :]
     high = above[0] - 1 if above else None
     return f"{low}+" if high is None else f"{low}" if high == low else f"{low}-{high}"
-
-
-def tally_of(instance: str, scenario: Scenario, seconds: float) -> Tally:
-    return Tally(instance, scenario.name, seconds=seconds)

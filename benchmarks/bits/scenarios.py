@@ -34,16 +34,22 @@ _ONE_BY_ONE = (
     Scenario("companies to 300, chunks of 512", max_num_batched_tokens=512),
     Scenario("companies to 300, chunks of 2048", max_num_batched_tokens=2048),
     Scenario("prefix cache", prefix_caching=True, passes=2),
-    Scenario("prefix cache, evicted", company=64, prefix_caching=True, passes=2, kv_tokens=9600, share=0.5),
-    Scenario("preempted", company=100, kv_tokens=7680, share=0.5),
-    Scenario("preempted, chunks of 200, cache", company=200, kv_tokens=12_800, max_num_batched_tokens=200, share=0.5,
-             prefix_caching=True),
+    Scenario("prefix cache, evicted", company=64, prefix_caching=True, passes=2, kv_requests=4, share=0.5),
+    Scenario("preempted", company=100, kv_requests=2, crowded=True, share=0.5),
+    Scenario("preempted, chunks of 200, cache", company=200, kv_requests=5, crowded=True,
+             max_num_batched_tokens=200, share=0.5, prefix_caching=True),
     Scenario("continued", continuations=1),
     Scenario("continued at every id", continuations=-1, share=0.03),
     Scenario("static batches", company=32, policy="static", share=0.3),
 )  # fmt: skip
 _ALL_TOGETHER = Scenario(
-    "all together", prefix_caching=True, passes=2, kv_tokens=38_400, max_num_batched_tokens=700, continuations=1
+    "all together",
+    prefix_caching=True,
+    passes=2,
+    kv_requests=15,
+    crowded=True,
+    max_num_batched_tokens=700,
+    continuations=1,
 )
 _SHORT = (Scenario("companies to 300", share=0.5), Scenario("chunks of 300, cache", max_num_batched_tokens=300,
           prefix_caching=True, passes=2, share=0.3))  # fmt: skip
@@ -53,7 +59,7 @@ INSTANCES = (
     Instance(
         "blocks of 16, 3,072 positions",
         ("--block-size", "16", "--max-model-len", "3072", "--num-blocks", "4000"),
-        (*_SHORT, Scenario("preempted", company=100, kv_tokens=7680, share=0.3)),
+        (*_SHORT, Scenario("preempted", company=100, kv_requests=2, crowded=True, share=0.3)),
     ),
     Instance("contiguous", ("--kv-layout", "contiguous"), (Scenario("companies to 300", contiguous=True, share=0.5),)),
     Instance(
@@ -69,8 +75,8 @@ INSTANCES = (
 def more(seed: int) -> Scenario:
     """Return one more run of everything together, until enough is compared."""
     tokens = (2048, 16 + 37 * (seed % 40), 512, 8192)[seed % 4]
-    kv_tokens = (None, 19_200, 64_000)[seed % 3]
+    kv_requests = (None, 8, 25)[seed % 3]
     return Scenario(
-        f"all together {seed}", prefix_caching=seed % 2 == 0, kv_tokens=kv_tokens, max_num_batched_tokens=tokens,
-        continuations=seed % 2, company=(300, 300, 20, 100)[seed // 2 % 4],
+        f"all together {seed}", prefix_caching=seed % 2 == 0, kv_requests=kv_requests, crowded=True,
+        max_num_batched_tokens=tokens, continuations=seed % 2, company=(300, 300, 20, 100)[seed // 2 % 4],
     )  # fmt: skip
