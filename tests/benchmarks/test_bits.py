@@ -84,7 +84,8 @@ def test_scenarios_preempt_share_prefixes_and_chunk(model: Assembled) -> None:
     asked = [(number, drawn, ()) for number, drawn in enumerate(many)]
     crowded = Scenario("crowded", kv_requests=2.5, crowded=True, prefix_caching=True, max_num_batched_tokens=24)
     company = Company(model, crowded, max_tokens=50, seed=0)
-    outcomes = [each for _ in range(2) for each in company.run(asked, float("inf"))]
+    # The newest blocks are those of the last requests.
+    outcomes = [*company.run(asked, float("inf")), *company.run(asked[::-1], float("inf"))]
     company.close()
     assert len(outcomes) == 12 and all(len(each.ids) == 20 and each.finish == "MAX_TOKENS" for each in outcomes)
     assert any(each.num_preempted for each in outcomes) and any(each.num_cached for each in outcomes)
