@@ -14,7 +14,6 @@ some of the requests through LLM and through gRPC. Files in --out: bits-SHAPE.js
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import hashlib
 import json
@@ -22,7 +21,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +83,10 @@ class Run:
             if self.clock.left_s < _REST_S:
                 self.clock.say(f"not run, no time is left: {instance.name}")
                 continue
-            with self._loaded(instance) as assembled:
-                if not number:
-                    self._alone(assembled)
-                for scenario in instance.scenarios:
-                    self._try(assembled, instance, scenario)
-                if not number:
-                    self._rescore(assembled)
-                if number in (0, len(wanted) - 1):
-                    self._fill(assembled, instance, len(wanted) - number)
-
+            self._all_on(instance, is_first=not number, parts=len(wanted) - number)
+            # Only now nothing refers to the model.
+            gc.collect()
+            torch.cuda.empty_cache()
         for name, door, count in (
             ("LLM", doors.through_llm, self._args.llm),
             ("gRPC", doors.through_grpc, self._args.served),
@@ -111,8 +104,22 @@ class Run:
         self.report.add(tally, outcomes, [])
         self.clock.say(f"through {name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''}")
 
-    @contextlib.contextmanager
-    def _loaded(self, instance: Instance) -> Iterator[Assembled]:
+    def _all_on(self, instance: Instance, *, is_first: bool, parts: int) -> None:
+        """Run the scenarios of one loaded model; the first one also computes the solitary run."""
+        assembled = self.load(instance)
+        try:
+            if is_first:
+                self.alone(assembled)
+            for scenario in instance.scenarios:
+                self._try(assembled, instance, scenario)
+            if is_first:
+                self._rescore(assembled)
+            if is_first or parts == 1:
+                self._fill(assembled, instance, parts)
+        finally:
+            assembled.runner.close()
+
+    def load(self, instance: Instance) -> Assembled:
         rows = () if "--max-num-seqs" in instance.flags else ("--max-num-seqs", str(self._args.rows))
         begin_s = time.monotonic()
         assembled = assemble(config_of([*self._flags, *rows, *instance.flags, *self._args.flags]), lambda *_: None)
@@ -122,16 +129,9 @@ class Run:
             f"## {instance.name}: {facts.device}, {facts.dtype}, kernels {facts.kernels}, {facts.num_blocks} blocks of "
             f"{facts.kv.block_size}, loaded in {time.monotonic() - begin_s:.1f} s, flags {' '.join(instance.flags)}"
         )
-        runner = assembled.runner
-        try:
-            yield assembled
-        finally:
-            runner.close()
-            del assembled, runner
-            gc.collect()
-            torch.cuda.empty_cache()
+        return assembled
 
-    def _alone(self, assembled: Assembled) -> None:
+    def alone(self, assembled: Assembled) -> None:
         facts = assembled.facts
         limits = Limits(
             facts.vocab_size,

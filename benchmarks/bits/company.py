@@ -22,7 +22,9 @@ from photon_grpc.compose.assemble import Assembled
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, StepFrame, Up
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.ports import EnginePorts, Event, Pending, Runner
+from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
@@ -68,6 +70,8 @@ class StepSize(NamedTuple):
     tokens: int
     #: Rows that compute several tokens.
     chunks: int
+    #: No row asks for more than a temperature, so that the head's kernel draws.
+    is_plain: bool
 
 
 @dataclass
@@ -122,9 +126,15 @@ class Recorder:
     def __init__(self) -> None:
         self.sizes: list[StepSize] = []
         self.computed: defaultdict[int, list[Computed]] = defaultdict(list)
+        #: Of every handle.
+        self._is_plain: dict[int, bool] = {}
 
     def launching(self, batch: Batch, rows: Columns[Sequence]) -> None:
-        self.sizes.append(StepSize(len(rows), sum(batch.counts), sum(count > 1 for count in batch.counts)))
+        for seq in rows:
+            if seq.handle not in self._is_plain:
+                self._is_plain[seq.handle] = _is_plain(seq.request)
+        plain = all(self._is_plain[seq.handle] for seq in rows)
+        self.sizes.append(StepSize(len(rows), sum(batch.counts), sum(count > 1 for count in batch.counts), plain))
         for seq, count in zip(rows, batch.counts, strict=True):
             first = seq.num_computed - count + sum(flight.computes for flight in seq.flights)
             self.computed[seq.handle].append(Computed(len(self.sizes) - 1, first, count))
@@ -232,6 +242,13 @@ class Company:
             self._engine.step()
         self._engine.scheduler.live.constraints.close()
         self._runner.submit(Batch(0, (), (), (), left=tuple(range(1, self._max_rows + 1)))).result()
+
+
+def _is_plain(request: Request) -> bool:
+    sampling = request.sampling
+    is_processed = sampling.is_filtered or sampling.is_penalised or sampling.logit_bias or sampling.allowed_token_ids
+    is_scored = request.logprobs != NO_LOGPROBS
+    return not (is_processed or is_scored or request.constraint or request.stop.min_tokens)
 
 
 def _confined(assembled: Assembled, scenario: Scenario, max_tokens: int) -> Assembled:

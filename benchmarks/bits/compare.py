@@ -17,7 +17,7 @@ from photon_grpc.core.logprobs import RECORD, LogprobParams
 #: (number of the request, number of its output) -> what came when the request was alone.
 Reference = Mapping[tuple[int, int], Outcome]
 #: Most differences that a scenario keeps.
-_KEPT = 100
+_KEPT = 20
 _BOUNDS = (1, 2, 5, 9, 17, 33, 65, 129, 257)
 
 
@@ -228,7 +228,8 @@ def step_of(outcome: Outcome, position: int, num_given: int, sizes: Sequence[Ste
     kind = "a decode row" if part.count == 1 and part.first >= num_given else f"a prompt part of {_bucket(part.count)}"
     again = ", computed again" if len(parts) > 1 else ""
     beside = ", beside prompts" if _is_beside(part, sizes) else ""
-    return f"{kind}, {_bucket(size.rows)} rows{beside}{again}"
+    plain = ", plain" if size.is_plain else ""
+    return f"{kind}, {_bucket(size.rows)} rows{beside}{again}{plain}"
 
 
 def _parts(steps: Sequence[Computed], sizes: Sequence[StepSize]) -> str:

@@ -54,11 +54,11 @@ def test_a_continuation_is_compared_with_the_end_of_the_output() -> None:
 
 
 def test_the_step_of_a_token_is_the_last_that_computed_it() -> None:
-    sizes = [StepSize(1, 10, 1), StepSize(6, 6, 0), StepSize(3, 40, 2)]
+    sizes = [StepSize(1, 10, 1, False), StepSize(6, 6, 0, True), StepSize(3, 40, 2, False)]
     one = Outcome(0, 0, steps=[Computed(0, 0, 10), Computed(1, 10, 1), Computed(2, 0, 11)])
     assert step_of(one, 10, 10, sizes) == "a prompt part of 9-16, 2-4 rows, computed again"
     one.steps.pop()
-    assert step_of(one, 10, 10, sizes) == "a decode row, 5-8 rows"
+    assert step_of(one, 10, 10, sizes) == "a decode row, 5-8 rows, plain"
     assert step_of(one, 11, 10, sizes) == "no step here (cached or copied)"
 
 
@@ -114,8 +114,7 @@ def test_llm_gives_the_bits_that_the_engine_gives() -> None:
         ["--shape", "demo", "--unique", "4", "--outputs", "2", "5", "--prompt", "20", "--scenario", "none"]
     )
     run = Run(args, ["--device", "cpu"], Clock(1000.0))
-    with run._loaded(Instance("default", (), ())) as assembled:
-        run._alone(assembled)
+    run.alone(run.load(Instance("default", (), ())))
     firsts = {number: each.ids for (number, output), each in run.reference.items() if not output}
     asked = doors.sample(run.drawn, firsts, 4, random.Random(0), share=0.0)
     with doors.through_llm(["--device", "cpu"]) as send:
