@@ -1,4 +1,4 @@
-"""Products on CUDA, bit for bit: every tile, at every number of rows, adds as the library does without splitting K.
+"""Products on CUDA, bit for bit: every tile, at every number of rows, adds as the library does slice by slice.
 
     python -m pytest -m gpu tests/gpu/test_bits_on_gpu.py
 
@@ -8,6 +8,7 @@ In `make test-all` all tiles that `cost.py` considers, of all shapes; else those
 
 from __future__ import annotations
 
+import functools
 import os
 
 # Read when the library's first handle is made: it may not split K either.
@@ -15,6 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -23,9 +25,12 @@ import torch
 from benchmarks.kernels.sweep import Projection, projections
 from benchmarks.shapes import SHAPES, UNUSUAL, Config
 from photon_grpc.kernels.linear import cost, head, tiles
+from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
+from photon_grpc.layers import gemm
+from tests.kernels.fused import stream
 
 pytestmark = pytest.mark.gpu
 EPS, BLOCK_SIZE, MOST_ROWS = 1e-5, 64, 8192
@@ -66,10 +71,17 @@ class Operands(NamedTuple):
     """x [MOST_ROWS, K] and W [N, K], the float32 sums of the first 128 rows, and zeros for kernels that share out K."""
 
     x: torch.Tensor
-    w: torch.Tensor
-    b: torch.Tensor
+    linear: Affine
     sums: torch.Tensor
     counters: torch.Tensor
+
+
+class Layer(NamedTuple):
+    """What `layers/gemm.py` multiplies."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    num_slices: int
 
 
 @cache
@@ -81,7 +93,8 @@ def _of(n: int, k: int) -> Operands:
 
     x, w = random(MOST_ROWS, k), random(n, k) * k**-0.5
     counters = torch.zeros(n, dtype=torch.int32, device="cuda")
-    return Operands(x, w, random(n), library_sums(x[:128], w), counters)
+    linear = Affine(w, random(n), num_slices(n, k))
+    return Operands(x, linear, library_sums(x[:128], linear), counters)
 
 
 def operands(product: Projection) -> Operands:
@@ -92,8 +105,11 @@ def operands(product: Projection) -> Operands:
     return _of(product.n, product.k)
 
 
-def library_sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, w.t(), out_dtype=torch.float32)
+def library_sums(x: torch.Tensor, linear: Affine) -> torch.Tensor:
+    """Return the sums of the slices, added in their order."""
+    step = slice_columns(x.shape[1], linear.slices)
+    parts = zip(x.split(step, 1), linear.w.split(step, 1), strict=True)
+    return functools.reduce(torch.add, (torch.mm(a, b.t(), out_dtype=torch.float32) for a, b in parts))
 
 
 def chosen(product: Projection, rows: int) -> list[Tile]:
@@ -116,25 +132,26 @@ def assert_same_bits(found: torch.Tensor, expected: torch.Tensor, told: object) 
 
 @each_product
 def test_the_library_adds_as_it_does_for_one_row_count(product: Projection) -> None:
-    x, w, b, sums, _ = operands(product)
+    x, linear, sums, _ = operands(product)
     for rows in LIBRARY_ROWS:
         if product.end == "head" and rows > 512:
             break
         few = min(rows, len(sums))
-        in_float = library_sums(x[:rows], w)[:few]
-        assert_same_bits(in_float, sums[:few], f"mm in float32, {rows} rows")
-        in_16_bits = torch.mm(x[:rows], w.t())[:few]
+        assert_same_bits(library_sums(x[:rows], linear)[:few], sums[:few], f"mm in float32, {rows} rows")
+        if linear.slices > 1:
+            continue
+        in_16_bits = torch.mm(x[:rows], linear.w.t())[:few]
         assert_same_bits(in_16_bits, sums[:few].bfloat16(), f"mm, {rows} rows")
-        onto = b.expand(rows, -1).clone().addmm_(x[:rows], w.t())[:few]
-        assert_same_bits(onto, (sums[:few] + b.float()).bfloat16(), f"addmm_, {rows} rows")
+        onto = linear.b.expand(rows, -1).clone().addmm_(x[:rows], linear.w.t())[:few]
+        assert_same_bits(onto, (sums[:few] + linear.b.float()).bfloat16(), f"addmm_, {rows} rows")
 
 
 def check_sums(product: Projection, select: Callable[[Projection, int], list[Tile]]) -> None:
-    x, w, _, sums, counters = operands(product)
+    x, linear, sums, counters = operands(product)
     for rows in ROWS:
         for tile in select(product, rows):
             found = torch.empty((rows, product.n), dtype=torch.float32, device="cuda")
-            launch(head.LOGITS, tile, Affine(w), x[:rows], found, counters)
+            launch(head.LOGITS, tile, linear._replace(b=None), x[:rows], found, counters=counters)
             assert_same_bits(found, sums[:rows], f"{tile}, {rows} rows")
 
 
@@ -148,24 +165,40 @@ def test_every_tile_adds_as_the_library_does(product: Projection) -> None:
     check_sums(product, considered)
 
 
-def ends(product: Projection) -> Callable[[torch.Tensor, Tile], torch.Tensor] | None:
-    """Return what fills the product's own result for x and a tile; None for the head, whose result is the sums."""
-    _, w, b, _, counters = operands(product)
-    h = torch.randn((ROWS[-1], product.n), generator=torch.Generator("cuda").manual_seed(1), device="cuda").bfloat16()
+#: (x, a tile or None for the library) -> the product's own result.
+End = Callable[[torch.Tensor, Tile | None], torch.Tensor]
 
-    def add(x: torch.Tensor, tile: Tile) -> torch.Tensor:
-        result = h[: len(x)].clone()
-        add_launch(result, x, Affine(w, b), tile, counters)
-        return result
 
-    def swiglu(x: torch.Tensor, tile: Tile) -> torch.Tensor:
+def ends(product: Projection) -> End | None:
+    """Return None for the head, whose result is the sums."""
+    _, linear, _, counters = operands(product)
+    layer = Layer(*linear)
+
+    def add(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(1)
+        h = torch.randn((128, product.n), generator=generator, device="cuda").bfloat16().repeat(-(-len(x) // 128), 1)
+        changed = stream(h[: len(x)].clone()) if tile else SimpleNamespace(h=h[: len(x)], outdated=lambda: None)
+        if tile:
+            add_launch(changed, x, linear, tile, counters)
+        else:
+            gemm.library_add(layer, gemm.Epilogue("add"), changed, x)
+        return changed.h
+
+    def swiglu(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
         y = torch.empty((len(x), product.n // 2), dtype=x.dtype, device="cuda")
-        swiglu_launch(x, Affine(w, b), EPS, y, tile, counters)
+        if tile:
+            swiglu_launch(stream(x), linear, EPS, y, tile, counters)
+        else:
+            gemm.library_swiglu(layer, gemm.Epilogue("swiglu", eps=EPS), SimpleNamespace(h=x, y=y))
         return y
 
-    def heads(x: torch.Tensor, tile: Tile) -> torch.Tensor:
+    def heads(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
         out = head_output(product, len(x))
-        qkv_launch(x, Affine(w, b), EPS, out, tile, counters)
+        if tile:
+            qkv_launch(stream(x), linear, EPS, out, tile, counters)
+        else:
+            work = SimpleNamespace(h=x, q=out.q, rotation=out.rotation)
+            gemm.library_rotary(layer, gemm.Epilogue("rotary", eps=EPS, norms=out.norms), work, out.cache, 0)
         return torch.cat((out.q.flatten(), out.cache.flatten())).view(torch.int16).float()
 
     return {"add": add, "swiglu": swiglu, "rotary": heads, "normed": heads}.get(product.end)
@@ -195,20 +228,21 @@ def parts_of(result: torch.Tensor, product: Projection, rows: int, count: int) -
 
 
 def check_ends(product: Projection, select: Callable[[Projection, int], list[Tile]]) -> None:
-    """Every tile at every number of rows gives the first row, and the rows before, the same bits."""
+    """Every tile at every number of rows, and the library at more, gives the rows before the same bits."""
     x, *_ = operands(product)
     end = ends(product)
     if end is None:
         pytest.skip("the head's result is its sums")
     previous: tuple[torch.Tensor, int] | None = None
-    for rows in ROWS:
-        for tile in select(product, rows):
-            found = end(x[:rows], tile)
-            if previous is not None:
-                expected, count = previous
-                told = f"{tile}, {rows} rows against {count}"
-                assert_same_bits(parts_of(found, product, rows, count), parts_of(expected, product, count, count), told)
-            previous = found, rows
+    cases = [(rows, tile) for rows in ROWS for tile in [*select(product, rows), None]]
+    for rows, tile in [*cases, (200, None), (600, None)]:
+        # The rest of the bucket belongs to no row.
+        found = end(x[:rows], tile)
+        if previous is not None:
+            expected, count = previous
+            told = f"{tile or 'library'}, {rows} rows against {count}"
+            assert_same_bits(parts_of(found, product, rows, count), parts_of(expected, product, count, count), told)
+        previous = found, rows
 
 
 @each_product
@@ -223,13 +257,13 @@ def test_every_tile_gives_a_row_the_same_end_at_any_number_of_rows(product: Proj
 
 @each_product
 def test_a_product_is_added_to_h_after_the_bias(product: Projection) -> None:
-    x, w, b, sums, counters = operands(product)
+    x, linear, sums, counters = operands(product)
     if product.end != "add":
         pytest.skip("nothing is added")
     h = torch.randn((128, product.n), generator=torch.Generator("cuda").manual_seed(1), device="cuda").bfloat16()
     for rows in ROWS:
         for tile in chosen(product, rows):
-            found = h[:rows].clone()
-            add_launch(found, x[:rows], Affine(w, b), tile, counters)
-            with_bias = (h[:rows].float() + b.float()).bfloat16()
-            assert_same_bits(found, (sums[:rows] + with_bias.float()).bfloat16(), f"{tile}, {rows} rows")
+            found = stream(h[:rows].clone())
+            add_launch(found, x[:rows], linear, tile, counters)
+            with_bias = (h[:rows].float() + linear.b.float()).bfloat16()
+            assert_same_bits(found.h, (sums[:rows] + with_bias.float()).bfloat16(), f"{tile}, {rows} rows")
