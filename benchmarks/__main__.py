@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 #: Without a command of their own.
 _PARTS = {"engine", "masked_rows", "saved", "service", "shapes", "traffic", "workloads"}
+_FOLDERS = ("bits", "kernels")
 SHORT = (
     ("benchmarks.overhead", "--seqs", "1", "64", "--steps", "500"),
     ("benchmarks.versus_transformers", "--model", "demo"),
@@ -23,8 +24,8 @@ SHORT = (
 
 def listing() -> list[tuple[str, str]]:
     """(module, its first line), read without importing: what a benchmark needs may not be installed."""
-    files = [HERE / "kernels" / "__main__.py", *sorted(HERE.glob("[a-z]*.py"))]
-    named = [("kernels" if file.stem == "__main__" else file.stem, file) for file in files]
+    files = [*(HERE / name / "__main__.py" for name in _FOLDERS), *sorted(HERE.glob("[a-z]*.py"))]
+    named = [(file.parent.name if file.stem == "__main__" else file.stem, file) for file in files]
     return [
         (
             f"benchmarks.{name}",

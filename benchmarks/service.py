@@ -161,7 +161,7 @@ def model_flags(shape: str) -> Iterator[list[str]]:
         return
     with tempfile.TemporaryDirectory() as directory:
         model = workloads.write_model_dir(shape, Path(directory))
-        write_tokenizer(model)
+        write_tokenizer(model, min(workloads.SHAPES[shape]["vocab_size"], workloads.VOCAB_SIZE))
         yield ["--model", str(model), "--load-format", "dummy"]
 
 

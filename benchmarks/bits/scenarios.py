@@ -1,0 +1,82 @@
+"""The ways in which the same requests are computed: what each model is loaded with, and what runs on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.bits.company import Scenario
+
+#: Alone: one row a step, the whole prompt at once, nothing cached.
+ALONE = Scenario("alone", company=1, max_num_batched_tokens=1 << 20)
+
+
+class Instance(NamedTuple):
+    """A loaded model."""
+
+    name: str
+    flags: tuple[str, ...]
+    scenarios: tuple[Scenario, ...]
+
+
+#: One thing at a time, so that a difference names its cause; then all together.
+_ONE_BY_ONE = (
+    Scenario("alone again", company=1, share=0.1),
+    Scenario("companies to 8", company=8, share=0.5),
+    Scenario("companies to 64", company=64),
+    Scenario("companies to 300"),
+    Scenario("companies to 300, plain", only="plain"),
+    Scenario("alone, chunks of 16", company=1, max_num_batched_tokens=16, share=0.05),
+    Scenario("alone, chunks of 100", company=1, max_num_batched_tokens=100, share=0.1),
+    Scenario("alone, prefix cache", company=1, prefix_caching=True, passes=2, share=0.1),
+    Scenario("alone, continued", company=1, continuations=1, share=0.1),
+    Scenario("companies to 64, chunks of 16", company=64, max_num_batched_tokens=16, share=0.1),
+    Scenario("companies to 300, chunks of 64", max_num_batched_tokens=64, share=0.3),
+    Scenario("companies to 300, chunks of 512", max_num_batched_tokens=512),
+    Scenario("companies to 300, chunks of 2048", max_num_batched_tokens=2048),
+    Scenario("prefix cache", prefix_caching=True, passes=2),
+    Scenario("prefix cache, evicted", company=64, prefix_caching=True, passes=2, kv_requests=4, share=0.5),
+    Scenario("preempted", company=100, kv_requests=2, crowded=True, share=0.5),
+    Scenario("preempted, chunks of 200, cache", company=200, kv_requests=5, crowded=True,
+             max_num_batched_tokens=200, share=0.5, prefix_caching=True),
+    Scenario("continued", continuations=1),
+    Scenario("continued at every id", continuations=-1, share=0.03),
+    Scenario("static batches", company=32, policy="static", share=0.3),
+)  # fmt: skip
+_ALL_TOGETHER = Scenario(
+    "all together",
+    prefix_caching=True,
+    passes=2,
+    kv_requests=15,
+    crowded=True,
+    max_num_batched_tokens=700,
+    continuations=1,
+)
+_SHORT = (Scenario("companies to 300", share=0.5), Scenario("chunks of 300, cache", max_num_batched_tokens=300,
+          prefix_caching=True, passes=2, share=0.3))  # fmt: skip
+
+INSTANCES = (
+    Instance("default", (), (*_ONE_BY_ONE, _ALL_TOGETHER)),
+    Instance(
+        "blocks of 16, 3,072 positions",
+        ("--block-size", "16", "--max-model-len", "3072", "--num-blocks", "4000"),
+        (*_SHORT, Scenario("preempted", company=100, kv_requests=2, crowded=True, share=0.3)),
+    ),
+    Instance("contiguous", ("--kv-layout", "contiguous"), (Scenario("companies to 300", contiguous=True, share=0.5),)),
+    Instance(
+        "5 rows, 48 tokens, blocks of 32",
+        ("--max-num-seqs", "5", "--max-num-batched-tokens", "48", "--block-size", "32"),
+        (Scenario("companies to 5", company=5, share=0.1),),
+    ),
+    Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
+    Instance("restarted", (), (Scenario("alone", company=1, share=0.05), *_SHORT)),
+)
+
+
+def more(seed: int) -> Scenario:
+    """Return one more run of everything together, until enough is compared."""
+    tokens = (2048, 16 + 37 * (seed % 40), 512, 8192)[seed % 4]
+    kv_requests = (None, 8, 25)[seed % 3]
+    return Scenario(
+        f"all together {seed}", prefix_caching=seed % 2 == 0, kv_requests=kv_requests, crowded=True,
+        max_num_batched_tokens=tokens, continuations=seed % 2, company=(300, 300, 20, 100)[seed // 2 % 4],
+    )  # fmt: skip
