@@ -78,12 +78,13 @@ def main() -> None:
 
 def compute(shapes: Sequence[str]) -> tuple[dict[str, str], Numerics]:
     """The digest of every case, and the numerics that gave them, which are the same for all shapes."""
-    digests, numerics = {}, NO_NUMERICS
+    digests, found = {}, NO_NUMERICS
     for shape in shapes:
         for mode in ("graphs", "eager"):
             for case, digest, numerics in cases(shape, mode):
                 digests[f"{shape} {mode} {case}"] = digest
-    return digests, numerics
+                found = numerics
+    return digests, found
 
 
 def shortened(digests: dict[str, str]) -> dict[str, str]:

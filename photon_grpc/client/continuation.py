@@ -25,8 +25,8 @@ def is_bit_exact(before: str, after: str) -> bool:
 def tell(request_id: str, before: str, after: str) -> None:
     """Log that a continuation is not bit-exact."""
     _LOG.warning(
-        "request %s was continued by a server with other numerics (%s, before %s): its ids may differ from those of one "
-        "server",
+        "request %s was continued by a server with other numerics (%s, before %s): "
+        "its ids may differ from those of one server",
         request_id,
         after or "unknown",
         before or "unknown",

@@ -109,7 +109,7 @@ class Generation:
     release: str = ""
     #: Model.numerics_version of the server that answered; of the first one if a stream was resumed.
     numerics_version: str = ""
-    #: False: it was resumed where other numerics may have been computed, so that its ids may not be those of one server.
+    #: False: it was resumed by a server that may compute other bits than the first (docs/numerics.md).
     is_bit_exact: bool = True
 
     @property

@@ -30,8 +30,8 @@ class Stream:
 
     `start` is set with the first delta, `usage` and `timing` at the end. To leave early, call `cancel()`, use `async
     with` or drop the object; each frees the request's resources on the server at its next step. Raises PhotonError;
-    output received before remains valid. `is_bit_exact` becomes False where another server continues it that may compute
-    other bits than the first (docs/numerics.md).
+    output received before remains valid. `is_bit_exact` becomes False when a server continues it that may compute other
+    bits than the first (docs/numerics.md).
     """
 
     def __init__(self, call: MessageCall, target: str, types: AnswerTypes = NO_TYPES) -> None:

@@ -145,7 +145,8 @@ def _load(
     sizes: Sizes,
     progress: OnStage,
 ) -> Decoder:
-    decoder = build(model_config, dtype=pick_dtype(model_config, config), device=device, kernels=kernels, max_model_len=sizes.max_model_len)
+    dtype = pick_dtype(model_config, config)
+    decoder = build(model_config, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)

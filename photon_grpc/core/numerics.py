@@ -1,4 +1,4 @@
-"""What decides the bits of a result beside the model's weights, and the version that stands for all of it."""
+"""The properties of an engine that, beside the weights, decide the bits of a result, and their version."""
 
 from __future__ import annotations
 

@@ -265,7 +265,8 @@ class Frontend:
     ) -> TokenStream:
         """Send the request if there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
         num_tokens = len(request.prompt_ids) + len(request.continued_ids)
-        start, prompt = _start(ask, request, self.numerics_version), Prompt(num_tokens, _prompt_logprobs(request, self._model))
+        start = _start(ask, request, facts.numerics.version)
+        prompt = Prompt(num_tokens, _prompt_logprobs(request, self._model))
         self._queue.check(num_tokens, facts, share.num_running)
         share.check_prompt(num_tokens)
         stream = TokenStream(

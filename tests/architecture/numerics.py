@@ -45,7 +45,7 @@ _LENGTH = 16
 ADVICE = """\
 Sources that decide numbers have changed, and NUMERICS is still {number}:
   {files}
-If the bits of any result may differ now, raise NUMERICS in photon_grpc/runner/numerics.py, say so in CHANGELOG.md, and run
+If the bits of any result may differ now, raise NUMERICS in photon_grpc/runner/numerics.py, say so in CHANGELOG.md, run
   python -m tests.architecture.numerics
 Else show that none differs, on a GPU, with the commit before in OTHER_TREE:
   PYTHONPATH=OTHER_TREE python -P benchmarks/golden.py --out before.json
@@ -119,8 +119,8 @@ def main() -> int:
     if TABLE.exists() and (files := changed(now)) and recorded()["number"] == NUMERICS and not is_same:
         print(advice(files), file=sys.stderr)
         return 1
-    lines = ["# Written by `python -m tests.architecture.numerics`, which says when.", f"number = {NUMERICS}", "", "[sources]"]
-    TABLE.write_text("\n".join([*lines, *(f'"{name}" = "{digest}"' for name, digest in now.items()), ""]))
+    head = f"# Written by `python -m tests.architecture.numerics`, which says when.\nnumber = {NUMERICS}\n\n[sources]\n"
+    TABLE.write_text(head + "".join(f'"{name}" = "{digest}"\n' for name, digest in now.items()), encoding="utf-8")
     return 0
 
 

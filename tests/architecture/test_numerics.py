@@ -1,4 +1,4 @@
-"""A change of the sources that decide numbers comes with another number, or with the word that all bits are the same."""
+"""A change of sources that decide bits comes with another number, or with the word that all bits are the same."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_what_is_written_for_people_does_not_count(same: str) -> None:
 )
 def test_what_is_computed_counts(other: str) -> None:
     assert numerics.digest_of(other) != numerics.digest_of(ONE)
-    assert numerics.digest_of(ONE.replace("a + b", "a + b + 0")) != numerics.digest_of(ONE.replace("a + b", "a + b + 0.0"))
+    assert numerics.digest_of(ONE.replace("a + b", "a + b + 0")) != numerics.digest_of(
+        ONE.replace("a + b", "a + b + 0.0")
+    )
 
 
 def test_changed_new_and_missing_files_are_named_with_what_to_do(tmp_path: Path) -> None:

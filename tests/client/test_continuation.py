@@ -1,4 +1,4 @@
-"""A resumed stream says whether its continuation is bit-exact. All clients have the rule of clients/continuations.json."""
+"""A resumed stream says whether its continuation is bit-exact, by the rule of clients/continuations.json."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The checks of `serve`'s processes at their start, without loading weights.
 
-`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints, as a JSON list, the
+`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints a JSON list: the
 reasons why `serve` would not start, and the version of the numerics with which it would.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
 from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dtype, pick_kernels
 from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.threads import available_cores
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
@@ -120,6 +122,8 @@ def check_model(config: ServeConfig) -> None:
 
 
 def main() -> None:
+    # As many as the engine will have, since they are a part of its numerics on a CPU.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or available_cores()))
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
     print(msgspec.json.encode(report(config)).decode())
 
