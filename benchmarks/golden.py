@@ -4,6 +4,12 @@
     PYTHONPATH=. python -P benchmarks/golden.py --out after.json
     python -m benchmarks.golden --compare before.json after.json
 
+The results of a kind of device are kept in results/golden.json, shortened to one digest per kind of step, with the
+numerics version that gave them (docs/numerics.md):
+
+    python -m benchmarks.golden --record     # writes those of this device
+    python -m benchmarks.golden --check      # computes them again, fails if any differs
+
 Random weights, random pages. For every bucket of rows and of tokens, each sampling level, as graphs and eagerly: the
 ids sampled, and the keys and values that the step wrote in every layer. For every bucket of rows also the head's logits
 of fixed hidden states.
@@ -26,10 +32,13 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.engine import config_of
-from photon_grpc.compose.assemble import assemble
+from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.numerics import NO_NUMERICS, Numerics
 from photon_grpc.core.request import SamplingParams
 
+KEPT = Path(__file__).with_name("results") / "golden.json"
+_LENGTH = 16
 NUM_BLOCKS = 3000
 BLOCK_SIZE = 64
 MAX_BLOCKS_A_ROW = 10
@@ -50,19 +59,70 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=("1b", "8b", "qwen3"), default=("1b", "8b", "qwen3"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--record", action="store_true", help="keep the digests of this kind of device")
+    parser.add_argument("--check", action="store_true", help="compare with those that are kept")
     options = parser.parse_args()
     if options.compare:
         sys.exit(compare(*options.compare))
-    digests = {
-        f"{shape} {mode} {case}": digest
-        for shape in options.shape
-        for mode in ("graphs", "eager")
-        for case, digest in cases(shape, mode)
-    }
+    digests, numerics = compute(options.shape)
     text = json.dumps(digests, indent=0)
     if options.out:
         options.out.write_text(text)
     print(f"{len(digests)} digests, all of them: {hashlib.sha256(text.encode()).hexdigest()[:16]}")
+    device = torch.cuda.get_device_name()
+    if options.record:
+        record(device, numerics, shortened(digests))
+    if options.check:
+        sys.exit(check(device, numerics, shortened(digests)))
+
+
+def compute(shapes: Sequence[str]) -> tuple[dict[str, str], Numerics]:
+    """The digest of every case, and the numerics that gave them, which are the same for all shapes."""
+    digests, found = {}, NO_NUMERICS
+    for shape in shapes:
+        for mode in ("graphs", "eager"):
+            for case, digest, numerics in cases(shape, mode):
+                digests[f"{shape} {mode} {case}"] = digest
+                found = numerics
+    return digests, found
+
+
+def shortened(digests: dict[str, str]) -> dict[str, str]:
+    """One digest per shape, launch, kind of step and level: `1b graphs decode plain`."""
+    groups: dict[str, list[str]] = {}
+    for case, digest in sorted(digests.items()):
+        words = [word for word in case.split() if not word.isdigit()]
+        groups.setdefault(" ".join(words), []).append(f"{case} {digest}")
+    return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_LENGTH] for name, lines in groups.items()}
+
+
+def kept() -> dict[str, Any]:
+    """Device -> its numerics version and its digests by group."""
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def record(device: str, numerics: Numerics, digests: dict[str, str]) -> None:
+    """Keep the digests of a device; those of other shapes stay if they are of the same version."""
+    entries = kept()
+    before = entries.get(device, {})
+    same = before.get("digests", {}) if before.get("numerics_version") == numerics.version else {}
+    parts = {name: getattr(numerics, name) for name in ("number", "libraries", "device")}
+    entries[device] = {"numerics_version": numerics.version, **parts, "digests": same | digests}
+    KEPT.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+
+
+def check(device: str, numerics: Numerics, digests: dict[str, str]) -> int:
+    """Print the groups that differ from those kept; return 1 if there are any, or none to compare with."""
+    entry = kept().get(device)
+    if entry is None:
+        print(f"nothing is kept for {device}: --record")
+        return 1
+    if entry["numerics_version"] != numerics.version:
+        print(f"kept are those of numerics {entry['numerics_version']}, this is {numerics.version}: --record")
+        return 1
+    differing = [name for name, digest in digests.items() if entry["digests"].get(name) != digest]
+    print(f"{len(digests)} groups, {len(differing)} differ from those kept", *differing, sep="\n  ")
+    return int(bool(differing))
 
 
 def compare(before: Path, after: Path) -> int:
@@ -75,13 +135,22 @@ def compare(before: Path, after: Path) -> int:
     return int(bool(differing))
 
 
-def cases(shape: str, mode: str) -> Iterator[tuple[str, str]]:
-    """(case, digest) of a shape, as graphs or eagerly."""
+def cases(shape: str, mode: str) -> Iterator[tuple[str, str, Numerics]]:
+    """(case, digest, numerics) of a shape, as graphs or eagerly."""
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--model", str(_model_dir(shape, Path(directory))), "--load-format", "dummy", "--dtype", "bfloat16"]
         flags += ["--num-blocks", str(NUM_BLOCKS), "--block-size", str(BLOCK_SIZE), "--max-num-seqs", "256"]
         flags += ["--enforce-eager"] if mode == "eager" else []
         assembled = assemble(config_of(flags), lambda stage, done, total: None)
+    for case, digest in _all_cases(assembled):
+        yield case, digest, assembled.facts.numerics
+    assembled.runner.close()
+    del assembled
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _all_cases(assembled: Assembled) -> Iterator[tuple[str, str]]:
     steps = Steps(assembled.runner, assembled.facts.vocab_size)
     for level in LEVELS:
         for rows in DECODE_ROWS:
@@ -89,10 +158,6 @@ def cases(shape: str, mode: str) -> Iterator[tuple[str, str]]:
         for tokens, rows in MIXED:
             yield from steps.mixed(tokens, rows, level)
     yield from head_digests(assembled.facts.vocab_size)
-    assembled.runner.close()
-    del assembled, steps
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 class Steps:

@@ -97,14 +97,15 @@ def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
 def _examine(resolved: Resolved) -> Report:
     torch = ask_torch()
     device = _device(torch, resolved.config.device.device)
+    problems, numerics_version = _start(resolved.config)
     return Report(
         _settings(resolved, device),
         {name: _version(name) for name in _PACKAGES},
-        dict(_devices(torch, device, resolved)),
+        dict(_devices(torch, device, resolved)) | ({"numerics": numerics_version} if numerics_version else {}),
         dict(_model(resolved)),
         _addresses(resolved.config.server),
         list(resolved.warnings),
-        _problems(resolved.config),
+        problems,
     )
 
 
@@ -284,15 +285,15 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _problems(config: ServeConfig) -> list[str]:
-    """Return the reasons why `serve` would refuse to start."""
+def _start(config: ServeConfig) -> tuple[list[str], str]:
+    """Return the reasons why `serve` would refuse to start, and the version of its numerics."""
     try:
         need_server()
         need_http(config.server)
         check_limit()
         return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
     except StartupError as error:
-        return [str(error), *_directory_problem(config.model)]
+        return [str(error), *_directory_problem(config.model)], ""
 
 
 def _directory_problem(model: ModelFlags) -> list[str]:
@@ -303,8 +304,8 @@ def _directory_problem(model: ModelFlags) -> list[str]:
     return []
 
 
-def ask_start(config: ServeConfig) -> list[str]:
-    """Run `service/processes/check_start.py` in a child process, so that torch is not kept; return its reasons."""
+def ask_start(config: ServeConfig) -> tuple[list[str], str]:
+    """Run `service/processes/check_start.py` in a child process, so that torch is not kept; return its report."""
     import msgspec
 
     command = [sys.executable, "-m", "photon_grpc.service.processes.check_start"]
@@ -312,9 +313,10 @@ def ask_start(config: ServeConfig) -> list[str]:
     try:
         done = subprocess.run(command, input=settings, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
         # A module that is imported there may print its own lines first.
-        return list(json.loads(done.stdout.splitlines()[-1]))
+        problems, numerics_version = json.loads(done.stdout.splitlines()[-1])
     except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-        return [f"the check whether it would start failed: {error}"]
+        return [f"the check whether it would start failed: {error}"], ""
+    return list(problems), str(numerics_version)
 
 
 def _windows(windows: tuple[int, ...]) -> str:

@@ -107,6 +107,10 @@ class Generation:
     create_time_s: float = 0.0
     #: The version of photon_grpc that answered, such as "0.1.0"; empty from an older server.
     release: str = ""
+    #: Model.numerics_version of the server that answered; of the first one if a stream was resumed.
+    numerics_version: str = ""
+    #: False: it was resumed by a server that may compute other bits than the first (docs/numerics.md).
+    is_bit_exact: bool = True
 
     @property
     def text(self) -> str:
@@ -160,6 +164,7 @@ def read_start(message: pb.GenerationStart) -> Start:
         prompt_token_ids=tuple(message.prompt.token_ids),
         prompt_scores=read_scores(message.prompt.scores),
         release=message.release,
+        numerics_version=message.numerics_version,
     )
 
 
@@ -175,6 +180,7 @@ def read_generation(message: pb.GenerateResponse, types: AnswerTypes = NO_TYPES)
         prompt_scores=read_scores(message.prompt.scores),
         create_time_s=_seconds(message.create_time),
         release=message.release,
+        numerics_version=message.numerics_version,
     )
 
 

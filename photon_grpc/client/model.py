@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from photon_grpc.client.enum_name import enum_name
 from photon_grpc.v1 import model_pb2 as pb
@@ -29,6 +30,10 @@ class Model:
     revision: str = ""
     dtype: str = ""
     quantization: str = ""
+    #: Servers with the same weights and version give the same bits where docs/numerics.md promises it.
+    numerics_version: str = ""
+    #: What the version is made of, by the names of the proto.
+    numerics: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_model(message: pb.Model) -> Model:
@@ -44,4 +49,11 @@ def read_model(message: pb.Model) -> Model:
         revision=message.revision,
         dtype=message.dtype,
         quantization=message.quantization,
+        numerics_version=message.numerics_version,
+        numerics=_numerics(message.numerics) if message.HasField("numerics") else {},
     )
+
+
+def _numerics(message: pb.Numerics) -> dict[str, Any]:
+    parts = {part.name: getattr(message, part.name) for part in pb.Numerics.DESCRIPTOR.fields}
+    return parts | {"libraries": tuple(message.libraries)}

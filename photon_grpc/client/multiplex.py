@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
@@ -137,7 +138,8 @@ class Multiplex:
                 messages.append(message)
         finally:
             call.cancel()
-        return read_generation(_gathered(messages), answer_types(options))
+        num_starts = sum(message.HasField("start") for message in messages)
+        return replace(read_generation(_gathered(messages), answer_types(options)), is_bit_exact=num_starts <= 1)
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         """Send a request once, with an id if it has none, and return its call. Raise DuplicateRequestId."""
@@ -277,4 +279,5 @@ def _gathered(messages: list[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
         seed=start.seed,
         create_time=start.create_time if start.HasField("create_time") else None,
         release=start.release,
+        numerics_version=start.numerics_version,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
+from photon_grpc.client.continuation import is_bit_exact, tell
 from photon_grpc.client.retry_policy import Attempts, RetryPolicy
 from photon_grpc.client.status import to_error
 from photon_grpc.client.stream import MessageCall
@@ -25,9 +26,9 @@ _SHORTEST_S = 0.001
 class ResumingCall:
     """One StreamGenerate call made of as many calls as necessary.
 
-    If the policy resumes, it requests ids, and removes them for a caller who did not. The caller sees one stream: one
-    start, texts without gaps, and usage and timing of the whole. A request with several outputs cannot be continued;
-    its error says so.
+    If the policy resumes, it requests ids, and removes them for a caller who did not. The caller sees one stream: texts
+    without gaps, usage and timing of the whole, and one start, or another where a continuation is not bit-exact. A
+    request with several outputs cannot be continued; its error says so.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class ResumingCall:
         if policy.resumes:
             self._request.output.token_ids = True
         self._ids: list[int] = []
+        #: Of the server whose ids came last.
+        self._numerics_version = ""
         #: The last message has arrived; only the status may still be lost.
         self._is_complete = False
         self._first_s = 0.0
@@ -101,15 +104,25 @@ class ResumingCall:
 
     def _read_start(self, message: pb.StreamGenerateResponse) -> None:
         if self._attempts.has_begun:
-            message.ClearField("start")
+            self._compare(message)
         elif message.HasField("start"):
             self._begin(message.start)
+
+    def _compare(self, message: pb.StreamGenerateResponse) -> None:
+        """Remove the start of a continuation, unless it is not bit-exact."""
+        before, self._numerics_version = self._numerics_version, message.start.numerics_version
+        if is_bit_exact(before, self._numerics_version):
+            message.ClearField("start")
+        else:
+            tell(self._request.request_id, before, self._numerics_version)
+            message.start.SetInParent()
 
     def _begin(self, start: pb.GenerationStart) -> None:
         self._attempts.has_begun = True
         self._first_s = self._attempts.spent_s
         self._request.request_id = start.request_id
         self._request.sampling.seed = start.seed
+        self._numerics_version = start.numerics_version
 
     def _add_totals(self, message: pb.StreamGenerateResponse) -> None:
         """Turn the last call's usages and timing into those of all calls. The ids it continues from are output."""

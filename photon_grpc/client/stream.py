@@ -30,7 +30,8 @@ class Stream:
 
     `start` is set with the first delta, `usage` and `timing` at the end. To leave early, call `cancel()`, use `async
     with` or drop the object; each frees the request's resources on the server at its next step. Raises PhotonError;
-    output received before remains valid.
+    output received before remains valid. `is_bit_exact` becomes False when a server continues it that may compute other
+    bits than the first (docs/numerics.md).
     """
 
     def __init__(self, call: MessageCall, target: str, types: AnswerTypes = NO_TYPES) -> None:
@@ -43,6 +44,7 @@ class Stream:
         self.start: Start | None = None
         self.usage: Usage | None = None
         self.timing: Timing | None = None
+        self.is_bit_exact = True
 
     def __aiter__(self) -> Self:
         return self
@@ -86,7 +88,8 @@ class Stream:
         if not isinstance(message, pb.StreamGenerateResponse):
             raise StopAsyncIteration
         if message.HasField("start"):
-            self.start = read_start(message.start)
+            self.is_bit_exact = self.start is None
+            self.start = self.start or read_start(message.start)
         if message.HasField("usage"):
             self.usage = read_usage(message.usage)
         if message.HasField("timing"):

@@ -50,6 +50,10 @@ class SyncStream:
     def timing(self) -> Timing | None:
         return self._stream.timing
 
+    @property
+    def is_bit_exact(self) -> bool:
+        return self._stream.is_bit_exact
+
     def __iter__(self) -> Self:
         return self
 

@@ -42,6 +42,7 @@ from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.numerics import numerics
 from photon_grpc.runner.start import OnStage, RunnerLimits, RunnerStart
 from photon_grpc.runner.upload import host_memory
 from photon_grpc.runner.warm_up import warm_up
@@ -130,6 +131,12 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
 
 
+def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
+    """Return the type in which the model computes."""
+    dtype: torch.dtype = getattr(torch, model_config.dtype if config.model.dtype == "auto" else config.model.dtype)
+    return dtype
+
+
 def _load(
     model_config: ModelConfig,
     config: ServeConfig,
@@ -138,7 +145,7 @@ def _load(
     sizes: Sizes,
     progress: OnStage,
 ) -> Decoder:
-    dtype = getattr(torch, model_config.dtype if config.model.dtype == "auto" else config.model.dtype)
+    dtype = pick_dtype(model_config, config)
     decoder = build(model_config, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":
@@ -236,6 +243,7 @@ def _facts(
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=model_config.revision,
         kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
+        numerics=numerics(config.device.numerics, kernels, decoder.device, decoder.dtype),
     )
 
 

@@ -70,6 +70,7 @@ def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
         behind.allowed.ring,
         config.api_keys_exempt,
         http_counts,
+        lambda: behind.frontend.numerics_version,
     )
     app = application(behind.frontend, rules, behind.pages, max_body_bytes=config.max_message_size)
     return Door(

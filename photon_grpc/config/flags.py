@@ -99,6 +99,12 @@ class DeviceConfig:
         bounds=NumberRange(above=0, at_most=1),
     )
     enforce_eager: bool = flag(False, "Launch kernels one by one instead of replaying CUDA graphs.")
+    numerics: str = flag(
+        "strict",
+        "strict: the bits of an answer depend on its request alone, as far as docs/numerics.md promises. fast: no such "
+        "promise, and kernels may choose by speed how sums are cut.",
+        choices=("strict", "fast"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import msgspec
 from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.numerics import NO_NUMERICS, Numerics
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError
@@ -70,6 +71,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     quantization: str = ""
     #: Whether outputs can be constrained.
     has_grammars: bool = False
+    #: What decides the bits of its results.
+    numerics: Numerics = NO_NUMERICS
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

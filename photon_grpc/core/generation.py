@@ -68,6 +68,8 @@ class Start:
     prompt_scores: tuple[TokenScore, ...] = ()
     #: The version of photon_grpc that answers, such as "0.1.0".
     release: str = ""
+    #: The version of the numerics that it computes with; equal ones give equal bits where docs/numerics.md promises it.
+    numerics_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,11 @@ class Frontend:
         return self._link.facts or self._readiness.facts()
 
     @property
+    def numerics_version(self) -> str:
+        """The version of the numerics that the engine computes with; "" while there is no engine."""
+        return self._link.facts.numerics.version if self._link.facts else ""
+
+    @property
     def load(self) -> Load:
         """The newest Load that the engine has sent."""
         return self._queue.load
@@ -260,7 +265,8 @@ class Frontend:
     ) -> TokenStream:
         """Send the request if there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
         num_tokens = len(request.prompt_ids) + len(request.continued_ids)
-        start, prompt = _start(ask, request), Prompt(num_tokens, _prompt_logprobs(request, self._model))
+        start = _start(ask, request, facts.numerics.version)
+        prompt = Prompt(num_tokens, _prompt_logprobs(request, self._model))
         self._queue.check(num_tokens, facts, share.num_running)
         share.check_prompt(num_tokens)
         stream = TokenStream(
@@ -321,7 +327,7 @@ class Frontend:
             self._link.send(abort)
 
 
-def _start(ask: Ask, request: Request) -> Start:
+def _start(ask: Ask, request: Request, numerics_version: str) -> Start:
     return Start(
         request_id=request.request_id,
         model=ask.origin.model,
@@ -329,6 +335,7 @@ def _start(ask: Ask, request: Request) -> Start:
         seed=request.sampling.seed,
         prompt_token_ids=request.prompt_ids if ask.output.prompt_token_ids else (),
         release=__version__,
+        numerics_version=numerics_version,
     )
 
 

@@ -10,6 +10,7 @@ from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
+from photon_grpc.core.numerics import NO_NUMERICS, Numerics
 from photon_grpc.frontend.constraints import constraint
 from photon_grpc.frontend.constraints.tools import required_calls
 from photon_grpc.frontend.input.chat import ChatTemplate
@@ -64,6 +65,7 @@ class ModelFacts:
     template_arguments: frozenset[str] = frozenset()
     #: Whether the chat template writes tools into the prompt.
     takes_tools: bool = True
+    numerics: Numerics = NO_NUMERICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class ServedModel:
             quantization="" if engine is None else engine.quantization,
             template_arguments=frozenset() if self.template is None else self.template.arguments,
             takes_tools=self.template is not None and self.template.takes_tools,
+            numerics=NO_NUMERICS if engine is None else engine.numerics,
         )
 
     @property

@@ -102,6 +102,7 @@ def _build(facts: Facts, model: str) -> Family:
         "dtype": facts.dtype,
         "quantization": facts.quantization,
         "kernels": facts.kernels,
+        "numerics": facts.numerics.version,
     }
     family = GaugeMetricFamily("photon_build_info", "1; what runs here, in its labels.", labels=list(labels))
     family.add_metric(list(labels.values()), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from photon_grpc.core.admission import check_count
 from photon_grpc.core.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
+from photon_grpc.core.numerics import Numerics
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
@@ -117,7 +118,13 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
         revision=facts.revision,
         dtype=facts.dtype,
         quantization=facts.quantization,
+        numerics_version=facts.numerics.version,
+        numerics=_numerics_message(facts.numerics) if facts.numerics.version else None,
     )
+
+
+def _numerics_message(numerics: Numerics) -> pb.Numerics:
+    return pb.Numerics(**{field.name: getattr(numerics, field.name) for field in pb.Numerics.DESCRIPTOR.fields})
 
 
 def _sampling_message(sampling: SamplingAsk) -> inference_pb2.SamplingParams:

@@ -62,7 +62,8 @@ class Server:
         self._writer = StreamWriter(stall_limit_s)
         self._inference = InferenceService(frontend, self._writer, rules.failures)
         self._reflecting = reflection.places()
-        self._guard = Guard(rules, self._reports.trailers, reading=(self._reflecting, self._inference.places))
+        reading = (self._reflecting, self._inference.places)
+        self._guard = Guard(rules, self._reports.trailers, lambda: frontend.numerics_version, reading)
         self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._orca = OpenRcaService(self._reports, self._writer)

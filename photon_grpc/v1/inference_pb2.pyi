@@ -988,6 +988,7 @@ class GenerateResponse(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    NUMERICS_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id or the one the server assigned."""
     model: _builtins.str
@@ -996,6 +997,8 @@ class GenerateResponse(_message.Message):
     """The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number."""
     release: _builtins.str
     """Version of photon-grpc that answered, for example "0.1.0"."""
+    numerics_version: _builtins.str
+    """Model.numerics_version of the server that answered."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """In order of index."""
@@ -1028,10 +1031,11 @@ class GenerateResponse(_message.Message):
         seed: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         release: _builtins.str = ...,
+        numerics_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "prompt", b"prompt", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "outputs", b"outputs", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "numerics_version", b"numerics_version", "outputs", b"outputs", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1270,6 +1274,7 @@ class GenerationStart(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    NUMERICS_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id or the one the server assigned."""
     model: _builtins.str
@@ -1278,6 +1283,8 @@ class GenerationStart(_message.Message):
     """The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number."""
     release: _builtins.str
     """Version of photon-grpc that answers, for example "0.1.0"."""
+    numerics_version: _builtins.str
+    """Model.numerics_version of the server that answers. Compare it with that of an interrupted stream that this one continues."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the request arrived."""
@@ -1295,10 +1302,11 @@ class GenerationStart(_message.Message):
         prompt: Global___PromptInfo | None = ...,
         seed: _builtins.int = ...,
         release: _builtins.str = ...,
+        numerics_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "model", b"model", "numerics_version", b"numerics_version", "prompt", b"prompt", "release", b"release", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -282,6 +282,8 @@ class Model(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    NUMERICS_VERSION_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that requests use."""
     state: Global___ModelState.ValueType
@@ -296,6 +298,10 @@ class Model(_message.Message):
     """Type of activations, for example "bfloat16"."""
     quantization: _builtins.str
     """Quantization method of the weights. Empty: not quantized."""
+    numerics_version: _builtins.str
+    """Digest of `numerics`, in hex. Two servers with the same weights and the same version give the same ids and logprobs, bit for
+    bit, where docs/numerics.md promises it. A version that begins with "fast-" promises nothing. Empty while loading.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use."""
@@ -316,6 +322,10 @@ class Model(_message.Message):
     def limits(self) -> Global___Limits:
         """Limits of one request."""
 
+    @_builtins.property
+    def numerics(self) -> Global___Numerics:
+        """What numerics_version is made of. Unset while loading."""
+
     def __init__(
         self,
         *,
@@ -331,14 +341,72 @@ class Model(_message.Message):
         revision: _builtins.str = ...,
         dtype: _builtins.str = ...,
         quantization: _builtins.str = ...,
+        numerics_version: _builtins.str = ...,
+        numerics: Global___Numerics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits", "numerics", b"numerics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "numerics", b"numerics", "numerics_version", b"numerics_version", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Numerics(_message.Message):
+    """What decides the bits of results beside the weights. Texts are for people; only equality has a meaning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    ACTIVATIONS_FIELD_NUMBER: _builtins.int
+    KV_CACHE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of this server's own arithmetic; it rises when a release may change bits."""
+    mode: _builtins.str
+    """"strict" or "fast": the flag --numerics."""
+    kernels: _builtins.str
+    """"triton" or "torch"."""
+    device: _builtins.str
+    """Properties of the device by which sums are cut, for example "compute capability 9.0, 132 multiprocessors"."""
+    dtype: _builtins.str
+    """Type in which the layers compute, for example "bfloat16"."""
+    weights: _builtins.str
+    """Format of the weights."""
+    activations: _builtins.str
+    """Format of the inputs of products with weights."""
+    kv_cache: _builtins.str
+    """Format of keys and values, and of their scales if it has any."""
+    @_builtins.property
+    def libraries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Libraries that compute, with their versions, for example "torch 2.11.0" and "cublas 13.1.0"."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        mode: _builtins.str = ...,
+        kernels: _builtins.str = ...,
+        libraries: _abc.Iterable[_builtins.str] | None = ...,
+        device: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        weights: _builtins.str = ...,
+        activations: _builtins.str = ...,
+        kv_cache: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations", b"activations", "device", b"device", "dtype", b"dtype", "kernels", b"kernels", "kv_cache", b"kv_cache", "libraries", b"libraries", "mode", b"mode", "number", b"number", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Numerics: _TypeAlias = Numerics  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):

@@ -81,7 +81,7 @@ def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) ->
         patch.delitem(sys.modules, "photon_grpc.observe.spans", raising=False)
         patch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
         patch.setattr(doctor, "ask_torch", lambda: None)
-        patch.setattr(doctor, "ask_start", check_start.reasons)
+        patch.setattr(doctor, "ask_start", check_start.report)
         assert main.main(["doctor", *as_flags(given)]) == 1
     lines = out.getvalue().splitlines()
     found = [line.partition("problem: ")[2] for line in lines if line.startswith("problem: ")]
@@ -140,7 +140,7 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
 ) -> None:
     # Processes of seconds.
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
-    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    monkeypatch.setattr(doctor, "ask_start", check_start.report)
     flags = as_flags(FREE | {"metrics_listen": "127.0.0.1:0", "step_trace": f"{tmp_path}/trace"})
     assert main.main(["doctor", *flags]) == 0
     assert list(tmp_path.iterdir()) == []
@@ -154,7 +154,7 @@ def test_doctor_does_not_list_a_missing_device_as_used(
     device: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
-    monkeypatch.setattr(doctor, "ask_start", lambda config: [])
+    monkeypatch.setattr(doctor, "ask_start", lambda config: ([], ""))
     main.main(["doctor", "--listen", "127.0.0.1:0", "--device", device])
     assert ["serves", "on", *shown.split()] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
@@ -183,7 +183,7 @@ def test_a_check_that_breaks_is_a_reason_and_the_others_are_made(monkeypatch: py
 @pytest.mark.parametrize(
     ("printed", "reasons"),
     [
-        ("print('a word of a module'); print('[\"taken\"]')", ["taken"]),
+        ("print('a word of a module'); print('[[\"taken\"], \"\"]')", ["taken"]),
         ("print('[]'); print('a last word')", ["whether it would start failed"]),
         ("pass", ["whether it would start failed"]),
     ],
@@ -195,11 +195,11 @@ def test_doctor_finds_the_reasons_among_other_lines(
     python.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.read()\n{printed}\n")
     python.chmod(0o755)
     monkeypatch.setattr(doctor.sys, "executable", str(python))
-    found = doctor.ask_start(resolve(FREE, {}).config)
+    found, _ = doctor.ask_start(resolve(FREE, {}).config)
     assert [words in reason for words, reason in zip(reasons, found, strict=True)] == [True]
 
 
 def test_doctor_works_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
-    (found,) = doctor.ask_start(resolve(FREE, {}).config)
+    (found,), _ = doctor.ask_start(resolve(FREE, {}).config)
     assert "whether it would start failed" in found and "/no/such/python" in found

@@ -159,7 +159,7 @@ def test_doctor_names_what_is_wrong_with_a_model_and_fails(
 ) -> None:
     # Processes of seconds.
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
-    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    monkeypatch.setattr(doctor, "ask_start", check_start.report)
     monkeypatch.setenv("PHOTON_LISTEN", "127.0.0.1:0")
     directory = changed_demo(tmp_path / "shape", intermediate_size=1280)
     assert main.main(["doctor", str(directory)]) == 1
@@ -317,7 +317,7 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setenv("PHOTON_DTYP", "float32")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
-    monkeypatch.setattr(doctor, "ask_start", lambda config: [])
+    monkeypatch.setattr(doctor, "ask_start", lambda config: ([], ""))
     flags = ["--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s", "--http-listen", "127.0.0.1:0"]
     assert main.main(["doctor", *flags]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -336,7 +336,7 @@ def test_doctor_shows_what_config_json_and_the_device_decide_also_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
-    monkeypatch.setattr(doctor, "ask_start", lambda config: ["taken"] if config.server.frontends == 2 else [])
+    monkeypatch.setattr(doctor, "ask_start", lambda config: (["taken"] if config.server.frontends == 2 else [], ""))
     directory = changed_demo(tmp_path / "model", max_position_embeddings=1234, dtype="bfloat16")
     given = ["doctor", str(directory), "--listen", "127.0.0.1:0", "--max-num-seqs", "7"]
     assert main.main([*given, "--json"]) == 0
@@ -358,7 +358,7 @@ def test_doctor_lists_every_problem_besides_a_directory_without_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
-    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    monkeypatch.setattr(doctor, "ask_start", check_start.report)
     given = [str(tmp_path), "--listen", "127.0.0.1:0", "--api-keys-file", "/no/keys", "--max-model-len", "100000"]
     assert main.main(["doctor", *given]) == 1
     problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]

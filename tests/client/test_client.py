@@ -15,6 +15,7 @@ from photon_grpc import errors
 from photon_grpc.client import Candidate, Client, TokenScore, Unreachable
 from photon_grpc.client.admin import AdminClient
 from photon_grpc.client.channel import channel_options, is_loopback
+from photon_grpc.client.model import read_model
 from photon_grpc.client.status import item_error, to_error
 from photon_grpc.core.generation import OutputUsage
 from photon_grpc.v1 import inference_pb2 as pb
@@ -377,6 +378,15 @@ async def test_models_are_gathered_over_pages() -> None:
         assert model.limits["max_stop_strings"] == 64
         with pytest.raises(errors.ModelNotFound, match="no model other"):
             await client.model("other")
+
+
+def test_a_model_has_its_numerics() -> None:
+    parts = model_pb2.Numerics(number=3, libraries=["torch 2"])
+    model = read_model(model_pb2.Model(name="demo", numerics_version="0a1b", numerics=parts))
+    assert model.numerics_version == "0a1b"
+    assert (model.numerics["number"], model.numerics["libraries"]) == (3, ("torch 2",))
+    older = read_model(model_pb2.Model(name="demo"))
+    assert (older.numerics_version, older.numerics) == ("", {})
 
 
 async def test_tokenize_takes_texts_and_chats_and_detokenize_takes_ids() -> None:

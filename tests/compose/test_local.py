@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import LLM
+from photon_grpc.client import SyncClient
+from photon_grpc.config.resolve import resolve
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import ConfigError, InvalidRequest, PromptTooLong
+from photon_grpc.service.processes import check_start
 from tests.notebook import run_cells
 from tests.service.tiny import write_tiny_model
 
@@ -36,6 +39,22 @@ def test_one_text_gives_one_completion(llm):
     assert completion.finish_reason == FinishReason.MAX_TOKENS
     assert completion.prompt_tokens == len("def fib")
     assert isinstance(completion.text, str)
+
+
+def test_the_engine_and_doctor_name_one_version_of_the_numerics(llm, target, tmp_path):
+    numerics = llm._program._frontend.model("").numerics
+    with SyncClient(target) as client:
+        assert client.generate([1, 2], max_tokens=2).numerics_version == numerics.version
+    assert len(numerics.version) == 16
+    assert (numerics.mode, numerics.kernels, numerics.dtype) == ("strict", "torch", "float32")
+    settings = {"model": str(write_tiny_model(tmp_path / "tiny")), "load_format": "dummy", "device": "cpu"}
+    versions = [
+        check_start.numerics_version(resolve(settings | more, {}).config)
+        for more in ({}, {"dtype": "bfloat16"}, {"numerics": "fast"}, {"block_size": 32, "max_num_seqs": 3})
+    ]
+    strict, other_type, fast, other_sizes = versions
+    assert strict == other_sizes == numerics.version
+    assert len({strict, other_type, fast}) == 3 and fast.startswith("fast-")
 
 
 def test_more_prompts_than_may_wait_all_come_back_in_order(llm):

@@ -52,7 +52,7 @@ class InMemory(NamedTuple):
 def in_memory(frontend: Any, *, keys: KeyRing | None = None, exempt: tuple[str, ...] = ("health",)) -> InMemory:
     """Return a client whose calls reach the application without a connection. Streams arrive whole."""
     counts, pages = HttpCountsKept(), FakePages()
-    rules = HttpRules(FailureLog(), "replica-1", keys, exempt, counts)
+    rules = HttpRules(FailureLog(), "replica-1", keys, exempt, counts, lambda: frontend.numerics_version)
     app = application(frontend, rules, pages, max_body_bytes=1 << 20)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
     return InMemory(httpx.AsyncClient(transport=transport, base_url="http://localhost"), counts, pages)

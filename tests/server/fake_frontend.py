@@ -121,6 +121,7 @@ class FakeFrontend:
         self.tokenized: list[tuple[str, TextInput | ChatInput]] = []
         self.drained_for_s: list[float] = []
         self.load = Load()
+        self.numerics_version = ""
         self.facts = FACTS
         #: Requests that never became an Ask, and why.
         self.refused_requests: list[tuple[Origin, BaseException]] = []

@@ -41,6 +41,8 @@ type fake struct {
 	before func(request *pb.GenerateRequest, n int) error
 	// Behind the last message.
 	after error
+	// The version of its numerics that it sends with an answer; "" unless set.
+	numerics func(*pb.GenerateRequest) string
 	// The id of a request that has none.
 	assignedID string
 	// Headers go before the first message.
@@ -193,6 +195,9 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 			message.Start = &pb.GenerationStart{
 				RequestId: cmp.Or(request.RequestId, f.assignedID), Model: "fake", Seed: seed, CreateTime: arrival, Release: "1.2.3",
 			}
+		}
+		if n == 0 && f.numerics != nil {
+			message.Start.NumericsVersion = f.numerics(request)
 		}
 		p := known + n
 		if p < num {

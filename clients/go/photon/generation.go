@@ -40,6 +40,8 @@ type Generation struct {
 	Start
 	Usage  Usage
 	Timing Timing
+	// Of a stream that was resumed: see Stream.IsBitExact.
+	IsBitExact bool
 }
 
 // Start is known with the first token.
@@ -52,6 +54,9 @@ type Start struct {
 	CreateTime time.Time
 	// The server's, for example "0.1.0".
 	Release string
+	// Model.numerics_version of the server; empty from an older one. Equal ones give equal bits where docs/numerics.md
+	// promises it.
+	NumericsVersion string
 	// With WithPromptTokenIDs and WithPromptLogprobs.
 	PromptTokenIDs []uint32
 	PromptScores   []TokenScore
@@ -145,19 +150,20 @@ func readOutput(message *pb.Output) Output {
 
 func readGeneration(message *pb.GenerateResponse) *Generation {
 	start := Start{
-		RequestID:      message.RequestId,
-		Model:          message.Model,
-		Seed:           message.Seed,
-		CreateTime:     readTime(message.CreateTime),
-		Release:        message.Release,
-		PromptTokenIDs: message.Prompt.GetTokenIds(),
-		PromptScores:   readScores(message.Prompt.GetScores()),
+		RequestID:       message.RequestId,
+		Model:           message.Model,
+		Seed:            message.Seed,
+		CreateTime:      readTime(message.CreateTime),
+		Release:         message.Release,
+		NumericsVersion: message.NumericsVersion,
+		PromptTokenIDs:  message.Prompt.GetTokenIds(),
+		PromptScores:    readScores(message.Prompt.GetScores()),
 	}
 	return newGeneration(start, message.Outputs, readUsage(message.Usage), readTiming(message.Timing))
 }
 
 func newGeneration(start Start, outputs []*pb.Output, usage Usage, timing Timing) *Generation {
-	result := &Generation{Start: start, Usage: usage, Timing: timing}
+	result := &Generation{Start: start, Usage: usage, Timing: timing, IsBitExact: true}
 	for _, output := range outputs {
 		result.Outputs = append(result.Outputs, readOutput(output))
 	}
@@ -169,13 +175,14 @@ func newGeneration(start Start, outputs []*pb.Output, usage Usage, timing Timing
 
 func readStart(message *pb.GenerationStart) *Start {
 	return &Start{
-		RequestID:      message.RequestId,
-		Model:          message.Model,
-		Seed:           message.Seed,
-		CreateTime:     readTime(message.CreateTime),
-		Release:        message.Release,
-		PromptTokenIDs: message.Prompt.GetTokenIds(),
-		PromptScores:   readScores(message.Prompt.GetScores()),
+		RequestID:       message.RequestId,
+		Model:           message.Model,
+		Seed:            message.Seed,
+		CreateTime:      readTime(message.CreateTime),
+		Release:         message.Release,
+		NumericsVersion: message.NumericsVersion,
+		PromptTokenIDs:  message.Prompt.GetTokenIds(),
+		PromptScores:    readScores(message.Prompt.GetScores()),
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,7 +19,8 @@ import (
 const defaultResumeTimeout = time.Minute
 
 // resumedCall is a call that, cut after output began, goes on elsewhere: the ids that came are sent back as
-// continue_from with the seed of the first Start, and the server sends what follows them. Its reader sees one stream.
+// continue_from with the seed of the first Start, and the server sends what follows them. Its reader sees one stream,
+// with another Start where a continuation is not bit-exact.
 type resumedCall struct {
 	ctx     context.Context
 	open    openFunc
@@ -34,7 +37,9 @@ type resumedCall struct {
 	isResumed     bool
 
 	// Of the first message; nil before it.
-	start      *pb.GenerationStart
+	start *pb.GenerationStart
+	// Of the replica whose ids came last.
+	numerics   string
 	ids        []uint32
 	firstToken time.Duration
 	isOver     bool
@@ -114,8 +119,9 @@ func (r *resumedCall) rest() *pb.GenerateRequest {
 func (r *resumedCall) take(message *pb.StreamGenerateResponse) *pb.StreamGenerateResponse {
 	if r.start == nil {
 		r.start, r.firstToken = message.Start, time.Since(r.began)
-	} else {
-		message.Start = nil
+		r.numerics = message.GetStart().GetNumericsVersion()
+	} else if message.Start != nil {
+		r.compare(message)
 	}
 	for _, delta := range message.Deltas {
 		r.ids = append(r.ids, delta.TokenIds...)
@@ -131,6 +137,24 @@ func (r *resumedCall) take(message *pb.StreamGenerateResponse) *pb.StreamGenerat
 	}
 	r.isOver = message.Timing != nil
 	return message
+}
+
+// compare removes the start of a continuation, unless it is not bit-exact.
+func (r *resumedCall) compare(message *pb.StreamGenerateResponse) {
+	before, after := r.numerics, message.Start.NumericsVersion
+	r.numerics = after
+	if isBitExact(before, after) {
+		message.Start = nil
+		return
+	}
+	slog.WarnContext(r.ctx, "photon: a stream was continued by a server with other numerics: its ids may differ from those of one server",
+		"request_id", r.start.RequestId, "before", before, "after", after)
+}
+
+// isBitExact compares the numerics versions of an interrupted stream and of its continuation; all clients have this
+// rule. An older server sends none, and promises nothing, as a server in the mode "fast".
+func isBitExact(before, after string) bool {
+	return before == after && after != "" && !strings.HasPrefix(after, "fast-")
 }
 
 // account turns what the last call says of itself into what one call would have said: ids that were sent back are

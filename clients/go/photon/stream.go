@@ -26,6 +26,8 @@ type Stream struct {
 	start  *Start
 	usage  Usage
 	timing Timing
+	// A continuation came from a server with other numerics.
+	isInexact bool
 	// What ended it.
 	err error
 }
@@ -94,6 +96,10 @@ func (s *Stream) Start() *Start { return s.start }
 // Usage is known at the end; with WithContinuousUsage with every delta.
 func (s *Stream) Usage() Usage { return s.usage }
 
+// IsBitExact tells whether all ids so far are those that the first server would have given. It becomes false where another
+// server continues the stream that may compute other bits (docs/numerics.md).
+func (s *Stream) IsBitExact() bool { return !s.isInexact }
+
 // Timing is known at the end.
 func (s *Stream) Timing() Timing { return s.timing }
 
@@ -114,11 +120,15 @@ func (s *Stream) Collect() (*Generation, error) {
 	if s.start == nil {
 		return nil, errors.New("photon: the stream was closed before it was read")
 	}
-	return newGeneration(*s.start, joined.inOrder(), s.usage, s.timing), nil
+	result := newGeneration(*s.start, joined.inOrder(), s.usage, s.timing)
+	result.IsBitExact = s.IsBitExact()
+	return result, nil
 }
 
 func (s *Stream) take(message *pb.StreamGenerateResponse) {
-	if message.Start != nil {
+	if message.Start != nil && s.start != nil {
+		s.isInexact = true
+	} else if message.Start != nil {
 		s.start = readStart(message.Start)
 	}
 	if message.Usage != nil {

@@ -1622,9 +1622,11 @@ type GenerateResponse struct {
 	// When the request arrived.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// Version of photon-grpc that answered, for example "0.1.0".
-	Release       string `protobuf:"bytes,9,opt,name=release,proto3" json:"release,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Release string `protobuf:"bytes,9,opt,name=release,proto3" json:"release,omitempty"`
+	// Model.numerics_version of the server that answered.
+	NumericsVersion string `protobuf:"bytes,10,opt,name=numerics_version,json=numericsVersion,proto3" json:"numerics_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GenerateResponse) Reset() {
@@ -1716,6 +1718,13 @@ func (x *GenerateResponse) GetCreateTime() *timestamppb.Timestamp {
 func (x *GenerateResponse) GetRelease() string {
 	if x != nil {
 		return x.Release
+	}
+	return ""
+}
+
+func (x *GenerateResponse) GetNumericsVersion() string {
+	if x != nil {
+		return x.NumericsVersion
 	}
 	return ""
 }
@@ -2143,9 +2152,11 @@ type GenerationStart struct {
 	// The seed in use, also if the server chose it. JSON has it as a string, like every 64-bit number.
 	Seed uint64 `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`
 	// Version of photon-grpc that answers, for example "0.1.0".
-	Release       string `protobuf:"bytes,6,opt,name=release,proto3" json:"release,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Release string `protobuf:"bytes,6,opt,name=release,proto3" json:"release,omitempty"`
+	// Model.numerics_version of the server that answers. Compare it with that of an interrupted stream that this one continues.
+	NumericsVersion string `protobuf:"bytes,7,opt,name=numerics_version,json=numericsVersion,proto3" json:"numerics_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GenerationStart) Reset() {
@@ -2216,6 +2227,13 @@ func (x *GenerationStart) GetSeed() uint64 {
 func (x *GenerationStart) GetRelease() string {
 	if x != nil {
 		return x.Release
+	}
+	return ""
+}
+
+func (x *GenerationStart) GetNumericsVersion() string {
+	if x != nil {
+		return x.NumericsVersion
 	}
 	return ""
 }
@@ -3329,7 +3347,7 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x16max_tokens_per_message\x18\x02 \x01(\rB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00R\x13maxTokensPerMessage\x88\x01\x01\x12)\n" +
 	"\x10continuous_usage\x18\x03 \x01(\bR\x0fcontinuousUsage\x12W\n" +
 	"\x12heartbeat_interval\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?R\x11heartbeatIntervalB\x19\n" +
-	"\x17_max_tokens_per_message\"\xf5\x02\n" +
+	"\x17_max_tokens_per_message\"\xa0\x03\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -3341,7 +3359,9 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x04seed\x18\a \x01(\x04R\x04seed\x12;\n" +
 	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12\x18\n" +
-	"\arelease\x18\t \x01(\tR\arelease\"\xcb\x03\n" +
+	"\arelease\x18\t \x01(\tR\arelease\x12)\n" +
+	"\x10numerics_version\x18\n" +
+	" \x01(\tR\x0fnumericsVersion\"\xcb\x03\n" +
 	"\x06Output\x12\x1a\n" +
 	"\x05index\x18\x01 \x01(\rB\x04\x98\xfe\x18\x03R\x05index\x12\x18\n" +
 	"\x04text\x18\x02 \x01(\tB\x04\x98\xfe\x18\x01R\x04text\x12!\n" +
@@ -3372,7 +3392,7 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x06deltas\x18\x02 \x03(\v2\x16.photon_grpc.v1.OutputR\x06deltas\x12+\n" +
 	"\x05usage\x18\x03 \x01(\v2\x15.photon_grpc.v1.UsageR\x05usage\x12.\n" +
 	"\x06timing\x18\x04 \x01(\v2\x16.photon_grpc.v1.TimingR\x06timing\x12\x1a\n" +
-	"\bsequence\x18\x05 \x01(\x03R\bsequence\"\xe5\x01\n" +
+	"\bsequence\x18\x05 \x01(\x03R\bsequence\"\x90\x02\n" +
 	"\x0fGenerationStart\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -3381,7 +3401,8 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"createTime\x122\n" +
 	"\x06prompt\x18\x04 \x01(\v2\x1a.photon_grpc.v1.PromptInfoR\x06prompt\x12\x12\n" +
 	"\x04seed\x18\x05 \x01(\x04R\x04seed\x12\x18\n" +
-	"\arelease\x18\x06 \x01(\tR\arelease\"]\n" +
+	"\arelease\x18\x06 \x01(\tR\arelease\x12)\n" +
+	"\x10numerics_version\x18\a \x01(\tR\x0fnumericsVersion\"]\n" +
 	"\n" +
 	"PromptInfo\x12\x1b\n" +
 	"\ttoken_ids\x18\x01 \x03(\rR\btokenIds\x122\n" +

@@ -448,7 +448,12 @@ type Model struct {
 	// Type of activations, for example "bfloat16".
 	Dtype string `protobuf:"bytes,12,opt,name=dtype,proto3" json:"dtype,omitempty"`
 	// Quantization method of the weights. Empty: not quantized.
-	Quantization  string `protobuf:"bytes,13,opt,name=quantization,proto3" json:"quantization,omitempty"`
+	Quantization string `protobuf:"bytes,13,opt,name=quantization,proto3" json:"quantization,omitempty"`
+	// Digest of `numerics`, in hex. Two servers with the same weights and the same version give the same ids and logprobs, bit for
+	// bit, where docs/numerics.md promises it. A version that begins with "fast-" promises nothing. Empty while loading.
+	NumericsVersion string `protobuf:"bytes,14,opt,name=numerics_version,json=numericsVersion,proto3" json:"numerics_version,omitempty"`
+	// What numerics_version is made of. Unset while loading.
+	Numerics      *Numerics `protobuf:"bytes,15,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -567,6 +572,138 @@ func (x *Model) GetQuantization() string {
 	return ""
 }
 
+func (x *Model) GetNumericsVersion() string {
+	if x != nil {
+		return x.NumericsVersion
+	}
+	return ""
+}
+
+func (x *Model) GetNumerics() *Numerics {
+	if x != nil {
+		return x.Numerics
+	}
+	return nil
+}
+
+// What decides the bits of results beside the weights. Texts are for people; only equality has a meaning.
+type Numerics struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of this server's own arithmetic; it rises when a release may change bits.
+	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// "strict" or "fast": the flag --numerics.
+	Mode string `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	// "triton" or "torch".
+	Kernels string `protobuf:"bytes,3,opt,name=kernels,proto3" json:"kernels,omitempty"`
+	// Libraries that compute, with their versions, for example "torch 2.11.0" and "cublas 13.1.0".
+	Libraries []string `protobuf:"bytes,4,rep,name=libraries,proto3" json:"libraries,omitempty"`
+	// Properties of the device by which sums are cut, for example "compute capability 9.0, 132 multiprocessors".
+	Device string `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
+	// Type in which the layers compute, for example "bfloat16".
+	Dtype string `protobuf:"bytes,6,opt,name=dtype,proto3" json:"dtype,omitempty"`
+	// Format of the weights.
+	Weights string `protobuf:"bytes,7,opt,name=weights,proto3" json:"weights,omitempty"`
+	// Format of the inputs of products with weights.
+	Activations string `protobuf:"bytes,8,opt,name=activations,proto3" json:"activations,omitempty"`
+	// Format of keys and values, and of their scales if it has any.
+	KvCache       string `protobuf:"bytes,9,opt,name=kv_cache,json=kvCache,proto3" json:"kv_cache,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Numerics) Reset() {
+	*x = Numerics{}
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Numerics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Numerics) ProtoMessage() {}
+
+func (x *Numerics) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Numerics.ProtoReflect.Descriptor instead.
+func (*Numerics) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Numerics) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Numerics) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Numerics) GetKernels() string {
+	if x != nil {
+		return x.Kernels
+	}
+	return ""
+}
+
+func (x *Numerics) GetLibraries() []string {
+	if x != nil {
+		return x.Libraries
+	}
+	return nil
+}
+
+func (x *Numerics) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Numerics) GetDtype() string {
+	if x != nil {
+		return x.Dtype
+	}
+	return ""
+}
+
+func (x *Numerics) GetWeights() string {
+	if x != nil {
+		return x.Weights
+	}
+	return ""
+}
+
+func (x *Numerics) GetActivations() string {
+	if x != nil {
+		return x.Activations
+	}
+	return ""
+}
+
+func (x *Numerics) GetKvCache() string {
+	if x != nil {
+		return x.KvCache
+	}
+	return ""
+}
+
 // Limits of one request; more is INVALID_ARGUMENT.
 type Limits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -590,7 +727,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +739,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +752,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Limits) GetMaxNumOutputs() uint32 {
@@ -691,7 +828,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +840,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +853,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TokenizeRequest) GetModel() string {
@@ -805,7 +942,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +954,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +967,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokenizeResponse) GetTokenCount() uint32 {
@@ -869,7 +1006,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +1018,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1031,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DetokenizeRequest) GetModel() string {
@@ -929,7 +1066,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1078,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1091,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -979,7 +1116,7 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x0fGetModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"?\n" +
 	"\x10GetModelResponse\x12+\n" +
-	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xe4\x03\n" +
+	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xc5\x04\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaliases\x18\x02 \x03(\tR\aaliases\x120\n" +
@@ -994,7 +1131,19 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	" \x01(\v2\x16.photon_grpc.v1.LimitsR\x06limits\x12\x1a\n" +
 	"\brevision\x18\v \x01(\tR\brevision\x12\x14\n" +
 	"\x05dtype\x18\f \x01(\tR\x05dtype\x12\"\n" +
-	"\fquantization\x18\r \x01(\tR\fquantizationJ\x04\b\x03\x10\x04\"\xb4\x02\n" +
+	"\fquantization\x18\r \x01(\tR\fquantization\x12)\n" +
+	"\x10numerics_version\x18\x0e \x01(\tR\x0fnumericsVersion\x124\n" +
+	"\bnumerics\x18\x0f \x01(\v2\x18.photon_grpc.v1.NumericsR\bnumericsJ\x04\b\x03\x10\x04\"\xf3\x01\n" +
+	"\bNumerics\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x18\n" +
+	"\akernels\x18\x03 \x01(\tR\akernels\x12\x1c\n" +
+	"\tlibraries\x18\x04 \x03(\tR\tlibraries\x12\x16\n" +
+	"\x06device\x18\x05 \x01(\tR\x06device\x12\x14\n" +
+	"\x05dtype\x18\x06 \x01(\tR\x05dtype\x12\x18\n" +
+	"\aweights\x18\a \x01(\tR\aweights\x12 \n" +
+	"\vactivations\x18\b \x01(\tR\vactivations\x12\x19\n" +
+	"\bkv_cache\x18\t \x01(\tR\akvCache\"\xb4\x02\n" +
 	"\x06Limits\x12&\n" +
 	"\x0fmax_num_outputs\x18\x01 \x01(\rR\rmaxNumOutputs\x12!\n" +
 	"\fmax_logprobs\x18\x02 \x01(\rR\vmaxLogprobs\x12(\n" +
@@ -1080,7 +1229,7 @@ func file_photon_grpc_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_photon_grpc_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(ModelState)(0),            // 0: photon_grpc.v1.ModelState
 	(Feature)(0),               // 1: photon_grpc.v1.Feature
@@ -1089,37 +1238,39 @@ var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(*GetModelRequest)(nil),    // 4: photon_grpc.v1.GetModelRequest
 	(*GetModelResponse)(nil),   // 5: photon_grpc.v1.GetModelResponse
 	(*Model)(nil),              // 6: photon_grpc.v1.Model
-	(*Limits)(nil),             // 7: photon_grpc.v1.Limits
-	(*TokenizeRequest)(nil),    // 8: photon_grpc.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),   // 9: photon_grpc.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),  // 10: photon_grpc.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil), // 11: photon_grpc.v1.DetokenizeResponse
-	(*SamplingParams)(nil),     // 12: photon_grpc.v1.SamplingParams
-	(*ChatInput)(nil),          // 13: photon_grpc.v1.ChatInput
-	(*TokenIds)(nil),           // 14: photon_grpc.v1.TokenIds
+	(*Numerics)(nil),           // 7: photon_grpc.v1.Numerics
+	(*Limits)(nil),             // 8: photon_grpc.v1.Limits
+	(*TokenizeRequest)(nil),    // 9: photon_grpc.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),   // 10: photon_grpc.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),  // 11: photon_grpc.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil), // 12: photon_grpc.v1.DetokenizeResponse
+	(*SamplingParams)(nil),     // 13: photon_grpc.v1.SamplingParams
+	(*ChatInput)(nil),          // 14: photon_grpc.v1.ChatInput
+	(*TokenIds)(nil),           // 15: photon_grpc.v1.TokenIds
 }
 var file_photon_grpc_v1_model_proto_depIdxs = []int32{
 	6,  // 0: photon_grpc.v1.ListModelsResponse.models:type_name -> photon_grpc.v1.Model
 	6,  // 1: photon_grpc.v1.GetModelResponse.model:type_name -> photon_grpc.v1.Model
 	0,  // 2: photon_grpc.v1.Model.state:type_name -> photon_grpc.v1.ModelState
-	12, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
+	13, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
 	1,  // 4: photon_grpc.v1.Model.features:type_name -> photon_grpc.v1.Feature
-	7,  // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
-	13, // 6: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
-	14, // 7: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
-	2,  // 8: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
-	4,  // 9: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
-	8,  // 10: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
-	10, // 11: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
-	3,  // 12: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
-	5,  // 13: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
-	9,  // 14: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
-	11, // 15: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
-	12, // [12:16] is the sub-list for method output_type
-	8,  // [8:12] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	8,  // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
+	7,  // 6: photon_grpc.v1.Model.numerics:type_name -> photon_grpc.v1.Numerics
+	14, // 7: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
+	15, // 8: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
+	2,  // 9: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
+	4,  // 10: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
+	9,  // 11: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
+	11, // 12: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
+	3,  // 13: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
+	5,  // 14: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
+	10, // 15: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
+	12, // 16: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
+	13, // [13:17] is the sub-list for method output_type
+	9,  // [9:13] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_model_proto_init() }
@@ -1128,18 +1279,18 @@ func file_photon_grpc_v1_model_proto_init() {
 		return
 	}
 	file_photon_grpc_v1_inference_proto_init()
-	file_photon_grpc_v1_model_proto_msgTypes[6].OneofWrappers = []any{
+	file_photon_grpc_v1_model_proto_msgTypes[7].OneofWrappers = []any{
 		(*TokenizeRequest_Text)(nil),
 		(*TokenizeRequest_Chat)(nil),
 	}
-	file_photon_grpc_v1_model_proto_msgTypes[8].OneofWrappers = []any{}
+	file_photon_grpc_v1_model_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_model_proto_rawDesc), len(file_photon_grpc_v1_model_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

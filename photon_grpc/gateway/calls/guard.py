@@ -25,6 +25,7 @@ from photon_grpc.gateway.calls.events import Events
 from photon_grpc.observe.failure_log import FailureLog
 
 REPLICA_ID = "x-photon-replica"
+NUMERICS = "x-photon-numerics"
 
 #: Answers a call; None if it has written its events.
 Answer = Callable[[HttpCall], Awaitable[Response | None]]
@@ -60,6 +61,8 @@ class HttpRules:
     #: Values of --api-keys-exempt.
     exempt: Sequence[str] = ()
     counts: HttpCounts = field(default_factory=NoHttpCounts)
+    #: Returns the value of x-photon-numerics, "" while there is no engine.
+    numerics_version: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,8 @@ class GuardedEndpoint:
 
     def _headers(self, call: HttpCall) -> dict[str, str]:
         headers = self._endpoint.errors.headers(call.request_id) | {REPLICA_ID: self._rules.replica_id}
+        if version := self._rules.numerics_version():
+            headers[NUMERICS] = version
         return headers | {IGNORED: ", ".join(call.ignored)} if call.ignored else headers
 
 

@@ -25,7 +25,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _MAX_QUERY_FIELDS = 100
 _VARY = (b"vary", b"Origin")
-_EXPOSED = ((b"access-control-expose-headers", b"retry-after, x-request-id"),)
+_EXPOSED = ((b"access-control-expose-headers", b"retry-after, x-photon-numerics, x-request-id"),)
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?", re.ASCII)
 #: Names of headers that a page wants to send.

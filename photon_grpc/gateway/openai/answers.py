@@ -20,7 +20,7 @@ def head_of(answer_id: str, kind: str, start: Start) -> dict[str, Any]:
         "object": kind,
         "created": int(start.create_time_s),
         "model": start.model,
-        "system_fingerprint": start.release,
+        "system_fingerprint": "-".join(part for part in (start.release, start.numerics_version) if part),
     }
 
 

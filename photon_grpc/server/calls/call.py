@@ -16,12 +16,13 @@ from photon_grpc.core.ask import Origin
 from photon_grpc.core.counts import Labels
 from photon_grpc.errors import NotAllowed, PhotonError
 from photon_grpc.server.calls import methods
-from photon_grpc.server.calls.metadata import REPLICA_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY, Context
+from photon_grpc.server.calls.metadata import NUMERICS_KEY, REPLICA_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY, Context
 from photon_grpc.server.calls.status import CallStatus, call_status
 
 _ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
-#: Load is reported only to callers of these services, since they have passed the API keys; health checks need no key.
-_REPORTS_LOAD = "/photon_grpc.v1."
+#: Load and numerics are reported only to callers of these services, since they have passed the API keys; health checks
+#: need no key.
+_REPORTS = "/photon_grpc.v1."
 
 Trailers = tuple[tuple[str, str | bytes], ...]
 
@@ -49,10 +50,17 @@ class CallEnding(NamedTuple):
     failures: CallFailures
     #: Returns the trailers that report the load.
     load_report: Callable[[], Trailers]
+    #: Returns the version of the engine's numerics, "" while there is none.
+    numerics_version: Callable[[], str]
 
     def trailers(self, method: str) -> Trailers:
-        load = self.load_report() if method.startswith(_REPORTS_LOAD) else ()
-        return ((REPLICA_KEY, self.replica_id), *load)
+        reports = (*self.numerics(), *self.load_report()) if method.startswith(_REPORTS) else ()
+        return ((REPLICA_KEY, self.replica_id), *reports)
+
+    def numerics(self) -> Trailers:
+        """Return the entry with the version, none while there is no engine."""
+        version = self.numerics_version()
+        return ((NUMERICS_KEY, version),) if version else ()
 
 
 def _no_key_check() -> None:
@@ -131,9 +139,10 @@ class Call:
         )
 
     async def send_initial_metadata(self, context: Context) -> None:
-        """Send the ids of request and replica. A message must follow: after this gRPC never retries a failure."""
+        """Send the ids of request and replica, and the numerics. A message must follow: now gRPC retries no failure."""
         replica_id = self.ending.replica_id if self.ending else ""
-        await context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id), (REPLICA_KEY, replica_id)))
+        numerics = self.ending.numerics() if self.ending else ()
+        await context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id), (REPLICA_KEY, replica_id), *numerics))
 
     async def fail(self, error: Exception) -> None:
         """Abort the call with details and trailers, and log it. May be called from any task."""

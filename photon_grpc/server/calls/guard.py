@@ -78,16 +78,24 @@ def no_trailers() -> Trailers:
     return ()
 
 
+def no_numerics() -> str:
+    return ""
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """An interceptor that wraps every method of every service, unary or streaming."""
 
     def __init__(
-        self, rules: CallRules, load_report: Callable[[], Trailers] = no_trailers, reading: Sequence[Places] = ()
+        self,
+        rules: CallRules,
+        load_report: Callable[[], Trailers] = no_trailers,
+        numerics_version: Callable[[], str] = no_numerics,
+        reading: Sequence[Places] = (),
     ) -> None:
-        """Take the rules, the trailers for calls of our own services, and the places of streams of requests."""
+        """Take the rules, what calls of our own services are told, and the places of streams of requests."""
         self._keys = rules.keys
         self._counts = rules.counts
-        self._ending = CallEnding(rules.replica_id, rules.failures, load_report)
+        self._ending = CallEnding(rules.replica_id, rules.failures, load_report, numerics_version)
         self._receiver = MessageReceiver(reading)
         #: Path -> the wrapped method.
         self._methods: dict[str, MethodHandler] = {}

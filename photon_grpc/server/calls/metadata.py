@@ -13,6 +13,7 @@ from photon_grpc.server.calls import connections
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
 REPLICA_KEY = "x-photon-replica"
+NUMERICS_KEY = "x-photon-numerics"
 #: Limit per call, counted as in HTTP/2: names, values and 32 bytes per entry. SETTINGS announces it to clients. It has
 #: room for OpenTelemetry baggage (8 KiB), a token and what proxies add.
 MAX_BYTES = 16 * 1024

@@ -226,6 +226,7 @@ def generate_response(result: Result) -> pb.GenerateResponse:
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
         release=start.release,
+        numerics_version=start.numerics_version,
     )
     _fill_time(response.create_time, start.create_time_s)
     for output in result.outputs:
@@ -241,6 +242,7 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
     _fill_time(message.create_time, start.create_time_s)
     message.seed = start.seed
     message.release = start.release
+    message.numerics_version = start.numerics_version
     if start.prompt_token_ids:
         message.prompt.token_ids.extend(start.prompt_token_ids)
 

@@ -1,12 +1,14 @@
 """The checks of `serve`'s processes at their start, without loading weights.
 
-`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints the reasons why
-`serve` would not start as a JSON list.
+`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints a JSON list: the
+reasons why `serve` would not start, and the version of the numerics with which it would.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,8 +19,9 @@ import torch
 
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
-from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_kernels
+from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dtype, pick_kernels
 from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.threads import available_cores
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
@@ -28,8 +31,25 @@ from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.models import builder, weights
+from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
+
+
+def report(config: ServeConfig) -> tuple[list[str], str]:
+    """Return the reasons why `serve` would not start, and the version of its numerics."""
+    return reasons(config), numerics_version(config)
+
+
+def numerics_version(config: ServeConfig) -> str:
+    """Return what GetModel would show; "" if device, kernels or model cannot be had."""
+    if resolve.is_model_id(config.model.model):
+        return ""
+    with contextlib.suppress(StartupError):
+        device, kernels = pick_kernels(config)
+        model_config = read_model_dir(config.model.model or demo.TARGET)
+        return numerics(config.device.numerics, kernels, device, pick_dtype(model_config, config)).version
+    return ""
 
 
 def reasons(config: ServeConfig) -> list[str]:
@@ -102,8 +122,10 @@ def check_model(config: ServeConfig) -> None:
 
 
 def main() -> None:
+    # As many as the engine will have, since they are a part of its numerics on a CPU.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or available_cores()))
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
-    print(msgspec.json.encode(reasons(config)).decode())
+    print(msgspec.json.encode(report(config)).decode())
 
 
 if __name__ == "__main__":

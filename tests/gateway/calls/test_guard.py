@@ -10,6 +10,8 @@ import pytest
 
 from photon_grpc import errors
 from photon_grpc.access.key_ring import KeyRing
+from photon_grpc.core.generation import Start
+from photon_grpc.gateway.openai.answers import head_of
 from tests.frontend.fake_engine import frontend, served
 from tests.gateway.door import in_memory
 from tests.server.fake_frontend import FakeFrontend, for_ever
@@ -91,6 +93,23 @@ async def test_a_request_id_is_taken_and_returned() -> None:
     assert frontend.asks[0].origin.request_id == "abc" and answer.json()["id"] == "cmpl-abc"
     wrong = await in_memory(frontend).client.post(COMPLETIONS, json=PROMPT, headers={"x-request-id": "a" * 200})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "x-request-id"
+
+
+async def test_every_answer_names_the_numerics_of_the_engine() -> None:
+    frontend = FakeFrontend()
+    for body in (PROMPT, PROMPT | {"stream": True}, {"prompt": 3}):
+        frontend.numerics_version = "0a1b2c3d4e5f6071"
+        answer = await in_memory(frontend).client.post(COMPLETIONS, json=body)
+        assert answer.headers["x-photon-numerics"] == "0a1b2c3d4e5f6071"
+        frontend.numerics_version = ""
+        answer = await in_memory(frontend).client.post(COMPLETIONS, json=body)
+        assert "x-photon-numerics" not in answer.headers
+
+
+@pytest.mark.parametrize(("version", "told"), [("0a1b", "0.1.0-0a1b"), ("", "0.1.0")])
+def test_the_fingerprint_changes_with_the_numerics(version: str, told: str) -> None:
+    start = Start("r-1", "demo", 7, 1.0, release="0.1.0", numerics_version=version)
+    assert head_of("cmpl-1", "text_completion", start)["system_fingerprint"] == told
 
 
 async def test_a_deadline_ends_the_call() -> None:

@@ -12,6 +12,7 @@ final class Gatherer extends CompletableFuture<GenerateResponse> implements Mess
   private final GenerateResponse.Builder whole = GenerateResponse.newBuilder();
   private final SortedMap<Integer, Output.Builder> outputs = new TreeMap<>();
   private final MessageCall call;
+  private boolean hasStarted;
 
   Gatherer(MessageCall call) {
     this.call = call;
@@ -34,8 +35,13 @@ final class Gatherer extends CompletableFuture<GenerateResponse> implements Mess
 
   @Override
   public void onMessage(StreamGenerateResponse message) {
-    if (message.hasStart()) {
+    if (message.hasStart() && hasStarted) {
+      whole.setNumericsVersion(
+          Continuation.join(whole.getNumericsVersion(), message.getStart().getNumericsVersion()));
+    } else if (message.hasStart()) {
+      hasStarted = true;
       var start = message.getStart();
+      whole.setNumericsVersion(start.getNumericsVersion());
       whole.setRequestId(start.getRequestId()).setModel(start.getModel()).setSeed(start.getSeed());
       whole.setPrompt(start.getPrompt()).setRelease(start.getRelease());
       if (start.hasCreateTime()) {

@@ -6,7 +6,9 @@ import java.util.List;
 
 /**
  * The whole result of a call. The short forms are those of the first output; {@code usage} counts all outputs. {@code
- * release} is the server's version, "" where it is older than this field, as {@code createTime} is null.
+ * release} is the server's version, and {@code numericsVersion} that of its numerics, "" where it is older than these fields,
+ * as {@code createTime} is null. {@code isBitExact} is false where a server continued it that may compute other bits than
+ * the first.
  */
 public record Generation(
     String requestId,
@@ -14,6 +16,8 @@ public record Generation(
     long seed,
     Instant createTime,
     String release,
+    String numericsVersion,
+    boolean isBitExact,
     List<Output> outputs,
     Usage usage,
     Timing timing,
@@ -26,6 +30,8 @@ public record Generation(
         message.getSeed(),
         message.hasCreateTime() ? Durations.read(message.getCreateTime()) : null,
         message.getRelease(),
+        Continuation.first(message.getNumericsVersion()),
+        !Continuation.isJoined(message.getNumericsVersion()),
         message.getOutputsList().stream().map(output -> Output.of(output, withTokenIds)).toList(),
         Usage.of(message.getUsage()),
         Timing.of(message.getTiming()),

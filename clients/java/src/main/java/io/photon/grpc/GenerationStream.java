@@ -68,6 +68,14 @@ public final class GenerationStream implements Iterable<Delta>, Iterator<Delta>,
     return inbox.timing;
   }
 
+  /**
+   * Whether all that came is what the first server would have given: false once another one has gone on that may compute
+   * other bits.
+   */
+  public boolean isBitExact() {
+    return inbox.isBitExact;
+  }
+
   /** End the request, from any thread; do nothing once it has ended. */
   public void cancel() {
     inbox.cancel();

@@ -17,6 +17,7 @@ final class Inbox implements Executor, MessageCall.Listener {
   private MessageCall call;
   private PhotonException error;
   private boolean isOver;
+  boolean isBitExact = true;
   Start start;
   Usage usage;
   Timing timing;
@@ -57,7 +58,9 @@ final class Inbox implements Executor, MessageCall.Listener {
 
   @Override
   public void onMessage(StreamGenerateResponse message) {
-    if (message.hasStart()) {
+    if (message.hasStart() && start != null) {
+      isBitExact = false;
+    } else if (message.hasStart()) {
       start = Start.of(message.getStart());
     }
     if (message.hasUsage()) {

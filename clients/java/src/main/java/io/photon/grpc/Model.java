@@ -22,7 +22,8 @@ public record Model(
     Map<String, Integer> limits,
     String revision,
     String dtype,
-    String quantization) {
+    String quantization,
+    String numericsVersion) {
   private static final String STATE_PREFIX = "MODEL_STATE_";
   private static final String FEATURE_PREFIX = "FEATURE_";
 
@@ -38,7 +39,8 @@ public record Model(
         limits(message.getLimits()),
         message.getRevision(),
         message.getDtype(),
-        message.getQuantization());
+        message.getQuantization(),
+        message.getNumericsVersion());
   }
 
   /** A newer server's has no name here yet: its number stands for it. */

@@ -19,6 +19,8 @@ final class Progress {
   private boolean isComplete;
   private long seed;
   private String requestId = "";
+  /** Of the server whose tokens came last. */
+  private String numericsVersion = "";
 
   Progress(GenerateRequest request) {
     var asking = request.toBuilder();
@@ -49,13 +51,24 @@ final class Progress {
       }
     }
     isComplete |= message.hasTiming();
-    var isRepeated = hasStarted && message.hasStart();
+    var isRepeated = hasStarted && message.hasStart() && isBitExact(message.getStart());
     if (message.hasStart()) {
+      numericsVersion = message.getStart().getNumericsVersion();
       hasStarted = true;
       seed = message.getStart().getSeed();
       requestId = message.getStart().getRequestId();
     }
-    return carried == 0 && !isRepeated ? message : inOne(message);
+    var told = isRepeated ? message.toBuilder().clearStart().build() : message;
+    return carried == 0 ? told : inOne(told);
+  }
+
+  /** Tell the log if a continuation is not; its start is passed on then. */
+  private boolean isBitExact(io.photon.grpc.v1.GenerationStart start) {
+    var isExact = Continuation.isBitExact(numericsVersion, start.getNumericsVersion());
+    if (!isExact) {
+      Continuation.tell(requestId, numericsVersion, start.getNumericsVersion());
+    }
+    return isExact;
   }
 
   /**
@@ -80,9 +93,9 @@ final class Progress {
     return request.build();
   }
 
-  /** The caller is told the start once, and what all calls used together. */
+  /** The caller is told what all calls used together. */
   private StreamGenerateResponse inOne(StreamGenerateResponse message) {
-    var told = message.toBuilder().clearStart();
+    var told = message.toBuilder();
     if (message.hasUsage()) {
       told.setUsage(inOne(message.getUsage()));
     }
