@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +42,14 @@ from photon_grpc.kernels.lang.precompile import hash_compiler_ahead
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
+from photon_grpc.runner.library import forbid_split_k, splits_k
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.runner.start import OnStage, RunnerLimits, RunnerStart
 from photon_grpc.runner.upload import host_memory
 from photon_grpc.runner.warm_up import warm_up
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     """
     check_step_trace(config)
     device, kernels = pick_kernels(config)
+    if config.device.numerics == "strict":
+        forbid_split_k()
     if device.type == "cuda" and kernels is not TORCH:
         hash_compiler_ahead()
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
@@ -243,8 +249,20 @@ def _facts(
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=model_config.revision,
         kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
-        numerics=numerics(config.device.numerics, kernels, decoder.device, decoder.dtype),
+        numerics=numerics(_mode(config, decoder.device), kernels, decoder.device, decoder.dtype),
     )
+
+
+def _mode(config: ServeConfig, device: torch.device) -> str:
+    """Return the value of --numerics that holds: a library that splits K makes it "fast"."""
+    mode = config.device.numerics
+    if mode == "strict" and splits_k(device):
+        _LOG.warning(
+            "numerics are fast: this process multiplied on the GPU before the model was loaded, and the matrix library "
+            "kept a workspace. Load the model first, or set CUBLAS_WORKSPACE_CONFIG=:0:0"
+        )
+        return "fast"
+    return mode
 
 
 def _triton(num_fused: int, num_layers: int) -> str:

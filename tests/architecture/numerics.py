@@ -35,6 +35,7 @@ SOURCES = (
     "runner/eager.py",
     "runner/graphs.py",
     "runner/intra_op_threads.py",
+    "runner/library.py",
     "runner/logprob_records.py",
     "runner/sampler.py",
     "runner/slot_table.py",

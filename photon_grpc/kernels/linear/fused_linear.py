@@ -113,7 +113,9 @@ def swiglu_launch(
     return launch(fusion, tile, linear, stream.h, y, stream.partial, counters)
 
 
-def qkv_launch(stream: ResidualStream, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor) -> None:
+def qkv_launch(
+    stream: ResidualStream, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor
+) -> None:
     """Fill out.q and change out.cache."""
     h = stream.h
     if not launches(linear.w):
