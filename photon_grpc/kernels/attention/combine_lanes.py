@@ -29,7 +29,7 @@ def sums_layout(head_dim: int, warps: int):
 
 @constexpr_function
 def totals_layout(warps: int):
-    """Return the layout of [heads, classes]: the heads where `sums_layout` has them, so factors are exchanged by none."""
+    """Return the layout of [heads, classes]: heads lie where `sums_layout` has them, so no factor moves."""
     return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
 
 

@@ -1,4 +1,4 @@
-"""Tiles of one decode step's attention, for `gluon_decode.py`: a table for an H200. No bit of a result depends on it."""
+"""Tiles of one decode step's attention, for `gluon_decode.py`: a table for an H200; no bit depends on it."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40)}
 class PrefillTile(NamedTuple):
     """Constants that the kernel is compiled for.
 
-    CONSUMERS groups of warps with PAIRS pairs each, BN keys a step, LANE keys a lane, NS steps in flight, whether scores
-    are computed AHEAD of sums.
+    CONSUMERS groups of warps with PAIRS pairs each, BN keys a step, LANE keys a lane, NS steps in flight, whether
+    scores are computed AHEAD of sums.
     """
 
     CONSUMERS: int
@@ -111,7 +111,10 @@ def look_up(table, start, context, head_row, page_rows, BLOCK_SIZE: gl.constexpr
 
 @gluon_jit
 def fetch(cache, tiles, stage, ready, rows, offset):
-    """Start the copy of a tile of keys, or of the values `offset` rows after them, with zeros after the context's end."""
+    """Start the copy of a tile of keys, or of the values `offset` rows after them.
+
+    Pages after the context's end are zeros.
+    """
     BN: gl.constexpr = tiles.shape[1]
     BOX: gl.constexpr = cache.block_type.shape[0]
     COLUMNS: gl.constexpr = cache.block_type.shape[1]

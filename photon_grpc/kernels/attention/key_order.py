@@ -17,7 +17,7 @@ l · LANE on. For one query:
     the answer is          A / (((T0 + T1) + (T2 + T3)) + ((T4 + T5) + (T6 + T7)))
 
 An update or a lane in which a query sees no key changes nothing, so a kernel may compute it. Programs that share a row
-take whole lanes. `ordered_reference.py` is this order in torch.
+take whole lanes. `tests/kernels/ordered_attention.py` is this order in torch.
 """
 
 from __future__ import annotations
