@@ -150,7 +150,7 @@ def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(hea
         tile, splits = choose(num_pairs, 4, head_dim, 131072, H200)
         resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.UPDATE, tile.NS, head_dim) + 1024) * 132
         assert resident >= 132
-        assert tile.SHARED == (splits > 1)
+        assert (splits > 1) == tile.SHARED
         assert splits == 1 or splits * num_pairs <= resident
         assert splits == 131072 // tile.LANE or (splits + 1) * num_pairs > resident
 
@@ -162,10 +162,10 @@ def test_every_tile_computes_in_one_order_of_keys(head_dim: int, num_pairs: int)
         for context in (1, 272, 513, 4096, 100_000):
             for limits in (H200, Limits(58, 101_376)):
                 tile, _ = choose(num_pairs, group, head_dim, context, limits)
-                assert (tile.UPDATE, tile.LANE) == ORDERS[head_dim]
+                assert ORDERS[head_dim] == (tile.UPDATE, tile.LANE)
     for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
         prompt = hopper_varlen.tile(head_dim, consumers)
-        assert (prompt.BN, prompt.LANE) == ORDERS[head_dim]
+        assert ORDERS[head_dim] == (prompt.BN, prompt.LANE)
 
 
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
@@ -182,7 +182,7 @@ def test_rings_have_room_on_devices_with_less_shared_memory(limits: Limits) -> N
         for most, (warps, steps) in entries:
             tile, _ = choose(int(min(most, 4096)), 4, head_dim, 4096, limits)
             assert ring_bytes(tile.UPDATE, tile.NS, head_dim) + SCRATCH_BYTES <= limits.shared_bytes
-            assert tile.KW == warps and 1 <= tile.NS <= steps
+            assert warps == tile.KW and 1 <= tile.NS <= steps
 
 
 Preloaded = list[tuple[torch.Tensor, torch.Tensor, int]]

@@ -267,7 +267,8 @@ def test_decode_attention_of_other_shapes(group: int, head_dim: int, lane: int) 
         constants |= {} if tile.SHARED else {"partials": None}
         rows = "constexpr", "*i32", "*i32"
         built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=rows, partials=PARTIALS)
-        check(built, "mma.sync")
+        # ptxas keeps an address or two on the stack for the rare shapes.
+        check(built, "mma.sync", max_spilled_bytes=64)
 
 
 def test_embed() -> None:

@@ -22,7 +22,9 @@ from tests.kernels.test_compile_fused import compiled_gluon
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 
-def varlen_tile(group: int, head_dim: int, block_size: int, kind: str, consumers: int) -> Compiled:
+def varlen_tile(
+    group: int, head_dim: int, block_size: int, kind: str, consumers: int, max_spilled_bytes: int = 0
+) -> Compiled:
     tile = hopper_varlen.tile(head_dim, consumers)
     types: dict[str, Any] = dict.fromkeys(["q", "out"], "*" + kind)
     types |= {"rows": ("*i32", "*i32", "*i32"), "places": ("i32", "i32", "i32")}
@@ -30,7 +32,7 @@ def varlen_tile(group: int, head_dim: int, block_size: int, kind: str, consumers
     types["cache"] = f"tensordesc<{kind}[{box[0]}, {box[1]}],{page_layout()!r}>"
     shape = PageShape(8, group, head_dim, block_size)
     built = compiled_gluon(varlen_tile_kernel, {"SHAPE": shape, "TILE": tile}, 4, **types)
-    check(built, "wgmma.mma_async")
+    check(built, "wgmma.mma_async", max_spilled_bytes)
     assert "cp.async.bulk.tensor.2d" in built.ptx
     # Each consumer's four warps hold the registers that the launcher shares out.
     assert re.search(rf"setmaxnreg.inc\S*\s+{tile.CONSUMER_REGISTERS};", built.ptx)
@@ -49,7 +51,7 @@ def test_varlen_tile(dtype: torch.dtype, head_dim: int, consumers: int, block_si
 def test_groups_that_leave_pairs_idle_and_small_pages(
     head_dim: int, consumers: int, group: int, block_size: int
 ) -> None:
-    built = varlen_tile(group, head_dim, block_size, "bf16", consumers)
+    built = varlen_tile(group, head_dim, block_size, "bf16", consumers, max_spilled_bytes=32)
     # Keys, values, and values at the end of a context are copied in boxes of a page and 64 columns.
     boxes = hopper_varlen.tile(head_dim, consumers).BN // min(block_size, ORDERS[head_dim].UPDATE)
     assert built.ptx.count("cp.async.bulk.tensor.2d") == 3 * boxes * head_dim // 64

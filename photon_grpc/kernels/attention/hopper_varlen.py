@@ -64,7 +64,7 @@ STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3}
 AHEAD = {64: False, 128: True}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
-REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40)}
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40)}
 
 
 class PrefillTile(NamedTuple):
