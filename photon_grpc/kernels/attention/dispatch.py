@@ -29,6 +29,7 @@ import torch
 from photon_grpc.kernels.attention import (
     gluon_decode,
     hopper_varlen,
+    online_softmax,
     torch_attention,
     triton_decode,
     triton_varlen,
@@ -175,8 +176,9 @@ def _one_query(step: _Grounds) -> Launch:
         # Zero again after every layer, as those of a chain are.
         counters = torch.zeros(step.num_pairs, dtype=torch.int32, device=step.pages.device)
         return partial(gluon_decode.launch_rows_of_one, counters=counters)
-    max_keys = min(step.meta.max_context_len, step.meta.window or step.meta.max_context_len)
-    splits = triton_decode.num_splits(step.num_pairs, max_keys, step.multiprocessors)
+    found = online_softmax.shape(step.group * step.pages.shape[3], step.pages, step.meta.window)
+    lanes = triton_decode.lanes_in_sight(step.meta.max_context_len, step.meta.window, found.LANE)
+    splits = triton_decode.num_splits(step.num_pairs, lanes, step.multiprocessors)
     return partial(triton_decode.launch, splits=splits)
 
 

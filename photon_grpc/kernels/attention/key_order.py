@@ -39,6 +39,17 @@ class KeyOrder(NamedTuple):
 ORDERS = {32: KeyOrder(128, 512), 64: KeyOrder(128, 512), 128: KeyOrder(64, 512)}
 
 
+def plain_order(head_dim: int, itemsize: int) -> KeyOrder:
+    """Return the order of the kernels in plain Triton, which serve what the others do not.
+
+    Their tiles of keys live in registers: without tensor cores, or with wide heads, larger ones spill them. Lanes are
+    short, since a row is shared by as many programs as it has lanes.
+    """
+    if itemsize == 4:
+        return KeyOrder(32 if head_dim <= 64 else 16, 256)
+    return KeyOrder(64 if head_dim <= 128 else 32, 256)
+
+
 def num_lanes(num_keys: int, lane: int) -> int:
     """Return the lanes of a row of `num_keys` keys."""
     return -(-num_keys // lane)
