@@ -130,9 +130,9 @@ def merge_kernel(partials, out, query_start, context_len, SHAPE: tl.constexpr):
 def options(pages: torch.Tensor) -> dict[str, int]:
     """Return the warps and stages of `decode_kernel`."""
     if pages.dtype == torch.float32:
-        # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
-        return {"num_warps": 8, "num_stages": 2}
-    return {"num_warps": 1 if pages.shape[5] <= 64 else 2, "num_stages": 3}
+        # Without tensor cores the tiles of a float32 product live in registers: other numbers of warps spill them.
+        return {"num_warps": 4 if 64 < pages.shape[5] <= 128 else 8, "num_stages": 2}
+    return {"num_warps": 2 if pages.shape[5] <= 64 else 4, "num_stages": 3}
 
 
 def tile(group: int, splits: int) -> DecodeRows:

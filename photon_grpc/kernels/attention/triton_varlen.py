@@ -98,7 +98,9 @@ def varlen_kernel(
 
 def options(pages: torch.Tensor) -> dict[str, int]:
     """Return the warps and stages of `varlen_kernel`."""
-    return {"num_warps": 8, "num_stages": 2} if pages.dtype == torch.float32 else {"num_warps": 4, "num_stages": 3}
+    if pages.dtype == torch.float32:
+        return {"num_warps": 8, "num_stages": 2}
+    return {"num_warps": 4 if pages.shape[5] <= 64 else 8, "num_stages": 3}
 
 
 def tile(group: int, pages: torch.Tensor) -> VarlenTile:
