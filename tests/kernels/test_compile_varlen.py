@@ -14,7 +14,8 @@ import torch
 
 from photon_grpc.kernels.attention import hopper_varlen
 from photon_grpc.kernels.attention.gluon_decode import PageShape
-from photon_grpc.kernels.attention.hopper_varlen import STAGES, page_layout, varlen_tile_kernel
+from photon_grpc.kernels.attention.hopper_ring import BOX_COLUMNS, page_layout
+from photon_grpc.kernels.attention.hopper_varlen import STAGES, varlen_tile_kernel
 from photon_grpc.kernels.attention.key_order import ORDERS
 from tests.kernels.test_compile import NAMES, Compiled, check
 from tests.kernels.test_compile_fused import compiled_gluon
@@ -28,7 +29,7 @@ def varlen_tile(
     tile = hopper_varlen.tile(head_dim, consumers)
     types: dict[str, Any] = dict.fromkeys(["q", "out"], "*" + kind)
     types |= {"rows": ("*i32", "*i32", "*i32"), "places": ("i32", "i32", "i32")}
-    box = min(block_size, tile.BN), hopper_varlen.BOX_COLUMNS
+    box = min(block_size, tile.BN), BOX_COLUMNS
     types["cache"] = f"tensordesc<{kind}[{box[0]}, {box[1]}],{page_layout()!r}>"
     shape = PageShape(8, group, head_dim, block_size)
     built = compiled_gluon(varlen_tile_kernel, {"SHAPE": shape, "TILE": tile}, 4, **types)

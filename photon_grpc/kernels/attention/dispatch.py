@@ -28,6 +28,7 @@ import torch
 
 from photon_grpc.kernels.attention import (
     gluon_decode,
+    hopper_ring,
     hopper_varlen,
     online_softmax,
     torch_attention,
@@ -201,10 +202,10 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
         and pages.dtype in (torch.bfloat16, torch.float16)
         and head_dim in hopper_varlen.AHEAD
         and step.group <= hopper_varlen.CONSUMER_PAIRS
-        and block_size >= hopper_varlen.MIN_BLOCK_SIZE
+        and block_size >= hopper_ring.MIN_BLOCK_SIZE
         and block_size & (block_size - 1) == 0
         and pages.is_contiguous()
-        and pages.numel() // head_dim < hopper_varlen.MAX_CACHE_ROWS
+        and pages.numel() // head_dim < hopper_ring.MAX_CACHE_ROWS
         and meta.scale > 0
     )
 
