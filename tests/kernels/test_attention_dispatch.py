@@ -12,7 +12,8 @@ import torch
 from photon_grpc.kernels import AttentionMetadata, DependentChain, select
 from photon_grpc.kernels.attention import dispatch as routes
 from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
-from photon_grpc.kernels.attention.decode_tiles import TILES, Limits, choose, ring_bytes
+from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, ring_bytes
+from photon_grpc.kernels.attention.key_order import ORDERS
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 ONE_B, EIGHT_B = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64)
@@ -60,34 +61,37 @@ def test_decode_steps_of_a_chain_are_one_dependent_kernel() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_rows_of_one_query_take_the_dependent_kernel_alone_where_they_fill_the_device() -> None:
-    assert named(chosen(ONE_B, [1] * 32)) == [triton_decode.launch]
-    assert named(chosen(ONE_B, [1] * 33)) == [gluon_decode.launch_rows_of_one]
-    assert named(chosen(ONE_B, [1] * 33, dtype=torch.float32)) == [triton_decode.launch]
-    assert chosen(ONE_B, [1] * 32)[0].keywords == {"splits": triton_decode.num_splits(256, 4096, 132)}
+@pytest.mark.parametrize("rows", [1, 32, 33, 300])
+def test_rows_of_one_query_take_the_same_kernel_in_any_number(rows: int) -> None:
+    (launch,) = chosen(ONE_B, [1] * rows)
+    assert launch.func is gluon_decode.launch_rows_of_one
+    assert launch.keywords["counters"].shape == (8 * rows,) and not launch.keywords["counters"].any()
+    assert named(chosen(ONE_B, [1] * rows, dtype=torch.float32)) == [triton_decode.launch]
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("chain", [None, CHAIN])
-def test_mixed_steps_attend_rows_of_several_queries_first(chain: DependentChain | None) -> None:
-    assert named(chosen(ONE_B, [900, 1], chain=chain)) == [triton_varlen.launch, triton_decode.launch]
-    assert named(chosen(EIGHT_B, [600, 1], chain=chain)) == [hopper_varlen.launch, triton_decode.launch]
-    assert named(chosen(EIGHT_B, [600, 1, *[1] * 40], chain=chain)) == [
-        triton_varlen.launch,
-        gluon_decode.launch_rows_of_one,
-    ]
-    assert named(chosen(EIGHT_B, [600, 1], chain=chain, fewest=2)) == [hopper_varlen.launch]
+@pytest.mark.parametrize(
+    "shape", [ONE_B, EIGHT_B, Shape(24, 8, 128, 16), Shape(14, 2, 64, 8), Shape(32, 32, 128, 1024)]
+)
+def test_a_row_takes_the_kernel_of_its_own_number_of_queries_whatever_is_beside_it(
+    shape: Shape, chain: DependentChain | None
+) -> None:
+    both = [hopper_varlen.launch, gluon_decode.launch_rows_of_one]
+    for counts in ([2, 1], [900, 1], [600, *[1] * 300], [2] * 60 + [1]):
+        assert named(chosen(shape, counts, chain=chain)) == both
+    for counts in ([2], [2048], [2, 3] * 70):
+        assert named(chosen(shape, counts, chain=chain)) == [hopper_varlen.launch]
     # A lone row of a captured shape: a bound of several, though it is one.
-    assert named(chosen(ONE_B, [1024], chain=chain, fewest=2)) == [hopper_varlen.launch]
+    assert named(chosen(shape, [1024], chain=chain, fewest=2)) == [hopper_varlen.launch]
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        (Shape(32, 8, 128, 16), torch.bfloat16),
+        (Shape(32, 8, 128, 4), torch.bfloat16),
         (Shape(32, 8, 128, 192), torch.bfloat16),
-        (Shape(24, 8, 128, 64), torch.bfloat16),
         (Shape(32, 8, 96, 64), torch.bfloat16),
         (EIGHT_B, torch.float32),
     ],
@@ -99,7 +103,10 @@ def test_shapes_that_hopper_has_no_kernel_for_take_plain_triton(shape: Shape, dt
 @pytest.mark.usefixtures("hopper")
 def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert named(chosen(EIGHT_B, [2048] + [1] * 60)) == [triton_varlen.launch, triton_decode.launch]
+    assert named(chosen(EIGHT_B, [2048] + [1] * 60)) == [
+        triton_varlen.launch,
+        gluon_decode.launch_rows_of_one,
+    ]
     assert named(chosen(EIGHT_B, [1] * 60, chain=CHAIN)) == [gluon_decode.launch]
     monkeypatch.setattr(routes, "can_fuse", lambda device: False)
     assert named(chosen(EIGHT_B, [1] * 60)) == [triton_decode.launch]
@@ -111,7 +118,7 @@ def test_windows_take_plain_triton_with_shares_of_the_keys_in_sight() -> None:
     assert named(chosen(ONE_B, [1] * 64, window=512)) == [triton_decode.launch]
     (launch,) = chosen(ONE_B, [1] * 3, chain=CHAIN, window=128)
     assert launch.func is triton_decode.launch
-    assert launch.keywords == {"splits": triton_decode.num_splits(24, 128, 132)} == {"splits": 4}
+    assert launch.keywords == {"splits": 2}
 
 
 @pytest.mark.usefixtures("hopper")
@@ -140,39 +147,42 @@ H200 = Limits(132, 232_448)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(head_dim: int) -> None:
     for num_pairs in (1, 2, 4, 8, 16, 24, 64, 128, 256, 512, 4096):
-        tile = choose(num_pairs, 4, head_dim, 131072, H200)
-        resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.KW * tile.BN, tile.NS, head_dim) + 1024) * 132
+        tile, splits = choose(num_pairs, 4, head_dim, 131072, H200)
+        resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.UPDATE, tile.NS, head_dim) + 1024) * 132
         assert resident >= 132
-        assert tile.SPLITS == 1 or tile.SPLITS * num_pairs <= resident
-        assert tile.SPLITS == 32 or 2 * tile.SPLITS * num_pairs > resident
+        assert (splits > 1) == tile.SHARED
+        assert splits == 1 or splits * num_pairs <= resident
+        assert splits == 131072 // tile.LANE or (splits + 1) * num_pairs > resident
 
 
-@pytest.mark.parametrize("num_pairs", [1, 8, 64, 128])
+@pytest.mark.parametrize("num_pairs", [1, 8, 64, 128, 4096])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_step_that_knows_its_longest_row_cuts_rows_as_one_that_allows_longer(head_dim: int, num_pairs: int) -> None:
-    """Captured steps know the longest context that the model allows, eager ones that of their rows."""
-    captured = choose(num_pairs, 4, head_dim, 131072, H200)
-    for context in (1, 272, 513, 4096, 8193, 100_000):
-        eager = choose(num_pairs, 4, head_dim, context, H200)
-        assert eager._replace(SPLITS=captured.SPLITS) == captured
-        wanted = -(-context // captured.MIN_SPLIT)
-        assert min(wanted, eager.SPLITS) == min(wanted, captured.SPLITS)
+def test_every_tile_computes_in_one_order_of_keys(head_dim: int, num_pairs: int) -> None:
+    for group in (1, 4, 16):
+        for context in (1, 272, 513, 4096, 100_000):
+            for limits in (H200, Limits(58, 101_376)):
+                tile, _ = choose(num_pairs, group, head_dim, context, limits)
+                assert ORDERS[head_dim] == (tile.UPDATE, tile.LANE)
+    for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
+        prompt = hopper_varlen.tile(head_dim, consumers)
+        assert ORDERS[head_dim] == (prompt.BN, prompt.LANE)
 
 
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
-    assert choose(8, 4, 64, 512, H200).SPLITS == 1
-    assert choose(8, 4, 64, 1024, H200).SPLITS == 2
-    assert choose(8, 4, 64, 131072, H200).SPLITS == 16
-    assert choose(64 * 8, 4, 128, 131072, H200).SPLITS == 1
+    lane = ORDERS[64].LANE
+    assert choose(8, 4, 64, lane, H200)[1] == 1
+    assert choose(8, 4, 64, lane + 1, H200)[1] == 2
+    assert choose(8, 4, 64, 131072, H200)[1] == 16
+    assert choose(64 * 8, 4, 128, 131072, H200)[1] == 1
 
 
 @pytest.mark.parametrize("limits", [Limits(108, 166_912), Limits(58, 101_376)], ids=["A100", "L4"])
 def test_rings_have_room_on_devices_with_less_shared_memory(limits: Limits) -> None:
     for head_dim, entries in TILES.items():
-        for most, (warps, keys, steps, _) in entries:
-            tile = choose(int(min(most, 4096)), 4, head_dim, 4096, limits)
-            assert ring_bytes(tile.KW * tile.BN, tile.NS, head_dim) <= limits.shared_bytes
-            assert (warps, steps) == (tile.KW, tile.NS) and tile.BN in (keys, keys // 2) and tile.BN >= 16
+        for most, (warps, steps) in entries:
+            tile, _ = choose(int(min(most, 4096)), 4, head_dim, 4096, limits)
+            assert ring_bytes(tile.UPDATE, tile.NS, head_dim) + SCRATCH_BYTES <= limits.shared_bytes
+            assert warps == tile.KW and 1 <= tile.NS <= steps
 
 
 Preloaded = list[tuple[torch.Tensor, torch.Tensor, int]]
@@ -194,13 +204,15 @@ def preloaded(hopper: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preload
     hopper_varlen.preload.cache_clear()
 
 
-def test_the_first_step_of_a_shape_loads_the_kernels_of_both_numbers_of_consumers(preloaded: Preloaded) -> None:
+def test_the_first_step_of_a_shape_loads_the_kernels_of_all_numbers_of_consumers(preloaded: Preloaded) -> None:
     chosen(ONE_B, [1024])
     assert [consumers for _, _, consumers in preloaded] == [2, 3]
     chosen(ONE_B, [2048])
     assert len(preloaded) == 2
     chosen(Shape(16, 8, 64, 64), [2048])
     assert len(preloaded) == 4
+    chosen(EIGHT_B, [2048])
+    assert [consumers for _, _, consumers in preloaded[4:]] == [2]
 
 
 def test_stand_ins_are_compiled_as_what_follows(preloaded: Preloaded) -> None:

@@ -232,8 +232,8 @@ def test_write_kv(name: str, dtype: torch.dtype) -> None:
 
 def attention_types(dtype: torch.dtype) -> dict[str, Any]:
     types: dict[str, Any] = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
-    types |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
-    types |= {"query_start": "*i32", "rows": ("*i32", "*i32", "*i32"), "partials": ("*fp32", "*fp32")}
+    types |= {"rows": ("*i32", "*i32", "*i32"), "partials": ("*fp32", "*fp32", "*fp32")}
+    types |= dict.fromkeys(["query_start", "context_len"], "*i32")
     types |= dict.fromkeys(["q_stride", "block_stride", "table_stride", "num_rows"], "i32")
     return types | {"scale": "fp32"}
 
@@ -268,14 +268,12 @@ def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int, window
     check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
 
 
+@pytest.mark.parametrize("window", [0, 1024])
 @each_model
-def test_merge(name: str, dtype: torch.dtype) -> None:
+def test_merge(name: str, dtype: torch.dtype, window: int) -> None:
     model = MODELS[name]
-    constants = {"HEADS": model.q_heads, "HEAD_DIM": model.head_dim, "HEAD_PAD": model.head_dim}
-    for splits in (2, 16):
-        check(
-            compiled(triton_decode.merge_kernel, attention_types(dtype), constants | {"SPLITS": splits, "num_warps": 1})
-        )
+    shape = online_softmax.shape(model.q_heads, one_page(model, dtype, 16), window)
+    check(compiled(triton_decode.merge_kernel, attention_types(dtype), {"SHAPE": shape, "num_warps": 1}))
 
 
 PROCESSING = LogitsProcessing(

@@ -43,7 +43,6 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 POINTERS = dict.fromkeys(["w", "bias", "x", "y", "pages", "q", "out"], "*bf16")
-POINTERS |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
 POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
@@ -214,16 +213,18 @@ def test_head(hidden: int, rows: int, end: str) -> None:
 H200, A100, L4 = Limits(132, 232_448), Limits(108, 166_912), Limits(58, 101_376)
 
 
+PARTIALS = "*fp32", "*fp32", "*fp32", "*i32"
+
+
 def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90) -> Compiled:
     model = MODELS[name]
     cache = one_page(model, torch.bfloat16, model.block_size)
     shape, query_start = gluon_decode.shape(model.q_heads // model.kv_heads, cache), (ROWS, 0)
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90, query_start: None}
-    constants |= {"partials": None} if tile.SPLITS == 1 else {}
+    constants |= {} if tile.SHARED else {"partials": None}
     return compiled_gluon(
-        decode_attention_kernel, constants, tile.KW, arch,
-        rows=("constexpr", "*i32", "*i32"), partials=("*fp32", "*fp32", "*i32"),
-    )  # fmt: skip
+        decode_attention_kernel, constants, tile.KW, arch, rows=("constexpr", "*i32", "*i32"), partials=PARTIALS
+    )
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -232,7 +233,7 @@ def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90
 def test_decode_attention(name: str, rows: int, early: bool) -> None:
     model = MODELS[name]
     of_rows = rows * model.kv_heads, model.q_heads // model.kv_heads, model.head_dim
-    for tile in {choose(*of_rows, max_context_len, H200) for max_context_len in (1, 131072)}:
+    for tile in {choose(*of_rows, max_context_len, H200)[0] for max_context_len in (1, 131072)}:
         built = decode_attention(name, tile, early=early)
         check(built, "mma.sync")
         assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
@@ -242,20 +243,39 @@ def test_decode_attention(name: str, rows: int, early: bool) -> None:
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention_has_room_on_devices_with_less_shared_memory(name: str, arch: int, limits: Limits) -> None:
     model = MODELS[name]
-    tile = choose(model.kv_heads, model.q_heads // model.kv_heads, model.head_dim, 131072, limits)
+    tile, _ = choose(model.kv_heads, model.q_heads // model.kv_heads, model.head_dim, 131072, limits)
     built = decode_attention(name, tile, early=True, arch=arch)
     assert built.shared_bytes <= limits.shared_bytes
 
 
+@pytest.mark.parametrize("rows", [1, 256])
 @pytest.mark.parametrize("name", ["1B", "8B"])
-def test_decode_attention_of_a_mixed_batch(name: str) -> None:
+def test_decode_attention_of_a_mixed_batch(name: str, rows: int) -> None:
     model = MODELS[name]
     group = model.q_heads // model.kv_heads
-    tile = choose(256 * model.kv_heads, group, model.head_dim, 131072, H200)
+    tile, _ = choose(rows * model.kv_heads, group, model.head_dim, 131072, H200)
     shape = gluon_decode.shape(group, one_page(model, torch.bfloat16, model.block_size))
-    constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False, "partials": None}
-    built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"))
+    constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False}
+    constants |= {} if tile.SHARED else {"partials": None}
+    built = compiled_gluon(
+        decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"), partials=PARTIALS
+    )
     check(built, "mma.sync")
+
+
+@pytest.mark.parametrize("lane", [256, 1024])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("group", [1, 7, 16])
+def test_decode_attention_of_other_shapes(group: int, head_dim: int, lane: int) -> None:
+    for num_pairs, block_size in ((1, 16), (4096, 128), (64, 48)):
+        tile, _ = choose(num_pairs, group, head_dim, 131072, H200)
+        shape = gluon_decode.PageShape(8, group, head_dim, block_size)
+        constants = {"SHAPE": shape, "TILE": tile._replace(LANE=lane), "EARLY": True, "PDL": True, (ROWS, 0): None}
+        constants |= {} if tile.SHARED else {"partials": None}
+        rows = "constexpr", "*i32", "*i32"
+        built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=rows, partials=PARTIALS)
+        # ptxas keeps an address or two on the stack for the rare shapes.
+        check(built, "mma.sync", max_spilled_bytes=64)
 
 
 def test_embed() -> None:

@@ -12,32 +12,53 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.attention import gluon_decode, hopper_varlen
-from photon_grpc.kernels.attention.hopper_varlen import page_layout, varlen_tile_kernel
-from tests.kernels.test_compile import MODELS, NAMES, check, one_page
+from photon_grpc.kernels.attention import hopper_varlen
+from photon_grpc.kernels.attention.gluon_decode import PageShape
+from photon_grpc.kernels.attention.hopper_ring import BOX_COLUMNS, page_layout
+from photon_grpc.kernels.attention.hopper_varlen import STAGES, varlen_tile_kernel
+from photon_grpc.kernels.attention.key_order import ORDERS
+from tests.kernels.test_compile import NAMES, Compiled, check
 from tests.kernels.test_compile_fused import compiled_gluon
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 
-@pytest.mark.parametrize("block_size", [64, 128])
-@pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["1B", "8B"])
-def test_varlen_tile(name: str, dtype: torch.dtype, consumers: int, block_size: int) -> None:
-    model, kind = MODELS[name], NAMES[dtype]
-    shape = gluon_decode.shape(model.q_heads // model.kv_heads, one_page(model, dtype, block_size))
-    tile = hopper_varlen.tile(model.head_dim, consumers)
+def varlen_tile(
+    group: int, head_dim: int, block_size: int, kind: str, consumers: int, max_spilled_bytes: int = 0
+) -> Compiled:
+    tile = hopper_varlen.tile(head_dim, consumers)
     types: dict[str, Any] = dict.fromkeys(["q", "out"], "*" + kind)
     types |= {"rows": ("*i32", "*i32", "*i32"), "places": ("i32", "i32", "i32")}
-    types["cache"] = f"tensordesc<{kind}[{min(block_size, tile.BN)}, {model.head_dim}],{page_layout()!r}>"
+    box = min(block_size, tile.BN), BOX_COLUMNS
+    types["cache"] = f"tensordesc<{kind}[{box[0]}, {box[1]}],{page_layout()!r}>"
+    shape = PageShape(8, group, head_dim, block_size)
     built = compiled_gluon(varlen_tile_kernel, {"SHAPE": shape, "TILE": tile}, 4, **types)
-    check(built, "wgmma.mma_async")
+    check(built, "wgmma.mma_async", max_spilled_bytes)
     assert "cp.async.bulk.tensor.2d" in built.ptx
     # Each consumer's four warps hold the registers that the launcher shares out.
     assert re.search(rf"setmaxnreg.inc\S*\s+{tile.CONSUMER_REGISTERS};", built.ptx)
+    return built
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize(("head_dim", "consumers"), STAGES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_varlen_tile(dtype: torch.dtype, head_dim: int, consumers: int, block_size: int) -> None:
+    varlen_tile(4, head_dim, block_size, NAMES[dtype], consumers)
+
+
+@pytest.mark.parametrize(("group", "block_size"), [(7, 16), (3, 8), (16, 1024)])
+@pytest.mark.parametrize(("head_dim", "consumers"), [(64, 3), (128, 2)])
+def test_groups_that_leave_pairs_idle_and_small_pages(
+    head_dim: int, consumers: int, group: int, block_size: int
+) -> None:
+    built = varlen_tile(group, head_dim, block_size, "bf16", consumers, max_spilled_bytes=32)
+    # Keys, values, and values at the end of a context are copied in boxes of a page and 64 columns.
+    boxes = hopper_varlen.tile(head_dim, consumers).BN // min(block_size, ORDERS[head_dim].UPDATE)
+    assert built.ptx.count("cp.async.bulk.tensor.2d") == 3 * boxes * head_dim // 64
 
 
 @pytest.mark.parametrize(("num_tokens", "consumers"), [(512, 2), (1024, 2), (2048, 3), (8192, 3)])
 def test_small_batches_are_cut_finer(num_tokens: int, consumers: int) -> None:
-    assert hopper_varlen.num_consumers(num_tokens * 4, 8, multiprocessors=132) == consumers
+    assert hopper_varlen.num_consumers(num_tokens * 4, 64, 8, multiprocessors=132) == consumers
+    assert hopper_varlen.num_consumers(num_tokens * 4, 128, 8, multiprocessors=132) == 2

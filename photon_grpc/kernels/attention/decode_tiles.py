@@ -1,4 +1,4 @@
-"""Tiles of one decode step's attention, for `gluon_decode.py`: a table from sweeps on an H200."""
+"""Tiles of one decode step's attention, for `gluon_decode.py`: a table for an H200; no bit depends on it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,17 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.key_order import ORDERS, num_lanes
 from photon_grpc.kernels.lang.jit import num_multiprocessors, num_shared_bytes
 
-MAX_SPLITS = 32
 #: Bytes of a multiprocessor's shared memory that the driver takes for each program.
 RESERVED_BYTES = 1024
-# head_dim -> (most (row, key head) pairs, (KW, BN, NS, MIN_SPLIT)). Sweeps with 8 key heads: up to 256 pairs of whole
-# decode steps at contexts of 272 to 32,000, above at 272, 2,000 and 64 … 1,500 mixed.
+#: Bytes that a program needs beside its ring: the scores that its warps exchange.
+SCRATCH_BYTES = 8192
+# head_dim -> (most (row, key head) pairs, (KW, NS)).
 TILES = {
-    64: (
-        (8, (4, 64, 3, 512)),
-        (128, (2, 64, 3, 512)),
-        (256, (2, 32, 3, 512)),
-        (384, (1, 64, 3, 512)),
-        (512, (1, 64, 2, 512)),
-        (768, (1, 32, 4, 512)),
-        (1024, (1, 32, 3, 512)),
-        (math.inf, (1, 64, 2, 512)),
-    ),
-    128: (
-        (16, (2, 32, 6, 288)),
-        (64, (2, 32, 3, 160)),
-        (256, (2, 32, 3, 288)),
-        (512, (1, 32, 3, 96)),
-        (math.inf, (2, 32, 2, 96)),
-    ),
+    64: ((8, (4, 6)), (128, (4, 3)), (math.inf, (2, 2))),
+    128: ((16, (4, 6)), (64, (4, 3)), (256, (2, 3)), (math.inf, (2, 2))),
 }
 
 
@@ -43,45 +29,42 @@ class Limits(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """Compile-time sizes that follow from the batch.
+    """Constants that the kernel is compiled for.
 
-    HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS splits of at least
-    MIN_SPLIT keys.
+    HEADS is GROUP padded to 8 or 16, UPDATE and LANE those of the key order. KW warps, NS updates under way. SHARED:
+    whether programs may share a row.
     """
 
     HEADS: int
+    UPDATE: int
+    LANE: int
     KW: int
-    BN: int
     NS: int
-    MIN_SPLIT: int
-    SPLITS: int = 1
+    SHARED: bool = False
 
 
 def limits_of(device: torch.device) -> Limits:
     return Limits(num_multiprocessors(device), num_shared_bytes(device))
 
 
-def choose(num_pairs: int, group: int, head_dim: int, max_context_len: int, limits: Limits) -> DecodeTile:
-    """Choose the tile for `num_pairs` (row, key head) pairs: few want many keys in flight each, many small programs.
+def choose(
+    num_pairs: int, group: int, head_dim: int, max_context_len: int, limits: Limits
+) -> tuple[DecodeTile, int]:  # fmt: skip
+    """Choose the tile, and the most programs a pair, for `num_pairs` (row, key head) pairs.
 
-    A step has half as many keys where the device has no room for the ring.
+    Few pairs want many keys under way each, many pairs small programs. A ring is shorter where the device has no room.
     """
-    warps, keys, steps, min_split = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
-    if ring_bytes(warps * keys, steps, head_dim) > limits.shared_bytes:
-        keys //= 2
-    resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(warps * keys, steps, head_dim) + RESERVED_BYTES)
-    splits = num_splits(num_pairs, max_context_len, resident * limits.multiprocessors, min_split)
-    return DecodeTile(8 if group <= 8 else 16, warps, keys, steps, min_split, splits)
+    update, lane = ORDERS[head_dim]
+    warps, steps = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
+    # The scores of 16 heads take twice the registers.
+    warps = 4 if group > 8 else warps
+    room = limits.shared_bytes - SCRATCH_BYTES
+    steps = max(1, min(steps, room // ring_bytes(update, 1, head_dim)))
+    resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(update, steps, head_dim) + RESERVED_BYTES)
+    splits = max(1, min(resident * limits.multiprocessors // num_pairs, num_lanes(max_context_len, lane)))
+    return DecodeTile(8 if group <= 8 else 16, update, lane, warps, steps, splits > 1), splits
 
 
 def ring_bytes(keys: int, steps: int, head_dim: int) -> int:
     """Return the bytes of 16-bit keys and values in flight in one program."""
     return 4 * keys * steps * head_dim
-
-
-def num_splits(num_pairs: int, max_context_len: int, num_programs: int, min_split: int) -> int:
-    """Return the most splits of each (row, key head) pair: a power of two, at most `num_programs` splits in all."""
-    splits = 1
-    while splits < MAX_SPLITS and 2 * splits * num_pairs <= num_programs and splits * min_split < max_context_len:
-        splits *= 2
-    return splits

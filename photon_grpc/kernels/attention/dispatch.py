@@ -7,13 +7,14 @@
 | rows of      | where                                                                            | kernels            |
 |--------------|----------------------------------------------------------------------------------|--------------------|
 | any          | no Triton, or tensors of a CPU                                                   | torch_attention    |
-| one query    | a step of them alone in a chain of dependent launches                            | gluon_decode       |
-| one query    | Hopper, 16 bits, enough rows to fill the device unshared                         | gluon_decode       |
+| one query    | 16 bits, head_dim 32, 64 or 128, no window, sm_80 up                             | gluon_decode       |
 | one query    | else                                                                             | triton_decode      |
-| several      | Hopper, 16 bits, pages of 64 tokens or more, many queries a row                  | hopper_varlen      |
+| several      | Hopper, 16 bits, head_dim 64 or 128, no window, pages of 8, 16, 32 … tokens      | hopper_varlen      |
 | several      | else                                                                             | triton_varlen      |
 
-Gluon kernels take no window. A batch of both kinds of rows is two launches, the rows of several queries first.
+A row's kernel depends on nothing but its own number of queries and on what is the same for all steps of a model, and
+the two kernels of Gluon sum keys in one order (`key_order.py`), so the bits of a row depend on neither the rows beside
+it nor its chunks. A batch of both kinds of rows is two launches, the rows of several queries first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import torch
 
 from photon_grpc.kernels.attention import (
     gluon_decode,
+    hopper_ring,
     hopper_varlen,
+    online_softmax,
     torch_attention,
     triton_decode,
     triton_varlen,
@@ -162,19 +165,21 @@ def _several_queries(step: _Grounds) -> Launch:
     if not _suits_hopper_varlen(step):
         return triton_varlen.launch
     if not torch.cuda.is_current_stream_capturing():
-        # In a warm-up, before the first long prompt. Results are the same to the bit.
+        # In a warm-up, before the first long prompt.
         hopper_varlen.preload(pages.device, pages.dtype, step.group * kv_heads, *pages.shape[3:])
-    num_pairs = step.num_tokens * step.group
-    consumers = hopper_varlen.num_consumers(num_pairs, kv_heads, step.multiprocessors)
+    num_pairs, head_dim = step.num_tokens * step.group, pages.shape[5]
+    consumers = hopper_varlen.num_consumers(num_pairs, head_dim, kv_heads, step.multiprocessors)
     return partial(hopper_varlen.launch, consumers=consumers)
 
 
 def _one_query(step: _Grounds) -> Launch:
-    fills_device = step.num_pairs >= 2 * step.multiprocessors
-    if fills_device and _is_hopper(step.pages) and _suits_gluon_decode(step):
-        return gluon_decode.launch_rows_of_one
-    max_keys = min(step.meta.max_context_len, step.meta.window or step.meta.max_context_len)
-    splits = triton_decode.num_splits(step.num_pairs, max_keys, step.multiprocessors)
+    if _suits_gluon_decode(step):
+        # Zero again after every layer, as those of a chain are.
+        counters = torch.zeros(step.num_pairs, dtype=torch.int32, device=step.pages.device)
+        return partial(gluon_decode.launch_rows_of_one, counters=counters)
+    found = online_softmax.shape(step.group * step.pages.shape[3], step.pages, step.meta.window)
+    lanes = triton_decode.lanes_in_sight(step.meta.max_context_len, step.meta.window, found.LANE)
+    splits = triton_decode.num_splits(step.num_pairs, lanes, step.multiprocessors)
     return partial(triton_decode.launch, splits=splits)
 
 
@@ -189,21 +194,19 @@ def _suits_gluon_decode(step: _Grounds) -> bool:
 
 
 def _suits_hopper_varlen(step: _Grounds) -> bool:
-    """Return whether the kernel can run and the rows are prompts rather than decode rows."""
     meta, pages = step.meta, step.pages
     block_size, head_dim = pages.shape[4:]
     return (
         _is_hopper(pages)
         and not meta.window
         and pages.dtype in (torch.bfloat16, torch.float16)
-        and head_dim in hopper_varlen.TILES
-        and hopper_varlen.CONSUMER_PAIRS % step.group == 0
-        and block_size % 64 == 0
+        and head_dim in hopper_varlen.AHEAD
+        and step.group <= hopper_varlen.CONSUMER_PAIRS
+        and block_size >= hopper_ring.MIN_BLOCK_SIZE
         and block_size & (block_size - 1) == 0
         and pages.is_contiguous()
-        and pages.numel() // head_dim < hopper_varlen.MAX_CACHE_ROWS
+        and pages.numel() // head_dim < hopper_ring.MAX_CACHE_ROWS
         and meta.scale > 0
-        and step.num_tokens >= hopper_varlen.MIN_QUERIES_PER_ROW[head_dim] * meta.context_len.shape[0]
     )
 
 

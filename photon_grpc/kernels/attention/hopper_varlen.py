@@ -1,18 +1,21 @@
-"""Attention of several queries a row over a paged KV cache, in one Gluon kernel (sm_90), for long prompts.
+"""Attention of several queries a row over a paged KV cache, in one Gluon kernel (sm_90).
 
-    out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row
+    out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row, in the order of
+    `key_order.py`
 
 Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D] contiguous,
-AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in TILES, block_size a
-power of two from 64 on. `torch_attention.py` is the reference.
+AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in AHEAD, block_size a
+power of two from `hopper_ring.MIN_BLOCK_SIZE` on, at most CONSUMER_PAIRS query heads for a key head.
+`torch_attention.py` is the reference.
 
 One program takes a tile of (query, head of the group) pairs of one row and one key head. Its warps are specialised: one
 fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four
-warps each take 64 of the tile's pairs against every stage. While one group computes its softmax another has the tensor
-cores.
+warps each take the queries of up to 64 pairs against every stage. While one group computes its softmax another has the
+tensor cores. A tile is one update of the key order, and the sums of the lanes before the current one lie in shared
+memory: registers have no room for them.
 
-A pair's sums run over the same tiles of keys in the same order wherever it lies, so its result is the same, bit for
-bit, in any batch.
+A pair's sums run over the same keys in the same order wherever it lies, so its result is the same, bit for bit, in any
+batch, and the one that `gluon_decode.py` computes.
 """
 
 from __future__ import annotations
@@ -23,15 +26,23 @@ import torch
 
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.gluon_decode import shape
+from photon_grpc.kernels.attention.hopper_ring import descriptor, page_layout, produce
+from photon_grpc.kernels.attention.key_order import ORDERS
+from photon_grpc.kernels.attention.lane_sums import (
+    class_sums,
+    fold,
+    fold_weights,
+    num_classes,
+    of_rows,
+    sum_of_classes,
+    update,
+)
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.gluon import (
-    TensorDescriptor,
-    constexpr_function,
     fence_async_shared,
     gl,
     gluon_jit,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -39,147 +50,98 @@ from photon_grpc.kernels.lang.jit import once
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
-#: Rows of the cache that the bulk copy engine can number; one past them reads as zeros.
-MAX_CACHE_ROWS = 0x7FFFFF00
-# head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do
-# not repay.
-# On an H200, µs of varlen_kernel / this one: D 64: 8 x 512 45 / 53, 2,048 68 / 52; D 128: 128 7 / 8, 512 15.4 / 13.9, 4
-# x 2,048 406 / 266.
-MIN_QUERIES_PER_ROW = {64: 1024, 128: 256}
-# head_dim -> (keys a tile, tiles under way, whether scores are computed a tile ahead).
-# Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 after 3,584, and eight prompts of 64 to 1,000.
-TILES = {64: (128, 3, False), 128: (64, 3, True)}
+# (head_dim, consumers) -> tiles under way. The sums of three consumers of D 128 have no room in shared memory.
+STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3}
+# head_dim -> whether scores are computed a tile ahead.
+AHEAD = {64: False, 128: True}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
-REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40)}
 
 
 class PrefillTile(NamedTuple):
     """Constants that the kernel is compiled for.
 
-    CONSUMERS groups of warps with PAIRS pairs each, BN keys a step, NS steps in flight, whether scores are computed
-    AHEAD of sums.
+    CONSUMERS groups of warps with PAIRS pairs each, BN keys a step, LANE keys a lane, NS steps in flight, whether
+    scores are computed AHEAD of sums.
     """
 
     CONSUMERS: int
     PAIRS: int
     BN: int
+    LANE: int
     NS: int
     AHEAD: bool
     CONSUMER_REGISTERS: int
     PRODUCER_REGISTERS: int
 
 
-@constexpr_function
-def page_layout():
-    """Return the layout of a tile of 16-bit keys or values in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
-def descriptor(cache, box_rows: int):
-    """Return the bulk copy engine's view of the whole cache: rows [num_blocks · layers · 2 · Hkv · block_size, D]."""
-    rows = cache.view(-1, cache.shape[-1])
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [box_rows, rows.shape[1]], page_layout())
-
-
 @gluon_jit
-def fetch(
-    cache, tiles, stage, ready, table, start, context, head_row, page_rows,
-    BLOCK_SIZE: gl.constexpr, BN: gl.constexpr,
-):  # fmt: skip
-    """Start the copy of keys (or values) start … start + BN - 1, with zeros for pages after the context's end."""
-    BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < BN else BN
-    mbarrier.expect(ready, BN * tiles.shape[2] * 2)
-    for box in gl.static_range(BN // BOX):
-        key = start + box * BOX
-        page = gl.load(table + key // BLOCK_SIZE, mask=key < context, other=0)
-        # A row after the last one of the cache reads as zeros.
-        at = gl.where(key < context, page * page_rows + head_row + key % BLOCK_SIZE, 0x7FFFFF00)
-        tma.async_copy_global_to_shared(cache, [at, 0], ready, tiles.index(stage).slice(box * BOX, BOX))
-
-
-@gluon_jit
-def clear_tail(tiles, stage, valid, BN: gl.constexpr):
-    """Clear the rows of a tile from `valid` on, in one warp: unowned rows may be NaN, and 0 · NaN is NaN."""
-    LANES: gl.constexpr = tiles.shape[2] // 8
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [1, 1], [1, 0])
-    row = gl.arange(0, 8, layout=gl.SliceLayout(1, layout))
-    for first in gl.static_range(0, BN, 8):
-        if first + 8 > valid:
-            rows = tiles.index(stage).slice(first, 8)
-            owned = rows.load(layout)
-            rows.store(gl.where((first + row < valid)[:, None], owned, 0.0))
-
-
-@gluon_jit
-def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
-    """Fetch tiles of keys and values into the ring: the program of the fetching warp."""
-    ks, vs, k_ready, v_ready, k_free, v_free = ring
-    NS: gl.constexpr = ks.shape[0]
-    BN: gl.constexpr = ks.shape[1]
-    table, k_row, v_rows, page_rows, steps, context = pages
-    for j in range(steps):
-        stage = j % NS
-        phase = (j // NS + 1) & 1
-        mbarrier.wait(k_free.index(stage), phase)
-        fetch(cache, ks, stage, k_ready.index(stage), table, j * BN, context, k_row, page_rows, BLOCK_SIZE, BN)
-        mbarrier.wait(v_free.index(stage), phase)
-        ready = v_ready.index(stage)
-        if (j + 1) * BN <= context:
-            fetch(cache, vs, stage, ready, table, j * BN, context, k_row + v_rows, page_rows, BLOCK_SIZE, BN)
-        else:
-            fetch(cache, vs, stage, landed, table, j * BN, context, k_row + v_rows, page_rows, BLOCK_SIZE, BN)
-            mbarrier.wait(landed, 0)
-            clear_tail(vs, stage, context - j * BN, BN)
-            fence_async_shared()
-            mbarrier.arrive(ready, count=1)
-
-
-@gluon_jit
-def soften(scores, before, scale, key, position, MASKED: gl.constexpr):
-    """Return weights, the factor of earlier sums, the new maximum (in log2) and the new sum for one tile of scores.
-
-    before: the maximum and sum so far. The maximum is finite, since key 0 is visible to all. `scale` > 0 includes
-    log2(e).
-    """
-    high, total = before
+def soften(scores, high, total, scale, key, position, MASKED: gl.constexpr):
+    """Return `update` of a tile of scores, with MASKED for the keys up to each query's position."""
     if MASKED:
         scores = gl.where(key[None, :] <= position[:, None], scores, -float("inf"))
-    top = gl.maximum(high, gl.max(scores, 1) * scale)
-    weights = gl.exp2(scores * scale - top[:, None])
-    shrink = gl.exp2(high - top)
-    return weights, shrink, top, total * shrink + gl.sum(weights, 1)
+    return update(scores, high, total, scale, MASKED)
+
+
+@gluon_jit
+def fold_sums(kept, acc, kept_factor, lane_factor):
+    """Add the sums of a lane, acc [64, D], to those of the lanes before it in shared memory."""
+    before = kept.load(acc.type.layout)
+    kept.store(fold(before, acc, of_rows(kept_factor, acc), of_rows(lane_factor, acc)))
+
+
+@gluon_jit
+def begin_lane(high, total, kept_high, kept_total):
+    """Fold high and total of the lane before. Return those of an empty lane, those folded, and the factors of sums."""
+    kept_high, kept_factor, lane_factor = fold_weights(kept_high, high)
+    kept_total = fold(kept_total, total, of_rows(kept_factor, total), of_rows(lane_factor, total))
+    high = gl.full(high.shape, -float("inf"), gl.float32, high.type.layout)
+    total = gl.full(total.shape, 0.0, gl.float32, total.type.layout)
+    return high, total, kept_high, kept_total, kept_factor, lane_factor
 
 
 @gluon_jit
 def step(
-    q, ring, acc, high, total, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
+    q, ring, kept, state, zero, j, scale, number, position,
+    LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Compute scores, softmax and weighted sum of tile j in turn; other groups fill the gaps of the tensor cores."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
+    acc, high, total, kept_high, kept_total = state
     stage = j % NS
+    if (j % LANE_STEPS == 0) & (j > 0):
+        high, total, kept_high, kept_total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
+        fold_sums(kept, acc, kept_factor, lane_factor)
+        acc = gl.full(acc.shape, 0.0, gl.float32, acc.type.layout)
     mbarrier.wait(k_ready.index(stage), j // NS & 1)
     scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    weights, shrink, high, total = soften(scores, (high, total), scale, key, position, MASKED)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    acc = acc * of_rows(shrink, acc)
     weights = gl.convert_layout(weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
     mbarrier.wait(v_ready.index(stage), j // NS & 1)
     acc = warpgroup_mma(weights, vs.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(stage), count=1)
-    return acc, high, total
+    return acc, high, total, kept_high, kept_total
 
 
 @gluon_jit
 def ahead_step(
-    q, ring, acc, high, total, weights, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
+    q, ring, kept, state, weights, zero, j, scale, number, position,
+    LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Compute scores and softmax of tile j and, beside the softmax, the weighted sum of tile j - 1."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
+    acc, high, total, kept_high, kept_total = state
     stage, older = j % NS, (j - 1) % NS
+    kept_factor = high
+    lane_factor = high
+    if j % LANE_STEPS == 0:
+        high, total, kept_high, kept_total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
     mbarrier.wait(k_ready.index(stage), j // NS & 1)
     scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(older), (j - 1) // NS & 1)
@@ -187,42 +149,53 @@ def ahead_step(
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    new_weights, shrink, high, total = soften(scores, (high, total), scale, key, position, MASKED)
+    new_weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(older), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if j % LANE_STEPS == 0:
+        fold_sums(kept, acc, kept_factor, lane_factor)
+        acc = gl.full(acc.shape, 0.0, gl.float32, acc.type.layout)
+    else:
+        acc = acc * of_rows(shrink, acc)
     weights = gl.convert_layout(new_weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
-    return acc, high, total, weights
+    return acc, high, total, kept_high, kept_total, weights
 
 
 @gluon_jit
 def attend_all(
-    q, ring, scale, position, full, steps,
-    BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
+    q, ring, kept, scale, position, full, steps, TILE: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
 ):  # fmt: skip
-    """Return acc [64, D] and total [64] of one group's pairs over all tiles; the first `full` need no mask."""
+    """Return acc [64, D] and total [64, 8] of one group's pairs over all tiles; the first `full` need no mask."""
     ks, vs, k_ready, v_ready, k_free, _ = ring
+    BN: gl.constexpr = TILE.BN
+    NS: gl.constexpr = TILE.NS
+    LANE_STEPS: gl.constexpr = TILE.LANE // BN
     PAIRS: gl.constexpr = q.shape[0]
     D: gl.constexpr = q.shape[1]
     number = gl.arange(0, BN, layout=gl.SliceLayout(0, score_mma))
-    high = gl.full([PAIRS], -float("inf"), gl.float32, gl.SliceLayout(1, score_mma))
-    total = gl.zeros([PAIRS], gl.float32, gl.SliceLayout(1, score_mma))
-    acc = gl.zeros([PAIRS, D], gl.float32, out_mma)
     zero = gl.zeros([PAIRS, BN], gl.float32, score_mma)
-    if AHEAD:
+    high = gl.full([PAIRS], -float("inf"), gl.float32, gl.SliceLayout(1, score_mma))
+    classes = class_sums(zero)
+    total = gl.full([PAIRS, num_classes()], 0.0, gl.float32, classes.type.layout)
+    acc = gl.zeros([PAIRS, D], gl.float32, out_mma)
+    kept_high, kept_total = high, total
+    kept.store(acc)
+    if TILE.AHEAD:
         mbarrier.wait(k_ready.index(0), 0)
         scores = warpgroup_mma(q, ks.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_free.index(0), count=1)
-        first, _, high, total = soften(scores, (high, total), scale, number, position, True)
+        first, _, high, total = soften(scores, high, total, scale, number, position, True)
         weights = gl.convert_layout(first.to(vs.dtype), gl.DotOperandLayout(0, out_mma, 2))
         for j in range(1, full):
-            acc, high, total, weights = ahead_step(
-                q, ring, acc, high, total, weights, zero, j, scale, number, position, NS, False,
+            acc, high, total, kept_high, kept_total, weights = ahead_step(
+                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, scale, number, position,
+                LANE_STEPS, NS, False,
             )  # fmt: skip
         for j in range(gl.maximum(full, 1), steps):
-            acc, high, total, weights = ahead_step(
-                q, ring, acc, high, total, weights, zero, j, scale, number, position, NS, True,
+            acc, high, total, kept_high, kept_total, weights = ahead_step(
+                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, scale, number, position,
+                LANE_STEPS, NS, True,
             )  # fmt: skip
         last = steps - 1
         mbarrier.wait(v_ready.index(last % NS), last // NS & 1)
@@ -230,46 +203,52 @@ def attend_all(
         acc = warpgroup_mma_wait(0, deps=[acc])
     else:
         for j in range(full):
-            acc, high, total = step(
-                q, ring, acc, high, total, zero, j, scale, number, position, NS, False,
+            acc, high, total, kept_high, kept_total = step(
+                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, scale, number, position,
+                LANE_STEPS, NS, False,
             )  # fmt: skip
         for j in range(full, steps):
-            acc, high, total = step(
-                q, ring, acc, high, total, zero, j, scale, number, position, NS, True,
+            acc, high, total, kept_high, kept_total = step(
+                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, scale, number, position,
+                LANE_STEPS, NS, True,
             )  # fmt: skip
-    return acc, total
+    _, _, _, total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
+    before = kept.load(out_mma)
+    return fold(before, acc, of_rows(kept_factor, acc), of_rows(lane_factor, acc)), total
 
 
 @gluon_jit
 def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """Attend for pairs 64 · GROUP_OF_WARPS … of the tile, in four warps. queries: source, shared copy, results."""
-    q, qs, out = queries
+    """Attend for the queries of one group of four warps. queries: source, shared copy, results, sums of lanes."""
+    q, qs, out, kept = queries
     first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
     BN: gl.constexpr = TILE.BN
     PAIRS: gl.constexpr = qs.shape[1]
     D: gl.constexpr = qs.shape[2]
+    QUERIES: gl.constexpr = PAIRS // GROUP
     LANES: gl.constexpr = D // 8
     kind: gl.constexpr = qs.dtype
     score_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     out_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    pair = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, copy))
+    own_first = first + GROUP_OF_WARPS * QUERIES
+    pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, copy))
     column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
-    token = first + pair // GROUP
-    inside = (token < count)[:, None] & (column >= 0)[None, :]
+    token = own_first + pair // GROUP
+    inside = ((token < count) & (pair < QUERIES * GROUP))[:, None] & (column >= 0)[None, :]
     query = (first_query + token).to(gl.int64)
     within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
     own_queries = qs.index(GROUP_OF_WARPS)
     own_queries.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
     fence_async_shared()
-    member = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
+    member = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
     acc, total = attend_all(
-        own_queries, ring, scale, before + first + member // GROUP, full, steps,
-        BN, TILE.NS, TILE.AHEAD, out_mma, score_mma,
+        own_queries, ring, kept.index(GROUP_OF_WARPS), scale, before + own_first + member // GROUP, full, steps,
+        TILE, out_mma, score_mma,
     )  # fmt: skip
-    answer = acc / gl.convert_layout(total, gl.SliceLayout(1, out_mma))[:, None]
+    answer = acc / of_rows(sum_of_classes(total, 4), acc)
     answer = gl.convert_layout(answer.to(kind), copy)
     gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
 
@@ -293,7 +272,7 @@ def varlen_tile_kernel(
     PAIRS: gl.constexpr = TILE.PAIRS
     BN: gl.constexpr = TILE.BN
     NS: gl.constexpr = TILE.NS
-    QUERIES: gl.constexpr = CONSUMERS * PAIRS // SHAPE.GROUP
+    QUERIES: gl.constexpr = CONSUMERS * (PAIRS // SHAPE.GROUP)
     kind: gl.constexpr = q.dtype.element_ty
     kv_head = gl.program_id(0)
     # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
@@ -309,6 +288,9 @@ def varlen_tile_kernel(
     ks = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
     vs = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
     qs = gl.allocate_shared_memory(kind, [CONSUMERS, PAIRS, HEAD_DIM], layout)
+    # Columns that one warp reads or writes together lie in different banks.
+    apart: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    kept = gl.allocate_shared_memory(gl.float32, [CONSUMERS, PAIRS, HEAD_DIM], apart)
     k_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
@@ -329,8 +311,8 @@ def varlen_tile_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, ((q, qs, out), ring, tile, 0, SHAPE, TILE)),
-                (consume, ((q, qs, out), ring, tile, 1, SHAPE, TILE)),
+                (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
+                (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
                 (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
             ],
             [4, 1],
@@ -339,9 +321,9 @@ def varlen_tile_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, ((q, qs, out), ring, tile, 0, SHAPE, TILE)),
-                (consume, ((q, qs, out), ring, tile, 1, SHAPE, TILE)),
-                (consume, ((q, qs, out), ring, tile, 2, SHAPE, TILE)),
+                (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
+                (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
+                (consume, ((q, qs, out, kept), ring, tile, 2, SHAPE, TILE)),
                 (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
             ],
             [4, 4, 1],
@@ -349,15 +331,16 @@ def varlen_tile_kernel(
         )
 
 
-def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
+def num_consumers(num_pairs: int, head_dim: int, kv_heads: int, multiprocessors: int) -> int:
     """Return the groups of warps per tile of keys: three if `num_pairs` pairs have tiles for two waves, else two."""
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
-    return 3 if tiles >= 2 * multiprocessors else 2
+    return 3 if tiles >= 2 * multiprocessors and (head_dim, 3) in STAGES else 2
 
 
 def tile(head_dim: int, consumers: int) -> PrefillTile:
     """Return the constants for this many groups of warps."""
-    return PrefillTile(consumers, CONSUMER_PAIRS, *TILES[head_dim], *REGISTERS[head_dim, consumers])
+    sizes = head_dim, consumers
+    return PrefillTile(consumers, CONSUMER_PAIRS, *ORDERS[head_dim], STAGES[sizes], AHEAD[head_dim], *REGISTERS[sizes])
 
 
 def launch(
@@ -370,7 +353,7 @@ def launch(
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
     places = layer * 2 * plane_rows, plane_rows, layers * 2 * plane_rows
-    grid = kv_heads, q.shape[0] // (consumers * CONSUMER_PAIRS // group) + num_rows
+    grid = kv_heads, q.shape[0] // (consumers * (CONSUMER_PAIRS // group)) + num_rows
     varlen_tile_kernel[grid](
         q,
         descriptor(pages, min(block_size, found.BN)),
@@ -388,12 +371,12 @@ def launch(
 def preload(
     device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
-    """Compile and load the kernel for both numbers of consumers; strides are multiples of 16, as in every launch."""
+    """Compile and load the kernel for every number of consumers; strides are multiples of 16, as in every launch."""
     q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
     query_start = torch.nn.functional.pad(context_len, (1, 0))
     block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
     meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, max_query_len=2, max_context_len=2)
-    for consumers in (2, 3):
+    for consumers in (found for of, found in STAGES if of == head_dim):
         launch(q, pages, 0, meta, out, consumers=consumers)

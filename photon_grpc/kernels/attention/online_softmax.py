@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.key_order import plain_order
 from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
 
 
@@ -51,12 +52,28 @@ def attend(
     if MASKED:
         # A row that has seen no key yet has no maximum to subtract: -inf - -inf would be NaN.
         base = tl.where(new_high == -float("inf"), 0.0, new_high)
-    # Scaled here, where a product and a difference are one instruction.
-    p = tl.exp2(scores * scale - base[:, None])
+    p = tl.exp2(tl.fma(scores, scale, -base[:, None]))
     shrink = tl.exp2(high - base)
     v = load_rows(values + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=SHAPE.PRECISION)
-    return new_high, total * shrink + tl.sum(p, axis=1), acc
+    return new_high, tl.fma(total, shrink, tl.sum(p, axis=1)), acc
+
+
+@jit
+def empty_lane(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr):
+    """Return high [M], total [M] and acc [M, HEAD_PAD] before the first key."""
+    high = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    return high, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+
+
+@jit
+def fold(high, total, acc, lane_high, lane_total, lane_acc):
+    """Return the sums (high [M], total [M], acc [M, HEAD_PAD]) of the lanes so far and of one more."""
+    top = tl.maximum(high, lane_high)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    ours, theirs = tl.exp2(high - base), tl.exp2(lane_high - base)
+    acc = tl.fma(acc, ours[:, None], lane_acc * theirs[:, None])
+    return top, tl.fma(total, ours, lane_total * theirs), acc
 
 
 @jit
@@ -86,6 +103,9 @@ class HeadShape(NamedTuple):
     WINDOW: int
     #: Precision of matrix products.
     PRECISION: str
+    #: Keys of a softmax update, and of a lane: see `key_order.py`.
+    UPDATE: int
+    LANE: int
 
 
 def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> HeadShape:
@@ -93,4 +113,6 @@ def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> HeadShape:
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     # float32 means float32: the tensor cores' tf32 would lose half of the digits.
     precision = "ieee" if pages.dtype == torch.float32 else "tf32"
-    return HeadShape(kv_heads, q_heads // kv_heads, head_dim, next_power_of_2(head_dim), block_size, window, precision)
+    padded = next_power_of_2(head_dim)
+    order = plain_order(padded, pages.dtype.itemsize)
+    return HeadShape(kv_heads, q_heads // kv_heads, head_dim, padded, block_size, window, precision, *order)

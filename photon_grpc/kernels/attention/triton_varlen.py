@@ -19,15 +19,14 @@ import torch
 
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, shape
+from photon_grpc.kernels.attention.online_softmax import attend, empty_lane, fold, key_offsets, shape
 from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
 
 
 class VarlenTile(NamedTuple):
-    """Constants that the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
+    """Constants that the kernel is compiled for: BLOCK_M (query, head of the group) pairs."""
 
     BLOCK_M: int
-    BLOCK_N: int
 
 
 @jit
@@ -44,7 +43,8 @@ def varlen_kernel(
     BLOCK_SIZE: tl.constexpr = SHAPE.BLOCK_SIZE
     WINDOW: tl.constexpr = SHAPE.WINDOW
     BLOCK_M: tl.constexpr = TILE.BLOCK_M
-    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    BLOCK_N: tl.constexpr = SHAPE.UPDATE
+    LANE: tl.constexpr = SHAPE.LANE
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
     program, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
@@ -65,49 +65,52 @@ def varlen_kernel(
     values = keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM
     table = block_tables + row.to(tl.int64) * table_stride
 
-    high = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     stop = before + tl.minimum(first + QUERIES, count)
+    begin, masked_from = 0, (before + first + 1) // BLOCK_N * BLOCK_N
     if WINDOW:
-        masked_from = tl.maximum(before + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
-    else:
-        masked_from = (before + first + 1) // BLOCK_N * BLOCK_N
-        for start in range(0, masked_from, BLOCK_N):
+        begin = tl.maximum(before + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
+        masked_from = begin
+    kept_high, kept_total, kept_acc = empty_lane(BLOCK_M, HEAD_PAD)
+    for lane in range(begin // LANE * LANE, stop, LANE):
+        high, total, acc = empty_lane(BLOCK_M, HEAD_PAD)
+        lane_stop = tl.minimum(lane + LANE, stop)
+        if not WINDOW:
+            for start in range(lane, tl.minimum(lane_stop, masked_from), BLOCK_N):
+                offsets = key_offsets(table, start, stop, block_stride, SHAPE, BLOCK_N)
+                high, total, acc = attend(
+                    tile, keys, values, offsets, None, None, high, total, acc, scale, SHAPE, False
+                )  # fmt: skip
+        for start in range(tl.maximum(lane, masked_from), lane_stop, BLOCK_N):
             offsets = key_offsets(table, start, stop, block_stride, SHAPE, BLOCK_N)
+            key = start + tl.arange(0, BLOCK_N)
+            visible = (key[None, :] <= (before + token)[:, None]) & (key < stop)[None, :]
+            in_context = key < stop
+            if WINDOW:
+                in_context &= key > before + first - WINDOW
+                visible &= key[None, :] > (before + token - WINDOW)[:, None]
             high, total, acc = attend(
-                tile, keys, values, offsets, None, None, high, total, acc, scale, SHAPE, False
+                tile, keys, values, offsets, in_context, visible, high, total, acc, scale, SHAPE, True
             )  # fmt: skip
-    for start in range(masked_from, stop, BLOCK_N):
-        offsets = key_offsets(table, start, stop, block_stride, SHAPE, BLOCK_N)
-        key = start + tl.arange(0, BLOCK_N)
-        visible = (key[None, :] <= (before + token)[:, None]) & (key < stop)[None, :]
-        in_context = key < stop
-        if WINDOW:
-            in_context &= key > before + first - WINDOW
-            visible &= key[None, :] > (before + token - WINDOW)[:, None]
-        high, total, acc = attend(
-            tile, keys, values, offsets, in_context, visible, high, total, acc, scale, SHAPE, True
-        )  # fmt: skip
-    answer = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(tile.dtype)
+        kept_high, kept_total, kept_acc = fold(kept_high, kept_total, kept_acc, high, total, acc)
+    answer = (kept_acc / tl.where(kept_total == 0.0, 1.0, kept_total)[:, None]).to(tile.dtype)
     tl.store(out + query[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + within, answer, mask=inside)
 
 
 def options(pages: torch.Tensor) -> dict[str, int]:
     """Return the warps and stages of `varlen_kernel`."""
-    return {"num_warps": 8, "num_stages": 2} if pages.dtype == torch.float32 else {"num_warps": 4, "num_stages": 3}
+    if pages.dtype == torch.float32:
+        return {"num_warps": 8, "num_stages": 2}
+    return {"num_warps": 4 if pages.shape[5] <= 64 else 8, "num_stages": 3}
 
 
 def tile(group: int, pages: torch.Tensor) -> VarlenTile:
     """Return the constants for `group` query heads of a key head.
 
-    The best of a sweep on an H200 over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of
-    512 and 2,048 tokens.
+    The best of a sweep on an H200 over 64 to 256 queries, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and 2,048
+    tokens.
     """
-    if pages.dtype == torch.float32:
-        # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
-        return VarlenTile(max(32, next_power_of_2(group)), 32 if next_power_of_2(pages.shape[5]) <= 64 else 16)
-    return VarlenTile(max(64, next_power_of_2(group)), 64)
+    # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
+    return VarlenTile(max(32 if pages.dtype == torch.float32 else 64, next_power_of_2(group)))
 
 
 def launch(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("contexts", CONTEXTS.values(), ids=CONTEXTS)
-@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize("block_size", [8, 16, 48, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_equals_dense_attention(
@@ -77,9 +77,11 @@ def test_rows_of_one_query_among_prompts(heads: tuple[int, int, int], dtype: tor
     chosen = TRITON.attention(batch.meta, batch.cache, slots, heads[0])
     assert isinstance(chosen, KernelAttention)
     if torch.cuda.get_device_capability()[0] == 9:
-        assert chosen.launches[1] is gluon_decode.launch_rows_of_one
+        assert chosen.launches[1].func is gluon_decode.launch_rows_of_one
     out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
-    gluon_decode.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
+    counters = torch.zeros(len(counts) * heads[1], dtype=torch.int32, device="cuda")
+    gluon_decode.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out, counters=counters)
+    assert not counters.any()
     ones = torch.tensor([count == 1 for count in counts for _ in range(count)])
     torch.testing.assert_close(out[ones].double().cpu(), expected(batch)[ones], **tolerance(dtype))
     assert out[~ones].isnan().all()

@@ -15,7 +15,7 @@ from tests.kernels.paged import Shape, paged_batch
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_stand_ins_load_the_kernels_of_what_follows(
     head_dim: int, block_size: int, monkeypatch: pytest.MonkeyPatch
@@ -28,7 +28,7 @@ def test_stand_ins_load_the_kernels_of_what_follows(
     hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, 8, block_size, head_dim)
     loaded: list[object] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: loaded.append(told))
-    for consumers in (2, 3):
+    for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
         hopper_varlen.launch(batch.q, batch.cache, batch.layer, batch.meta, out, consumers=consumers)
     torch.cuda.synchronize()
     assert loaded == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,12 +34,37 @@ def test_groups_and_head_sizes(q_heads: int, kv_heads: int, head_dim: int) -> No
     check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-def test_shares_of_the_keys_merge_also_where_some_are_empty(splits: int) -> None:
-    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 200, 65])
+def shared(batch: PagedBatch, splits: int) -> torch.Tensor:
     out = torch.full(batch.q.shape, torch.nan)
     triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
+    return out
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_row_has_the_same_bits_however_many_programs_share_it(window: int) -> None:
+    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 700, 65], window=window)
+    out = shared(batch, 1)
     check(batch, out)
+    for splits in (2, 3, 8):
+        torch.testing.assert_close(shared(batch, splits), out, rtol=0, atol=0)
+
+
+def test_a_row_has_the_same_bits_beside_any_other_and_under_any_bound_of_the_host() -> None:
+    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 9], [300, 77, 600])
+    together = attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta)
+    for row, queries in enumerate((slice(0, 1), slice(1, 2), slice(2, 11))):
+        count = queries.stop - queries.start
+        meta = dataclasses.replace(
+            batch.meta,
+            query_start=torch.tensor([0, count], dtype=torch.int32),
+            context_len=batch.meta.context_len[row : row + 1],
+            block_tables=batch.meta.block_tables[row : row + 1],
+            max_query_len=count,
+            min_query_len=count,
+            max_context_len=4096,
+        )
+        alone = attend(TRITON, batch.q[queries], batch.cache, batch.layer, meta)
+        torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("window", [1, 21, 64])
@@ -45,14 +72,6 @@ def test_shares_of_the_keys_merge_also_where_some_are_empty(splits: int) -> None
 def test_keys_behind_the_window_are_not_read(block_size: int, window: int) -> None:
     batch = paged_batch(Shape(4, 2, 32, block_size), [1, 40, 1, 3, 1], [170, 190, 1, 80, 33], window=window)
     check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
-
-
-@pytest.mark.parametrize("splits", [2, 8])
-def test_shares_of_a_window_merge(splits: int) -> None:
-    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 200, 65], window=70)
-    out = torch.full(batch.q.shape, torch.nan)
-    triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
-    check(batch, out)
 
 
 @settings(max_examples=examples(8))
@@ -68,8 +87,8 @@ def test_any_mix_of_rows(block_size: int, rows: list[tuple[int, int]], seed: int
     check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "context", "splits"), [(8, 272, 8), (8, 4096, 16), (256, 4096, 2), (512, 4096, 1), (64, 40, 2)]
-)
-def test_splits_fill_the_device_and_no_share_is_shorter_than_a_tile(pairs: int, context: int, splits: int) -> None:
-    assert triton_decode.num_splits(pairs, context, 132) == splits
+@pytest.mark.parametrize(("pairs", "lanes", "splits"), [(8, 2, 2), (8, 16, 16), (256, 16, 2), (512, 16, 1), (64, 1, 1)])
+def test_programs_fill_the_device_and_none_is_without_a_lane(pairs: int, lanes: int, splits: int) -> None:
+    assert triton_decode.num_splits(pairs, lanes, 132) == splits
+    assert [triton_decode.lanes_in_sight(keys, 0, 256) for keys in (1, 256, 257)] == [1, 1, 2]
+    assert [triton_decode.lanes_in_sight(9999, window, 256) for window in (1, 256, 257)] == [2, 2, 3]
