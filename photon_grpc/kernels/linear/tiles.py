@@ -62,7 +62,7 @@ EXCHANGE_BYTES = 32_448
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # Llama-3.2-1B: qkv
     (3072, 2048): {
-        8: Tile("gemv", 32, 256, 2, 4),
+        8: Tile("gemv", 32, 128, 4, 6),
         16: Tile("gemv", 32, 256, 4, 3),
         32: Tile("gemv", 32, 128, 4, 4),
         64: Tile("wgmma", 64, 128, 4, 6),
@@ -70,18 +70,18 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # output
     (2048, 2048): {
-        8: Tile("gemv", 32, 256, 2, 8),
+        8: Tile("gemv", 16, 256, 1, 8),
         16: Tile("gemv", 32, 256, 1, 7),
         32: Tile("wgmma", 64, 128, 4, 8),
-        64: Tile("wgmma", 64, 128, 4, 6),
+        64: Tile("wgmma", 64, 64, 4, 10),
         128: None,
     },
     # gate and up
     (16384, 2048): {
-        8: Tile("gemv", 64, 256, 2, 3),
+        8: Tile("gemv", 64, 128, 4, 5),
         16: Tile("wgmma", 64, 64, 4, 10),
         32: Tile("wgmma", 64, 64, 4, 8),
-        64: Tile("wgmma", 128, 64, 8, 8),
+        64: Tile("wgmma", 64, 64, 4, 6),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
     # down
@@ -89,29 +89,29 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         8: Tile("gemv", 16, 256, 2, 7),
         16: Tile("gemv", 16, 256, 2, 5),
         32: Tile("gemv", 16, 256, 2, 3),
-        64: Tile("wgmma", 64, 128, 4, 6),
+        64: None,
         128: None,
     },
     # Llama-3.1-8B: qkv
     (6144, 4096): {
         8: Tile("gemv", 32, 128, 2, 9),
-        16: Tile("wgmma", 64, 128, 4, 8),
+        16: Tile("wgmma", 64, 128, 4, 6),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 64, 4, 10),
         128: None,
     },
     # output
     (4096, 4096): {
-        8: Tile("gemv", 16, 256, 1, 5),
-        16: Tile("wgmma", 64, 128, 4, 8),
+        8: Tile("gemv", 32, 256, 2, 8),
+        16: Tile("gemv", 16, 256, 1, 4),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # gate and up
     (28672, 4096): {
-        8: Tile("gemv", 32, 128, 1, 3),
-        16: Tile("wgmma", 128, 64, 4, 6),
+        8: Tile("gemv", 64, 64, 2, 5),
+        16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("gemv", 64, 128, 2, 2),
         64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
