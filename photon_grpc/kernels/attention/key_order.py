@@ -36,7 +36,7 @@ class KeyOrder(NamedTuple):
 
 
 #: head_dim -> order, for the kernels of 16 bits that share it. A change changes bits: raise the numerics version.
-ORDERS = {32: KeyOrder(128, 512), 64: KeyOrder(128, 512), 128: KeyOrder(64, 512)}
+ORDERS = {32: KeyOrder(128, 1024), 64: KeyOrder(128, 1024), 128: KeyOrder(64, 1024)}
 
 
 def plain_order(head_dim: int, itemsize: int) -> KeyOrder:

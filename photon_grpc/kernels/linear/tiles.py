@@ -73,7 +73,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         8: Tile("gemv", 16, 256, 1, 8),
         16: Tile("gemv", 32, 256, 1, 7),
         32: Tile("wgmma", 64, 128, 4, 8),
-        64: Tile("wgmma", 64, 64, 4, 10),
+        64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # gate and up
@@ -81,7 +81,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         8: Tile("gemv", 64, 128, 4, 5),
         16: Tile("wgmma", 64, 64, 4, 10),
         32: Tile("wgmma", 64, 64, 4, 8),
-        64: Tile("wgmma", 64, 64, 4, 6),
+        64: Tile("wgmma", 128, 64, 4, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
     # down
