@@ -102,7 +102,7 @@ class DeviceConfig:
     numerics: str = flag(
         "strict",
         "strict: the bits of an answer depend on its request alone, as far as docs/numerics.md promises. fast: no such "
-        "promise, and kernels may choose by speed how sums are cut.",
+        "promise: the matrix library may cut sums by the number of rows.",
         choices=("strict", "fast"),
     )
 

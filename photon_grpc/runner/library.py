@@ -7,6 +7,7 @@ product of the process: a program that has multiplied on the GPU before keeps wh
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 
@@ -18,6 +19,8 @@ _ROWS, _MANY_ROWS, _N, _K = 8, 2048, 128, 16_384
 def forbid_split_k() -> None:
     """Take the library's workspace for the rest of the process; without effect after its first product on a GPU."""
     os.environ[_VARIABLE] = _NO_WORKSPACE
+    # cuBLASLt asks for more than cuBLAS has, and PyTorch says so once, at the first sum with a product.
+    warnings.filterwarnings("ignore", message="Requested unified CUBLASLT workspace")
 
 
 @torch.no_grad()
