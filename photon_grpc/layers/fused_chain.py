@@ -12,7 +12,7 @@ from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import bucket
 from photon_grpc.layers.mlp import GatedMLP
-from photon_grpc.layers.workspace import Workspace
+from photon_grpc.layers.workspace import RowSums, Workspace
 
 
 class FusedChain:
@@ -53,11 +53,12 @@ class FusedChain:
     def _make(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace:
         rows = bucket(num_tokens)
         if self not in ctx.memo:
-            sizes = *((size, self._dtype) for size in self._sizes), (self._sizes[0] // squares.GROUP, torch.float32)
-            ctx.memo[self] = tuple(
-                torch.empty(rows or num_tokens, size, dtype=dtype, device=self._device)[:num_tokens]
-                for size, dtype in sizes
-            )
+            h, *others = (self._buffer(rows, num_tokens, size, self._dtype) for size in self._sizes)
+            partial = self._buffer(rows, num_tokens, self._sizes[0] // squares.GROUP, torch.float32)
+            # The layers of all groups change one stream.
+            ctx.memo[self] = h, RowSums(partial), *others
         rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[group].slot_mapping.long())
-        h, q, attended, y, partial = ctx.memo[self]
-        return Workspace(rows, h, partial, q, attended, y, rotation, self._counters)
+        return Workspace(rows, *ctx.memo[self], rotation, self._counters)
+
+    def _buffer(self, rows: int, num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(rows or num_tokens, size, dtype=dtype, device=self._device)[:num_tokens]

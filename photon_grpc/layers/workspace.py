@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -12,44 +12,51 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 
 @dataclass(slots=True, eq=False)
+class RowSums:
+    """The sums of squares of the residual stream, partial [M, hidden_size / 16], and whether h has changed since."""
+
+    partial: torch.Tensor
+    is_current: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
     """The buffers of M tokens; each has memory for `bucket` rows if that is more: kernels read whole tiles.
 
-    bucket: that of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream; partial: [M, hidden_size / 16],
-    the sums of its squares. q, attended: [M, Hq · D], attention's input and result. y: [M, intermediate_size].
-    rotation: that of the M tokens. counters: int32, zero before and after each kernel that counts its programs.
+    bucket: that of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream; sums: those of its squares. q,
+    attended: [M, Hq · D], attention's input and result. y: [M, intermediate_size]. rotation: that of the M tokens.
+    counters: int32, zero before and after each kernel that counts its programs.
     """
 
     bucket: int
     h: torch.Tensor
-    partial: torch.Tensor
+    sums: RowSums
     q: torch.Tensor
     attended: torch.Tensor
     y: torch.Tensor
     rotation: Rotation
     counters: torch.Tensor
-    _has_sums: bool = field(default=False, init=False)
 
     def take(self, x: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Store x + residual in h, unless they are there already."""
         if residual is not None:
             torch.add(x, residual, out=self.h)
-            self.outdated()
+            self.sums.is_current = False
         elif x is not self.h:
             self.h.copy_(x)
-            self.outdated()
+            self.sums.is_current = False
 
     def stream(self) -> ResidualStream:
         """Return the residual stream with the sums of its squares, made now if the kernel that wrote h left none."""
-        if not self._has_sums:
+        if not self.sums.is_current:
             squares.launch(self.h, self.written())
-        return ResidualStream(self.h, self.partial)
+        return ResidualStream(self.h, self.sums.partial)
 
     def written(self) -> torch.Tensor:
         """Return the place of the sums for a kernel that writes h and leaves them."""
-        self._has_sums = True
-        return self.partial
+        self.sums.is_current = True
+        return self.sums.partial
 
     def outdated(self) -> None:
         """Note that h was written by a kernel that leaves no sums."""
-        self._has_sums = False
+        self.sums.is_current = False

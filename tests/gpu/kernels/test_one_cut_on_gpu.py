@@ -22,7 +22,7 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers import gemm
 from photon_grpc.layers.gemm import Epilogue
 from photon_grpc.layers.unquantized import product_end
-from photon_grpc.layers.workspace import Workspace
+from photon_grpc.layers.workspace import RowSums, Workspace
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,9 +79,9 @@ class Case:
         def room(size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.full((max(bucket, rows), size), torch.nan, dtype=dtype, device="cuda")[:rows]
 
-        sizes = (hidden, torch.bfloat16), (hidden // squares.GROUP, torch.float32)
+        sums = RowSums(room(hidden // squares.GROUP, torch.float32))
         work = Workspace(
-            bucket, *(room(*size) for size in sizes), room(heads * dim), room(0), room(inner), self.rotation,
+            bucket, room(hidden), sums, room(heads * dim), room(0), room(inner), self.rotation,
             torch.zeros(65536, dtype=torch.int32, device="cuda"),
         )  # fmt: skip
         work.take(self.h[:rows], None)
