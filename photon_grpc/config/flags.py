@@ -72,7 +72,7 @@ class ModelFlags:
     )
     quantization: str = flag(
         "auto",
-        "Format of the weights of linear layers. auto: as the checkpoint says. Others quantize a 16-bit checkpoint "
+        "Format of the weights of linear layers. auto: as the checkpoint says. The rest quantize a 16-bit checkpoint "
         "while it is read: int8 by rows or in groups of columns, int4, or fp8. w8a8, fp8 and fp8-block multiply them "
         "with 8-bit activations.",
         choices=("auto", *FORMATS),

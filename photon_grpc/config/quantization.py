@@ -20,7 +20,7 @@ Layout = Literal["", "gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized"
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the weights of the linear layers are stored, and with what activations they are multiplied.
+    """The format of the weights of linear layers, and of the activations that they are multiplied with.
 
     block: rows and columns of W [out, in] that share a scale, ALL for all of them: (1, ALL) is a scale a row, (1, 128)
     groups of 128 columns, (ALL, ALL) one scale, (128, 128) blocks. activation_bits: 16, or 8: then activations are

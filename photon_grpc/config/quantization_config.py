@@ -72,7 +72,7 @@ class Fp8Json(Struct, kw_only=True):
 
 
 class QuantizationArgs(Struct, kw_only=True):
-    """How compressed-tensors quantizes weights or activations."""
+    """The form in which compressed-tensors quantizes weights or activations."""
 
     num_bits: Bits = 8
     type: Literal["int", "float"] = "int"
