@@ -44,13 +44,9 @@ class QuantizedWeight(NamedTuple):
         return torch.Size((rows, width * 8 // self.kind.BITS))
 
 
-def kind_of(bits: int, group: int, zeros: torch.Tensor | None = None, norm: torch.Tensor | None = None) -> WeightKind:
-    return WeightKind(bits, group, zeros is not None, norm is not None)
-
-
-def dequantize_reference(weight: QuantizedWeight) -> torch.Tensor:
-    """Return W [N, K] in torch, in natural order and in the dtype of its scales."""
-    bits, dtype = weight.kind.BITS, weight.scales.dtype
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return W [N, K] in torch, in natural order; dtype is that of the scales."""
+    bits = weight.kind.BITS
     values = natural(weight.values, bits) if weight.is_arranged else weight.values
     numbers = (values if bits == 8 else unpacked(values)).to(dtype)
     rows, columns = numbers.shape
