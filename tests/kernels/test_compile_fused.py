@@ -23,7 +23,9 @@ from photon_grpc.kernels.linear import cost, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
+from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
+from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
@@ -42,7 +44,7 @@ from tests.kernels.test_compile import (
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
-POINTERS = dict.fromkeys(["w", "bias", "x", "y", "pages", "q", "out"], "*bf16")
+POINTERS = dict.fromkeys(["bias", "x", "y", "pages", "q", "out"], "*bf16")
 POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
@@ -94,10 +96,20 @@ def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch:
 ROWS = 4
 
 
+def weight_operand(kind: WeightKind) -> WeightOperand:
+    """Return the types of a weight."""
+    if kind.BITS == 16:
+        return WeightOperand("*bf16")
+    zeros, norm = ("*bf16" if has else None for has in (kind.HAS_ZEROS, kind.HAS_NORM))
+    return WeightOperand({8: "*i8", 4: "*u8"}[kind.BITS], "*bf16", zeros, norm)
+
+
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
     load, store = EPILOGUES[end]
+    types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT)}
     constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
-    types: dict[str, Any] = {"y": "*fp32"} if end in ("sample", "logits") else {}
+    if end in ("sample", "logits"):
+        types["y"] = "*fp32"
     if end in OPERANDS:
         types["operands"] = OPERANDS[end]
     else:

@@ -24,7 +24,9 @@ from photon_grpc.kernels.linear.tiles import (
     holds_heads,
     num_steps,
     shared_bytes,
+    step_bytes,
 )
+from photon_grpc.kernels.linear.weight import WeightKind
 
 
 class Device(NamedTuple):
@@ -43,7 +45,10 @@ H200 = Device()
 
 
 class Product(NamedTuple):
-    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart, and its end in ENDS."""
+    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart, and its end in ENDS.
+
+    weight: how W is stored.
+    """
 
     n: int
     k: int
@@ -51,9 +56,10 @@ class Product(NamedTuple):
     span: int
     end: str
     slices: int = 1
+    weight: WeightKind = WeightKind()
 
     def problem(self, span: int) -> Problem:
-        return Problem(self.n, self.k, self.rows, span, SLICES=self.slices)
+        return Problem(self.n, self.k, self.rows, span, SLICES=self.slices, WEIGHT=self.weight)
 
 
 class TileConstants(NamedTuple):
@@ -130,18 +136,24 @@ ENDS = {
 }
 
 
+#: Bits -> what a warp issues for a byte of W, as a multiple of what it issues for a byte of 16-bit numbers.
+ISSUED = {16: 1.0, 8: 4.0, 4: 7.0}
+
+
 def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants = TILES) -> float:
     """Return the microseconds of the product by this tile, its epilogue included."""
     c, kind = constants, tile.kind == "wgmma"
-    n, k, rows, span, end, slices = product
+    n, k, rows, span, end, slices, weight = product
     programs = num_programs(tile, product)
-    step_bytes = 2 * tile.BN * tile.BK * (slices if tile.kind == "gemv" else 1)
+    in_step = step_bytes(tile, weight, k, slices) * (slices if tile.kind == "gemv" else 1)
+    # Numbers, and what is done with them, for each that 16 bits hold.
+    packed, issued = 16 / weight.BITS, ISSUED[weight.BITS]
     steps = num_steps(tile, k, slices)
-    program_bytes = step_bytes * steps
+    program_bytes = in_step * steps
     each = max(
-        c.latency[kind] / (step_bytes * min(steps, tile.NS - kind)),
-        max(c.step[kind], c.chain[kind] * tile.BK / 16) / step_bytes,
-        1 / (c.issue[kind] * tile.KW),
+        c.latency[kind] / (in_step * min(steps, tile.NS - kind)),
+        max(c.step[kind], c.chain[kind] * tile.BK / 16) / in_step,
+        issued / (c.issue[kind] * tile.KW),
     )
 
     def us(active: int) -> float:
@@ -152,8 +164,8 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
         costs = (
             1 / c.memory,
             each / active,
-            most * (1 + rows / tile.BN) / c.stream[kind],
-            most * rows / c.matrix[kind],
+            most * (1 + packed * rows / tile.BN) / c.stream[kind],
+            most * packed * rows / c.matrix[kind],
         )
         return active * program_bytes * sum(cost**c.power for cost in costs) ** (1 / c.power)
 
@@ -177,12 +189,12 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
     else:
         registers = 60 + tile.BN * rows // (32 * tile.KW)
     by_registers = 65_536 // (32 * tile.KW * min(255, registers))
-    return max(1, min(device.shared_bytes // (shared_bytes(tile, rows, slices) + 2048), by_registers))
+    return max(1, min(device.shared_bytes // (shared_bytes(tile, product.problem(0)) + 2048), by_registers))
 
 
 def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float:
     """Return the microseconds of the product by the matrix library and of the kernel that its epilogue needs."""
-    c, (n, k, rows, _, end, slices) = constants, product
+    c, (n, k, rows, _, end, slices, weight) = constants, product
     costs = (
         2 * (n * k + rows * k) / c.memory,
         c.column * k / slices,
@@ -191,6 +203,9 @@ def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float
     behind = ENDS[end].behind
     second = getattr(c, behind) if behind else None
     total = c.start + sum(cost**c.power for cost in costs) ** (1 / c.power)
+    if weight.BITS < 16:
+        # A kernel reads the packed weight and writes the one that the library reads.
+        total += c.start + (2 + weight.BITS / 8) * n * k / c.memory
     if slices > 1:
         second = second or c.added
     return total if second is None else total + second[0] + 2 * n * rows / second[1]
@@ -226,6 +241,28 @@ WGMMA = {
     32: ((64, 128, 4, 8), (64, 64, 4, 8), (128, 64, 8, 8)),
     64: ((64, 128, 4, 6), (64, 64, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8)),
 }
+#: The same of packed weights, of which a program with few rows would read less than of x.
+PACKED_GEMV = {
+    8: (
+        (16, 256, 1),
+        (32, 128, 1),
+        (32, 128, 2),
+        (32, 256, 1),
+        (32, 256, 2),
+        (64, 128, 2),
+        (64, 128, 4),
+        (64, 256, 2),
+        (64, 256, 4),
+    ),
+    16: ((16, 256, 1), (32, 128, 2), (32, 256, 2), (64, 128, 2), (64, 128, 4), (64, 256, 4)),
+    32: ((16, 128, 1), (32, 128, 2), (64, 128, 2), (64, 128, 4)),
+}
+PACKED_WGMMA = {
+    16: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
+    32: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
+    64: ((64, 128, 4, 6), (64, 128, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8), (128, 128, 8, 6)),
+    128: ((64, 128, 4, 5), (64, 64, 4, 8), (128, 64, 8, 8), (128, 128, 8, 4)),
+}
 
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
@@ -233,7 +270,7 @@ def candidates(product: Product, device: Device = H200) -> list[Tile]:
     problems, holds = (product.problem(0), product.problem(product.span)), ENDS[product.end].holds
     found = [
         tile
-        for tile in _menu(product.rows, product.slices, device.has_wgmma)
+        for tile in _menu(product.rows, product.slices, product.weight.BITS, device.has_wgmma)
         if fits(tile, problems[holds(tile, product.span)], device.max_bytes)
     ]
     return [tile for tile in found if not _gathers(tile, product, device)] or found
@@ -249,13 +286,14 @@ def num_programs(tile: Tile, product: Product) -> int:
 
 
 @cache
-def _menu(rows: int, slices: int, has_wgmma: bool) -> tuple[Tile, ...]:
+def _menu(rows: int, slices: int, bits: int, has_wgmma: bool) -> tuple[Tile, ...]:
+    of_gemv, of_wgmma, most = (GEMV, WGMMA, 16) if bits == 16 else (PACKED_GEMV, PACKED_WGMMA, 24)
     gemv = [
-        Tile("gemv", bn, bk, warps * slices, min(16, in_flight // (2 * slices * bk * (bn + rows))))
-        for bn, bk, warps in GEMV.get(rows, ())
+        Tile("gemv", bn, bk, warps * slices, min(most, in_flight // (slices * bk * (bn * bits // 8 + 2 * rows))))
+        for bn, bk, warps in of_gemv.get(rows, ())
         for in_flight in IN_FLIGHT
     ]
-    wgmma = [Tile("wgmma", *sizes) for sizes in WGMMA.get(rows, ())]
+    wgmma = [Tile("wgmma", *sizes) for sizes in of_wgmma.get(rows, ())]
     found = dict.fromkeys((*gemv, *wgmma) if has_wgmma else gemv)
     return tuple(tile for tile in found if tile.NS >= 2)
 
@@ -268,7 +306,8 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
         may_decline: whether the library can take it. If it cannot, None means that no tile divides the product.
     """
     known = TABLE.get((product.n, product.k), {})
-    if device.has_wgmma and product.end != "normed" and product.rows in known:
+    is_timed = device.has_wgmma and product.end != "normed" and product.weight.BITS == 16
+    if is_timed and product.rows in known:
         tile = known[product.rows]
         if tile is None or fits(tile, product.problem(product.span), device.max_bytes):
             return tile

@@ -35,7 +35,9 @@ from photon_grpc.kernels.lang.gluon import has_dependent_launch
 from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.gemv import gemv_kernel
+from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket, holds_heads
+from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -44,9 +46,33 @@ from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 class Affine(NamedTuple):
     """The map x -> W x + b; W [N, K], b [N] or None. The sum over K is cut into `slices` (cut.py)."""
 
-    w: torch.Tensor
+    w: torch.Tensor | QuantizedWeight
     b: torch.Tensor | None = None
     slices: int = 1
+
+    @property
+    def kind(self) -> WeightKind:
+        return self.w.kind if isinstance(self.w, QuantizedWeight) else WeightKind()
+
+    @property
+    def launches(self) -> bool:
+        """Return whether a kernel multiplies."""
+        return launches(self.operand.w)
+
+    @property
+    def operand(self) -> WeightOperand:
+        """Return W as kernels take it."""
+        w = self.w
+        return (
+            WeightOperand(w.values, w.scales, w.zeros, w.norm) if isinstance(w, QuantizedWeight) else WeightOperand(w)
+        )
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """Return W in float32: [N, K]."""
+        return (
+            dequantize(self.w, self.w.scales.dtype).float() if isinstance(self.w, QuantizedWeight) else self.w.float()
+        )
 
 
 class Fusion(NamedTuple):
@@ -76,7 +102,7 @@ def add_reference(stream: ResidualStream, a: torch.Tensor, linear: Affine) -> No
     h, partial = stream
     if linear.b is not None:
         h.add_(linear.b)
-    h.add_((a.float() @ linear.w.float().T).to(h.dtype))
+    h.add_((a.float() @ linear.matrix.T).to(h.dtype))
     partial.copy_(squares.reference(h))
 
 
@@ -91,13 +117,13 @@ def qkv_reference(h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput) 
 
 
 def _product(x: torch.Tensor, linear: Affine) -> torch.Tensor:
-    product = x.float() @ linear.w.float().T
+    product = x.float() @ linear.matrix.T
     return product.to(x.dtype).float() if x.dtype == torch.bfloat16 else product
 
 
 def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
     """Change the stream; `counters` int32 [>= N // tile.BN] are zero before and after."""
-    if not launches(linear.w):
+    if not linear.launches:
         return add_reference(stream, a, linear)
     fusion = Fusion(epilogue.load_residual, epilogue.add_residual, (linear.b, stream.partial))
     return launch(fusion, tile, linear, a, stream.h, counters=counters)
@@ -107,7 +133,7 @@ def swiglu_launch(
     stream: ResidualStream, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
 ) -> None:
     """Fill y."""
-    if not launches(linear.w):
+    if not linear.launches:
         return swiglu_reference(stream.h, linear, eps, y)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=linear.w.shape[0] // 2)
     return launch(fusion, tile, linear, stream.h, y, stream.partial, counters)
@@ -118,7 +144,7 @@ def qkv_launch(
 ) -> None:
     """Fill out.q and change out.cache."""
     h = stream.h
-    if not launches(linear.w):
+    if not linear.launches:
         return qkv_reference(h, linear, eps, out)
     q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
@@ -155,8 +181,8 @@ def launch(
     pdl = has_dependent_launch(x.device)
     options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
     bias = linear.b if fusion.eps is not None else None
-    tensors = linear.w, bias, x, y, num_rows, fusion.eps, partial, fusion.operands
-    problem = Problem(n, k, rows, fusion.span, fusion.guard, fusion.heads, linear.slices)
+    tensors = linear.operand, bias, x, y, num_rows, fusion.eps, partial, fusion.operands
+    problem = Problem(n, k, rows, fusion.span, fusion.guard, fusion.heads, linear.slices, linear.kind)
     constants = fusion.load, fusion.store, problem, tile, pdl
     tiles = n // tile.BN
     if tile.kind == "gemv":

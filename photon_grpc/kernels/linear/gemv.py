@@ -14,15 +14,28 @@ from __future__ import annotations
 from photon_grpc.kernels.lang.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
 from photon_grpc.kernels.lang.squares import load_partials, padded_groups, totals, totals_at_once
 from photon_grpc.kernels.linear.cut import slice_columns
+from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
+from photon_grpc.kernels.linear.sides import (
+    fetch_groups,
+    fetch_norm,
+    load_rows,
+    of_step,
+    packed_columns,
+    packed_left,
+    packed_pointers,
+    ring_of_groups,
+    ring_of_norm,
+)
+from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 
 
 @gluon_jit
 def gemv_kernel(
-    w, bias, x, y, num_rows, eps, partial, operands,
+    weight, bias, x, y, num_rows, eps, partial, operands,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K].
+    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
     The grid is N // BN, with KW warps and BM 8 to 32. A slice is a multiple of BK columns; where the last one is
     shorter, it multiplies zeros in the end.
@@ -50,24 +63,41 @@ def gemv_kernel(
     STEPS: gl.constexpr = COLUMNS // BK
     #: Steps that every slice has in full.
     WHOLE: gl.constexpr = (K - (S - 1) * COLUMNS) // BK
-    kind: gl.constexpr = w.dtype.element_ty
-    ws = gl.allocate_shared_memory(kind, [NS, S, BN, BK], swizzle)
+    kind: gl.constexpr = x.dtype.element_ty
+    IS_PACKED: gl.constexpr = P.WEIGHT.BITS < 16
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, BK)
+    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, BK, K, S)
+    packed: gl.constexpr = packed_layout(S, BN, WIDTH, KW)
+    w_swizzle: gl.constexpr = packed_swizzle(WIDTH) if IS_PACKED else swizzle
+    ws = gl.allocate_shared_memory(weight.w.dtype.element_ty, [NS, S, BN, WIDTH], w_swizzle)
     xs = gl.allocate_shared_memory(kind, [NS, S, BM, BK], swizzle)
     part = gl.arange(0, S, layout=gl.SliceLayout(1, gl.SliceLayout(2, copy)))
     row = tile_rows(gl.program_id(0), BN, P.SPAN, gl.SliceLayout(0, gl.SliceLayout(2, copy)))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, gl.SliceLayout(2, copy)))
     column = gl.arange(0, BK, layout=gl.SliceLayout(0, gl.SliceLayout(1, copy)))
     within = (part * COLUMNS)[:, None, None] + column[None, None, :]
-    wp = w + row[None, :, None] * K + within
+    wp = weight.w + row[None, :, None] * K + within
     xp = x + token[None, :, None] * K + within
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[None, :, None] < num_rows) & (within >= 0) if P.GUARD else None
     w_left = K - within + (row * 0)[None, :, None] if WHOLE < STEPS else None
+    if IS_PACKED:
+        packed_within = packed_columns(0, S, P, TILE)
+        wp = packed_pointers(weight.w, packed_within, S, P, TILE)
+        w_left = packed_left(packed_within, P, TILE)
+    scales = ring_of_groups(IS_PACKED, kind, S, P, TILE)
+    zeros = ring_of_groups(P.WEIGHT.HAS_ZEROS, kind, S, P, TILE)
+    norm = ring_of_norm(kind, S, P, TILE)
     x_left = K - within + (token * 0)[None, :, None] if WHOLE < STEPS else None
     for s in gl.static_range(NS):
         if s < STEPS:
-            fetch(ws.index(s), wp, s * BK, None, w_left)
+            fetch(ws.index(s), wp, s * WIDTH, None, w_left)
+            fetch_groups(of_step(scales, None, s), weight.scales, 0, s * BK, S, P, TILE)
+            fetch_groups(of_step(zeros, None, s), weight.zeros, 0, s * BK, S, P, TILE)
+            fetch_norm(of_step(norm, None, s), weight.norm, 0, s * BK, S, P, TILE)
         async_copy.commit_group()
+    row_scales = load_rows(weight.scales, S, P, TILE, left)
+    row_zeros = load_rows(weight.zeros, S, P, TILE, left)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -84,9 +114,19 @@ def gemv_kernel(
     for i in range(STEPS):
         async_copy.wait_group(NS - 1)
         xt = xs.index(i % NS).permute([0, 2, 1]).load(right)
-        acc = mma_v2(ws.index(i % NS).load(left), xt, acc)
+        if IS_PACKED:
+            scale = of_step(scales, row_scales, i % NS)
+            zero = of_step(zeros, row_zeros, i % NS)
+            words = ws.index(i % NS).load(packed)
+            wt = decoded(words, scale, zero, of_step(norm, None, i % NS), G, P, left)
+        else:
+            wt = ws.index(i % NS).load(left)
+        acc = mma_v2(wt, xt, acc)
         if i + NS < STEPS:
-            fetch(ws.index(i % NS), wp, (i + NS) * BK, None, w_left)
+            fetch(ws.index(i % NS), wp, (i + NS) * WIDTH, None, w_left)
+            fetch_groups(of_step(scales, None, i % NS), weight.scales, 0, (i + NS) * BK, S, P, TILE)
+            fetch_groups(of_step(zeros, None, i % NS), weight.zeros, 0, (i + NS) * BK, S, P, TILE)
+            fetch_norm(of_step(norm, None, i % NS), weight.norm, 0, (i + NS) * BK, S, P, TILE)
             fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
         async_copy.commit_group()
     total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)

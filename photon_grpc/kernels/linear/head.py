@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch
 from photon_grpc.kernels.linear.tiles import Tile
@@ -27,7 +26,7 @@ LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
 
 def logits_reference(x: torch.Tensor, linear: Affine) -> torch.Tensor:
     """Return logits in torch: float32 [R, V]."""
-    return x.float() @ linear.w.float().T
+    return x.float() @ linear.matrix.T
 
 
 def sample_reference(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata) -> torch.Tensor:
@@ -37,7 +36,7 @@ def sample_reference(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata
 
 def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile) -> torch.Tensor:
     """Return logits: float32 [R, V]."""
-    if not launches(linear.w):
+    if not linear.launches:
         return logits_reference(x, linear)
     logits = torch.empty((x.shape[0], linear.w.shape[0]), dtype=torch.float32, device=x.device)
     launch(LOGITS, tile, linear, x, logits)
@@ -46,7 +45,7 @@ def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile) -> torch.Tensor:
 
 def sample_launch(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """Return sampled ids: int64 [R]."""
-    if not launches(linear.w):
+    if not linear.launches:
         return sample_reference(x, linear, metadata)
     best = sample.best_of_tiles(x.shape[0], linear.w.shape[0] // tile.BN, x.device)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, best.top, best.number), guard=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from photon_grpc.kernels.linear.cut import slice_columns
+from photon_grpc.kernels.lang.gluon import constexpr_function
+from photon_grpc.kernels.linear.cut import GRAIN, slice_columns
+from photon_grpc.kernels.linear.weight import WeightKind
 
 
 class Tile(NamedTuple):
@@ -39,7 +41,7 @@ class Problem(NamedTuple):
     """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
     SPAN: the distance of W's paired rows; 0 if they are not paired. GUARD: x ends after its rows, which may be fewer
-    than BM. SLICES: of K (cut.py).
+    than BM. SLICES: of K (cut.py). WEIGHT: how W is stored.
     """
 
     N: int
@@ -49,6 +51,7 @@ class Problem(NamedTuple):
     GUARD: bool = False
     HEADS: HeadSplit | None = None
     SLICES: int = 1
+    WEIGHT: WeightKind = WeightKind()
 
 
 #: Rows of x are padded to one of these.
@@ -161,9 +164,33 @@ def bucket(num_rows: int) -> int | None:
     return next((size for size in BUCKETS if size >= num_rows), None)
 
 
-def shared_bytes(tile: Tile, rows: int, slices: int) -> int:
-    """Return the bytes of NS steps of W and of x, with 16-bit elements."""
-    return 2 * tile.NS * (slices if tile.kind == "gemv" else 1) * tile.BK * (tile.BN + rows)
+@constexpr_function
+def stored_width(bits: int, columns: int) -> int:
+    """Return the elements in memory of this many columns of W: bytes where it is packed."""
+    return columns if bits == 16 else columns * bits // 8
+
+
+@constexpr_function
+def num_pieces(group: int, bk: int, k: int, slices: int) -> int:
+    """Return the pieces of a step that have a scale: slices begin at multiples of 64, not of a group."""
+    if not group:
+        return 1
+    is_aligned = slices == 1 or slice_columns(k, slices) % group == 0
+    return bk // min(bk, group if is_aligned else GRAIN)
+
+
+def step_bytes(tile: Tile, weight: WeightKind, k: int, slices: int) -> int:
+    """Return the bytes of a step of W with what stands beside it, in one slice."""
+    size = tile.BN * tile.BK * weight.BITS // 8
+    if weight.GROUP:
+        size += 2 * tile.BN * num_pieces(weight.GROUP, tile.BK, k, slices) * (1 + weight.HAS_ZEROS)
+    return size + 2 * tile.BK * weight.HAS_NORM
+
+
+def shared_bytes(tile: Tile, problem: Problem) -> int:
+    """Return the bytes of NS steps of W and of x, which has 16 bits."""
+    of_w = step_bytes(tile, problem.WEIGHT, problem.K, problem.SLICES)
+    return tile.NS * (problem.SLICES if tile.kind == "gemv" else 1) * (of_w + 2 * tile.BK * problem.BM)
 
 
 def pipeline_bytes(shared_bytes_per_program: int) -> int:
@@ -178,12 +205,14 @@ def num_steps(tile: Tile, k: int, slices: int) -> int:
 
 def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
     """Return whether a tile divides the problem's W, slices and pairs, and fits into shared memory."""
-    n, k, rows, span = problem[:4]
+    n, k, _, span = problem[:4]
     slices = problem.SLICES
     # Rows of W and of x are copied 16 bytes at a time.
+    columns_of_16_bytes = 128 // problem.WEIGHT.BITS
     divides = (
         n % tile.BN == 0
-        and k % 8 == 0
+        and k % columns_of_16_bytes == 0
+        and k % max(1, problem.WEIGHT.GROUP) == 0
         and slice_columns(k, slices) % tile.BK == 0
         and (span == 0 or span % (tile.BN // 2) == 0)
     )
@@ -192,7 +221,7 @@ def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
         divides = divides and tile.KW % slices == 0 and tile.BN * slices >= 16 * tile.KW
     # The compiler of Triton 3.6 fails on a loop of a single step.
     has_steps = num_steps(tile, k, slices) >= 2
-    return divides and has_steps and shared_bytes(tile, rows, slices) <= max_bytes
+    return divides and has_steps and shared_bytes(tile, problem) <= max_bytes
 
 
 def holds_heads(tile: Tile, span: int) -> bool:

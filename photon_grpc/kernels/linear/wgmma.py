@@ -9,8 +9,11 @@ the last to finish adds them all in the order of their numbers.
 
 from __future__ import annotations
 
+from typing import Any
+
 from photon_grpc.kernels.lang.gluon import (
     async_copy,
+    constexpr_function,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -21,8 +24,22 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.squares import totals_at_once
 from photon_grpc.kernels.linear.cut import slice_columns
+from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, packed_swizzle
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.gemv import fetch
+from photon_grpc.kernels.linear.sides import (
+    fetch_groups,
+    fetch_norm,
+    half_of,
+    load_rows,
+    of_step,
+    packed_columns,
+    packed_left,
+    packed_pointers,
+    ring_of_groups,
+    ring_of_norm,
+)
+from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 
 
 @gluon_jit
@@ -55,12 +72,44 @@ def merge_slices(tile, partials, P: gl.constexpr, TILE: gl.constexpr):
     return is_last, tile
 
 
+@constexpr_function
+def left_layout(warps: int) -> Any:
+    """Return the layout of W in registers, [1, BN, columns]."""
+    product = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, warps, 1], instr_shape=[1, 16, 8])
+    return gl.DotOperandLayout(0, product, 2)
+
+
+@gluon_jit
+def multiply_packed(acc, w, x, scales, zeros, norm, P: gl.constexpr, TILE: gl.constexpr):
+    """Add a step's product to acc, W decoded in registers; one half of the columns is multiplied behind the return.
+
+    A product reads its registers until it is waited for. There are two halves so that one is decoded while the other,
+    in registers of its own, is multiplied.
+    """
+    BN: gl.constexpr = TILE.BN
+    HALF: gl.constexpr = TILE.BK // 2
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, TILE.BK)
+    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, TILE.BK, P.K, P.SLICES)
+    HALF_G: gl.constexpr = G // 2 if G > 1 else 1
+    layout: gl.constexpr = left_layout(TILE.KW)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    words = halves(w.load(packed_layout(1, BN, WIDTH, TILE.KW)), TILE.KW)
+    for half in gl.static_range(2):
+        scale = half_of(scales, half, 1)
+        zero = half_of(zeros, half, 1)
+        a = decoded(words[half], scale, zero, half_of(norm, half, 2), HALF_G, P, layout)
+        a = gl.convert_layout(a.reshape([BN, HALF]), a_layout, assert_trivial=True)
+        acc = warpgroup_mma(a, x.slice(half * HALF, HALF, dim=1).permute([1, 0]), acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+    return acc
+
+
 @gluon_jit
 def wgmma_kernel(
-    w, bias, x, y, num_rows, eps, partial, operands, partials,
+    weight, bias, x, y, num_rows, eps, partial, operands, partials,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K].
+    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
     The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128.
 
@@ -78,26 +127,43 @@ def wgmma_kernel(
     out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[KW, 1], instr_shape=[16, BM, 16])
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // TK, TK], [KW, 1], [1, 0])
-    kind: gl.constexpr = w.dtype.element_ty
+    kind: gl.constexpr = x.dtype.element_ty
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     COLUMNS: gl.constexpr = slice_columns(K, P.SLICES)
     STEPS: gl.constexpr = COLUMNS // BK
     IS_EVEN: gl.constexpr = P.SLICES * COLUMNS == K
-    ws = gl.allocate_shared_memory(kind, [NS, BN, BK], swizzle)
+    IS_PACKED: gl.constexpr = P.WEIGHT.BITS < 16
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, BK)
+    if IS_PACKED:
+        ws = gl.allocate_shared_memory(weight.w.dtype.element_ty, [NS, 1, BN, WIDTH], packed_swizzle(WIDTH))
+    else:
+        ws = gl.allocate_shared_memory(kind, [NS, BN, BK], swizzle)
     xs = gl.allocate_shared_memory(kind, [NS, BM, BK], swizzle)
     row = tile_rows(gl.program_id(0), BN, P.SPAN, gl.SliceLayout(1, copy))
     token = gl.arange(0, BM, layout=gl.SliceLayout(1, copy))
     column = gl.program_id(1) * COLUMNS + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
-    wp = w + row[:, None] * K + column[None, :]
+    wp = weight.w + row[:, None] * K + column[None, :]
     xp = x + token[:, None] * K + column[None, :]
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[:, None] < num_rows) & (column >= 0)[None, :] if P.GUARD else None
     w_left = (K - column)[None, :] + (row * 0)[:, None] if not IS_EVEN else None
+    if IS_PACKED:
+        packed_within = packed_columns(gl.program_id(1), 1, P, TILE)
+        wp = packed_pointers(weight.w, packed_within, 1, P, TILE)
+        w_left = packed_left(packed_within, P, TILE)
+    scales = ring_of_groups(IS_PACKED, kind, 1, P, TILE)
+    zeros = ring_of_groups(P.WEIGHT.HAS_ZEROS, kind, 1, P, TILE)
+    norm = ring_of_norm(kind, 1, P, TILE)
     x_left = (K - column)[None, :] + (token * 0)[:, None] if not IS_EVEN else None
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch(ws.index(s), wp, s * BK, None, w_left)
+            fetch(ws.index(s), wp, s * WIDTH, None, w_left)
+            fetch_groups(of_step(scales, None, s), weight.scales, gl.program_id(1), s * BK, 1, P, TILE)
+            fetch_groups(of_step(zeros, None, s), weight.zeros, gl.program_id(1), s * BK, 1, P, TILE)
+            fetch_norm(of_step(norm, None, s), weight.norm, gl.program_id(1), s * BK, 1, P, TILE)
         async_copy.commit_group()
+    row_scales = load_rows(weight.scales, 1, P, TILE, left_layout(KW))
+    row_zeros = load_rows(weight.zeros, 1, P, TILE, left_layout(KW))
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -115,12 +181,23 @@ def wgmma_kernel(
     for i in range(STEPS):
         async_copy.wait_group(NS - 3)
         fence_async_shared()
-        acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
-        # This tile is multiplied while the one before it is done. The one before that was done in every warp when it
-        # passed the barrier after the wait: its place is free.
-        acc = warpgroup_mma_wait(1, deps=[acc])
+        if IS_PACKED:
+            scale = of_step(scales, row_scales, i % NS)
+            zero = of_step(zeros, row_zeros, i % NS)
+            of_norm = of_step(norm, None, i % NS)
+            acc = multiply_packed(acc, ws.index(i % NS), xs.index(i % NS), scale, zero, of_norm, P, TILE)
+        else:
+            acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
+            # This tile is multiplied while the one before it is done. The one before that was done in every warp when
+            # it passed the barrier after the wait: its place is free.
+            acc = warpgroup_mma_wait(1, deps=[acc])
         if i + NS - 2 < STEPS:
-            fetch(ws.index((i + NS - 2) % NS), wp, (i + NS - 2) * BK, None, w_left)
+            fetch(ws.index((i + NS - 2) % NS), wp, (i + NS - 2) * WIDTH, None, w_left)
+            if IS_PACKED:
+                slot, first = (i + NS - 2) % NS, (i + NS - 2) * BK
+                fetch_groups(of_step(scales, None, slot), weight.scales, gl.program_id(1), first, 1, P, TILE)
+                fetch_groups(of_step(zeros, None, slot), weight.zeros, gl.program_id(1), first, 1, P, TILE)
+                fetch_norm(of_step(norm, None, slot), weight.norm, gl.program_id(1), first, 1, P, TILE)
             fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
         async_copy.commit_group()
     acc = warpgroup_mma_wait(0, deps=[acc])
