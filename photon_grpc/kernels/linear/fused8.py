@@ -1,0 +1,100 @@
+"""The projections of a step with W and its input in 8 bits, fused with the operations around them.
+
+The formulas are those of `fused_linear.py` with the product of `products8.py` in place of W h and W a, rounded in the
+same places; the residual stream stays in 16 bits:
+
+    h = round(round(W a) + round(h + b));   y = end(r · round(W h) + b)
+
+`..._launch`: one kernel after the one that quantizes, its tile and slices by `tiles8.choose`. `..._apart`: the product
+alone, at any number of rows, and a second kernel; in torch where kernels do not run. Both have the same bits.
+
+Shapes: as of `fused_linear.py`; W as of `products8.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear.fused_linear import Fusion, ResidualStream
+from photon_grpc.kernels.linear.products8 import PLAIN, Weight, launch, product, quantized
+from photon_grpc.kernels.linear.tiles import HeadSplit, holds_heads
+from photon_grpc.kernels.linear.tiles8 import Way
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
+
+
+class Linear8(NamedTuple):
+    """The map x -> W x + b; b [N] in 16 bits or None."""
+
+    weight: Weight
+    b: torch.Tensor | None = None
+
+
+def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Linear8, way: Way, counters: torch.Tensor) -> None:
+    """Change the stream, h += W a + b; `counters` int32 [>= N // BN] are zero before and after."""
+    fusion = Fusion(epilogue.load_residual, epilogue.add_residual, (linear.b, stream.partial))
+    rows = quantized(a, linear.weight)
+    launch(fusion, way, linear.weight, rows, stream.h, counters=counters)
+
+
+def add_apart(h: torch.Tensor, a: torch.Tensor, linear: Linear8) -> None:
+    """Change h as `add_launch` does."""
+    if linear.b is not None:
+        h.add_(linear.b)
+    h.add_(product(a, linear.weight, h.dtype))
+
+
+def swiglu_launch(
+    stream: ResidualStream, linear: Linear8, eps: float, y: torch.Tensor, way: Way, counters: torch.Tensor
+) -> None:
+    """Fill y with norm_swiglu."""
+    span = linear.weight.values.shape[0] // 2
+    fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=span)
+    rows = quantized(stream.h, linear.weight)
+    launch(fusion, way, linear.weight, rows, y, stream.partial, linear.b, counters)
+
+
+def swiglu_apart(h: torch.Tensor, linear: Linear8, eps: float, y: torch.Tensor) -> None:
+    """Fill y as `swiglu_launch` does."""
+    swiglu.norm_launch(product(h, linear.weight, _sums_dtype(h)), h, linear.b, eps, y)
+
+
+def qkv_launch(
+    stream: ResidualStream, linear: Linear8, eps: float, out: HeadOutput, way: Way, counters: torch.Tensor
+) -> None:
+    """Fill out.q and change out.cache with norm_qkv."""
+    h, weight, (q, cache, layer, rotation, norms) = stream.h, linear.weight, out
+    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    rows = quantized(h, weight)
+    if norms is not None or not rotates(way, head_dim // 2):
+        qkv = torch.empty((h.shape[0], weight.values.shape[0]), dtype=_sums_dtype(h), device=h.device)
+        launch(PLAIN, way, weight, rows, qkv, counters=counters)
+        return rotate_store.launch(qkv, h, linear.b, eps, out, stream.partial)
+    fusion = Fusion(
+        epilogue.load_angles,
+        epilogue.store_heads,
+        (rotation, cache[:, layer], cache.stride(0)),
+        eps,
+        span=head_dim // 2,
+        heads=HeadSplit(q.shape[1] // head_dim, kv_heads, block_size),
+    )
+    return launch(fusion, way, weight, rows, q, stream.partial, linear.b, counters)
+
+
+def rotates(way: Way, span: int) -> bool:
+    """Return whether the product's own kernel rotates heads; angles of more rows do not fit into its registers."""
+    return way.rows <= 128 and holds_heads(way.tile, span)
+
+
+def qkv_apart(h: torch.Tensor, linear: Linear8, eps: float, out: HeadOutput) -> None:
+    """Fill out.q and change out.cache as `qkv_launch` does."""
+    rotate_store.launch(product(h, linear.weight, _sums_dtype(h)), h, linear.b, eps, out)
+
+
+def _sums_dtype(h: torch.Tensor) -> torch.dtype:
+    """Return what a product is rounded to before its norm: not to float16, which ends at 65,504."""
+    return torch.bfloat16 if h.dtype == torch.bfloat16 else torch.float32

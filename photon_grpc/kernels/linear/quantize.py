@@ -1,0 +1,138 @@
+"""Rows of activations in 8 bits, with a scale of each row, or of each 128 columns of a row.
+
+    a = max |x|,  s = max(a / L, 2^-40),  q = round(x / s)          L = 127 for int8, 448 for e4m3
+
+x is taken as it is, in 16 or 32 bits. Both divisions are those of float32, correctly rounded; `round` is to the nearest
+even integer, or to the nearest e4m3, ties to even. A maximum is the same in any order, so q and s do not depend on how
+a row is shared by threads, nor on the rows beside it. A row with inf or NaN has that scale, and its product is NaN.
+
+Before a product that follows an RMSNorm, x is the residual stream h: the norm's weight is in W, and its factor r > 0 is
+one number for the row. Quantizing h gives the q that quantizing r · h would give, but for roundings of r · h; so r
+multiplies the finished product, as in the 16-bit kernels. Everywhere, in this order:
+
+    round to 16 bits: h → q, s → sums of q · W → float32 → · s → · s_w → round to 16 bits → · r → + b → end
+
+Shapes: x [T, K] contiguous -> values [T, K] with memory for `padded_rows(T)` rows, scales float32 [T], or [T, K / 128]
+with the rows of a column side by side. bf16, fp16, fp32. Bytes moved: T · K · (itemsize + 1).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+
+#: Columns that share a scale where rows have more than one.
+GROUP = 128
+#: The least scale: rows of zeros are divided by it.
+TINY = 2.0**-40
+#: The type of the numbers -> the largest of them.
+LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+#: Buckets of rows that one program along x multiplies; above them x is padded to a multiple of the last.
+ROWS = (8, 16, 32, 64, 128, 256)
+
+
+class Rows(NamedTuple):
+    """Quantized rows: values int8 or e4m3 [T, K], scales float32 [T] or [T, K / 128]."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+def padded_rows(num_rows: int) -> int:
+    """Return the rows that buffers have memory for: the smallest bucket, or a multiple of the largest."""
+    return next((size for size in ROWS if size >= num_rows), cdiv(num_rows, ROWS[-1]) * ROWS[-1])
+
+
+def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Rows:
+    """Return the quantized rows in torch."""
+    size = x.shape[1]
+    tile = x.float()
+    if grouped:
+        tile = F.pad(tile, (0, -size % GROUP)).unflatten(1, (-1, GROUP))
+    scale = (tile.abs().amax(-1, keepdim=True) / LIMITS[kind]).clamp_min(TINY)
+    scaled = tile / scale
+    scaled = scaled.where(scaled == scaled, 0.0)
+    if kind == torch.int8:
+        values = scaled.round().to(kind)
+    else:
+        values = scaled.clamp(-LIMITS[kind], LIMITS[kind]).to(kind)
+    return Rows((values.flatten(1) if grouped else values)[:, :size].contiguous(), scale.squeeze(-1))
+
+
+@jit
+def scales_of(tile, LIMIT: tl.constexpr):
+    """Return the scales [R] of rows of a tile [R, N] in float32."""
+    # As integers, inf and NaN are above all other absolute values, and none is lost.
+    largest = tl.max(tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1).to(tl.float32, bitcast=True)
+    scale = tl.div_rn(largest, LIMIT)
+    return tl.where(scale < 2.0**-40, 2.0**-40, scale)
+
+
+@jit
+def quantized(tile, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
+    """Return a tile [R, N] in float32 divided by the scales of its rows, in 8 bits."""
+    scaled = tl.div_rn(tile, scale[:, None] + tl.zeros_like(tile))
+    scaled = tl.where(scaled == scaled, scaled, 0.0)
+    if KIND.is_int():
+        # Adding 1.5 · 2^23 rounds a small float32 to an integer, ties to even.
+        scaled = (scaled + 12582912.0) - 12582912.0
+    else:
+        scaled = round_e4m3(tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled)))
+    return scaled.to(KIND)
+
+
+@jit
+def round_e4m3(x):
+    """Return x rounded to the nearest e4m3, ties to even, in float32: the interpreter's own cast does not round so."""
+    bits = x.to(tl.int32, bitcast=True)
+    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+    # Below 2^-6 they are multiples of 2^-9; zeros keep their sign.
+    small = ((tl.abs(x) + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (bits & -2147483648)
+    return tl.where(tl.abs(x) < 0.015625, small, normal).to(tl.float32, bitcast=True)
+
+
+@jit
+def quantize_rows_kernel(
+    x, values, scales, scale_stride,
+    SIZE: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Quantize GROUPS groups of WIDTH columns of one row per program; groups' scales are `scale_stride` apart."""
+    if PDL:
+        # The next kernel may take its weights while this one waits.
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tile = tl.load(x + row * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    scale = scales_of(tile, LIMIT)
+    tl.store(values + row * SIZE + column, quantized(tile, scale, LIMIT, values.dtype.element_ty), mask=column < SIZE)
+    tl.store(scales + row + group * scale_stride, scale, mask=group * WIDTH < SIZE)
+
+
+def config(size: int, kind: torch.dtype, *, grouped: bool) -> dict[str, Any]:
+    """Return the compile-time arguments for rows of `size` columns, all but PDL."""
+    width = GROUP if grouped else next_power_of_2(size)
+    groups = min(16, next_power_of_2(cdiv(size, GROUP))) if grouped else 1
+    shape = {"SIZE": size, "GROUPS": groups, "WIDTH": width, "LIMIT": LIMITS[kind]}
+    return shape | {"num_warps": max(1, min(16, groups * width // 512))}
+
+
+def launch(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Rows:
+    """Return the quantized rows, with memory for `padded_rows` of them."""
+    if not launches(x):
+        return reference(x, kind, grouped=grouped)
+    tokens, size = x.shape
+    padded, groups = padded_rows(tokens), cdiv(size, GROUP) if grouped else 1
+    values = torch.empty((padded, size), dtype=kind, device=x.device)
+    scales = torch.empty((groups, padded), dtype=torch.float32, device=x.device)
+    meta = config(size, kind, grouped=grouped)
+    if tokens:
+        grid = tokens, cdiv(groups, meta["GROUPS"])
+        quantize_rows_kernel[grid](x, values, scales, padded, **meta, **dependent_launch(x.device))
+    return Rows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens])

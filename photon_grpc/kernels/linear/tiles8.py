@@ -1,0 +1,104 @@
+"""Ways to multiply a weight of 8 bits with 8-bit rows: which tile of `wgmma8.py`, or the matrix library.
+
+A step of 2 · BK columns in 8 bits has the bytes, the products and the time of one of BK columns in 16 bits; so the
+model of cost (`cost.py`) is asked for a weight of half the columns. Nothing is timed at run time.
+
+int8 sums are exact: K may be cut into slices by what is fastest. fp8 sums are not, and K is never cut.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from photon_grpc.kernels.linear import cost
+from photon_grpc.kernels.linear.cost import H200, IN_FLIGHT, Device, Product
+from photon_grpc.kernels.linear.quantize import ROWS
+from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
+
+#: (BN, BK, warps) of tiles for so many rows of x, those with int8 only apart: fp8 holds its sums twice.
+_FEW = ((64, 128, 4), (64, 256, 4), (128, 128, 8))
+MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8)), 256: ((64, 128, 8),)}
+INT_MENU = {256: ((128, 128, 8),)}
+#: Of tiles without slices, whose sums are merged in the order of arrival of none.
+SLICES = (1, 2, 4)
+
+
+class Way(NamedTuple):
+    """A tile of `wgmma8.py` for so many rows, and the slices of K that programs share."""
+
+    tile: Tile
+    rows: int
+    slices: int = 1
+
+
+class Weights(NamedTuple):
+    """The kind of a weight: int8 or e4m3, with a scale of each row or of each 128 x 128 numbers."""
+
+    is_int: bool
+    has_blocks: bool = False
+
+
+def bucket(num_rows: int) -> int | None:
+    """Return the smallest of ROWS that holds num_rows; None above them all."""
+    return next((size for size in ROWS if size >= num_rows), None)
+
+
+def shared_bytes(tile: Tile, rows: int, weights: Weights) -> int:
+    """Return the bytes of the steps in flight and of their scales."""
+    columns = tile.BK + (4 * tile.BK // 128 if weights.has_blocks else 0)
+    return tile.NS * columns * (tile.BN + rows)
+
+
+def fits(way: Way, problem: Problem, weights: Weights, max_bytes: int = SHARED_BYTES) -> bool:
+    """Return whether a tile divides the problem's W and pairs, and fits into shared memory."""
+    tile, rows, slices = way
+    n, k, _, span = problem[:4]
+    # Rows are copied 16 bytes at a time.
+    divides = n % tile.BN == 0 and k % 16 == 0 and (span == 0 or span % (tile.BN // 2) == 0)
+    # The compiler of Triton 3.6 fails on a loop of a single step; every slice has something to multiply.
+    steps = -(-k // (tile.BK * slices))
+    has_steps = steps >= 2 and steps * tile.BK * (slices - 1) < k
+    # The ring is two places longer than what is in flight before the first step.
+    return divides and has_steps and tile.NS >= 3 and shared_bytes(tile, rows, weights) <= max_bytes
+
+
+def candidates(product: Product, weights: Weights, device: Device = H200) -> list[Way]:
+    """Return every way that is considered and can multiply it; the product's own slices do not matter."""
+    rows = product.rows
+    sizes = MENU.get(rows, ()) + (INT_MENU.get(rows, ()) if weights.is_int else ())
+    found = [
+        Way(Tile("wgmma", bn, bk, warps, min(16, in_flight // (bk * (bn + rows)))), rows, slices)
+        for bn, bk, warps in sizes
+        for in_flight in IN_FLIGHT
+        for slices in (SLICES if weights.is_int else (1,))
+    ]
+    problem = Problem(product.n, product.k, rows, product.span if product.end == "swiglu" else 0)
+    return [way for way in dict.fromkeys(found) if fits(way, problem, weights, device.max_bytes)]
+
+
+def way_us(way: Way, product: Product, device: Device = H200) -> float:
+    """Return the microseconds of the product by this way, its epilogue included, its rows in 8 bits already."""
+    halved = product._replace(k=product.k // 2, slices=way.slices)
+    return cost.tile_us(way.tile._replace(BK=way.tile.BK // 2), halved, device)
+
+
+def library_us(product: Product) -> float:
+    """Return the microseconds of the library's sums and of the kernel that its epilogue needs."""
+    written = 8 * product.n * product.rows / cost.LIBRARY.memory
+    return cost.library_us(product._replace(k=product.k // 2, slices=1)) + written
+
+
+@cache
+def choose(product: Product, weights: Weights, device: Device = H200, *, may_decline: bool = True) -> Way | None:
+    """Return the way that multiplies, the cheapest; None if the matrix library is as cheap or no tile divides it.
+
+    Args:
+        product: `rows` is one of ROWS.
+        may_decline: whether the library can take it; it has no scales of blocks.
+    """
+    found = candidates(product, weights, device)
+    best = min(found, key=lambda way: way_us(way, product, device), default=None)
+    if best is None or not may_decline or weights.has_blocks:
+        return best
+    return best if product.rows <= 64 or way_us(best, product, device) < library_us(product) else None
