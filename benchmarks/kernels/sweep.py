@@ -27,7 +27,6 @@ from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost, fused_linear, head, slices, tiles
-from photon_grpc.kernels.linear.cost import End
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
 from photon_grpc.kernels.linear.tiles import Tile
@@ -54,7 +53,8 @@ class Projection:
     n: int
     k: int
     span: int
-    end: End
+    #: In ENDS of the cost model.
+    end: str
     #: Of queries, of keys.
     heads: tuple[int, int] = field(default=(1, 1), compare=False)
 
@@ -66,7 +66,7 @@ def projections(shape: Config) -> Iterator[Projection]:
     """Return the four projections of a layer."""
     hidden, dim, inner = shape["hidden_size"], shape["head_dim"], shape["intermediate_size"]
     queries, kv = shape["num_attention_heads"], shape["num_key_value_heads"]
-    rotary: End = "normed" if shape["model_type"] == "qwen3" else "rotary"
+    rotary = "normed" if shape["model_type"] == "qwen3" else "rotary"
     yield Projection("qkv", (queries + 2 * kv) * dim, hidden, dim // 2, rotary, (queries, kv))
     yield Projection("output", hidden, queries * dim, 0, "add")
     yield Projection("gate_up", 2 * inner, hidden, inner, "swiglu")
@@ -121,7 +121,7 @@ class Chain:
             fused_linear.add_launch(ResidualStream(self.residual, self.partial), self.x, linear, tile, self.counters)
 
     def library(self, w: torch.Tensor) -> None:
-        """Multiply as the library functions of `layers/gemm.py` do."""
+        """Multiply as `library` of the ends in `layers/ends.py` does."""
         end = self.projection.end
         several = self.slices > 1
         if end == "head":

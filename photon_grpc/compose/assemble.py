@@ -17,6 +17,7 @@ from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.quantization import chosen_format
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
@@ -152,6 +153,9 @@ def _load(
     progress: OnStage,
 ) -> Decoder:
     dtype = pick_dtype(model_config, config)
+    weight_format = chosen_format(model_config.quantization, config.model.quantization)
+    if weight_format is not None:
+        raise ConfigError(f"weights in the format {weight_format.name} are not supported", field="quantization")
     decoder = build(model_config, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from photon_grpc.config.quantization import FORMATS
+
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
@@ -67,6 +69,13 @@ class ModelFlags:
         "auto",
         "Type of weights and activations. auto: the type in config.json.",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = flag(
+        "auto",
+        "Format of the weights of linear layers. auto: as the checkpoint says. The rest quantize a 16-bit checkpoint "
+        "while it is read: int8 by rows or in groups of columns, int4, or fp8. w8a8, fp8 and fp8-block multiply them "
+        "with 8-bit activations.",
+        choices=("auto", *FORMATS),
     )
     max_model_len: int | None = flag(
         None,

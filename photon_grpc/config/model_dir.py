@@ -23,6 +23,8 @@ from photon_grpc.config.model_json import (
     GenerationDefaults,
     TokenizerJson,
 )
+from photon_grpc.config.quantization import WeightFormat
+from photon_grpc.config.quantization_config import read_quantization
 from photon_grpc.config.rope import CONFIG_FILE, RopeSpec, read_rope, refuse_per_layer
 from photon_grpc.errors import ModelLoadError
 
@@ -94,6 +96,8 @@ class ModelConfig:
     qk_norm: bool
     #: For each layer the number of tokens that a token attends to, itself included; 0: all.
     windows: tuple[int, ...]
+    #: The format of quantized weights; None: they are not.
+    quantization: WeightFormat | None
     #: "float32", "bfloat16" or "float16": as in config.json, else that of most bytes of the weights, else float32.
     dtype: str
     bos_token_id: int | None
@@ -131,6 +135,7 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
         path=path,
         architecture=architecture,
         model_type=FAMILIES[architecture].model_type,
+        quantization=read_quantization(values.get("quantization_config")),
         dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         eos_token_ids=_ids("eos_token_id", config, generation),
@@ -170,8 +175,6 @@ def _architecture(config: ArchitectureJson) -> str:
 
 def _refuse_unsupported(config: ConfigJson) -> None:
     """Raise ModelLoadError for keys that change the model's formulas in a way that is not implemented."""
-    if config.quantization_config is not None:
-        raise refusal(CONFIG_FILE, "quantization_config", "is set; quantized checkpoints are not supported")
     if config.hidden_act != "silu":
         raise refusal(CONFIG_FILE, "hidden_act", f"is {shown(config.hidden_act)}; only silu is supported")
 
@@ -246,10 +249,11 @@ def _named_dtype(config: ConfigJson) -> str | None:
 
 
 def _dtype_of_weights(path: Path) -> str:
-    """Return the dtype of most bytes of the weights."""
+    """Return the dtype of most bytes of the weights that are not quantized."""
     num_bytes: Counter[str] = Counter()
     for entry in read_checkpoint(path).tensors.values():
-        num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes
+        if entry.dtype in _DTYPE_OF_HEADER:
+            num_bytes[_DTYPE_OF_HEADER[entry.dtype]] += entry.num_bytes
     return num_bytes.most_common(1)[0][0] if num_bytes else "float32"
 
 

@@ -26,7 +26,7 @@ class ConfigJson(RopeKeys, kw_only=True):
 
     dtype: str | None = None
     torch_dtype: str | None = None
-    #: Set by transformers in a quantized checkpoint, which is refused.
+    #: Set in a quantized checkpoint; `quantization_config.py` reads it.
     quantization_config: Any = None
     vocab_size: Annotated[int, Meta(ge=1, le=2**24)]
     hidden_size: Annotated[int, Meta(ge=1, le=2**17)]

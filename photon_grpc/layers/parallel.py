@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.gemm import Epilogue, Gemm
+from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import Part
 
@@ -76,7 +76,7 @@ class RowParallelLinear(Linear):
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return self.group.all_reduce(super().__call__(x, ctx))
 
-    def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
+    def gemm(self, num_rows: int, end: End) -> Gemm | None:
         """Return None if there are several ranks: an epilogue of a partial sum would be wrong."""
         return super().gemm(num_rows, end) if self.group.size == 1 else None
 

@@ -13,7 +13,7 @@ from photon_grpc.kernels.linear import cost, cut, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.gemm import LIBRARY, TILED, Epilogue, Gemm
+from photon_grpc.layers.ends import End, Gemm, Logits
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import Target
@@ -52,47 +52,24 @@ class Unquantized(LinearMethod):
     def num_slices(self, linear: Linear) -> int:
         return cut.num_slices(linear.out_features, linear.in_features)
 
-    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         tile = self.tile(linear, num_rows, end)
         if tile is not None:
-            return partial(TILED[end.epilogue], linear, tile, end)
-        library = LIBRARY.get(end.epilogue) if _library_takes(linear, end) else None
-        return library and partial(library, linear, end)
+            return partial(end.tiled, linear, tile)
+        return partial(end.library, linear) if end.library_takes(linear.dtype) else None
 
-    def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
         """Return the fastest kernel of ours; None if the matrix library is faster or none of ours can multiply it."""
         if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
             return None
         product = product_of(linear, num_rows, end)
-        return _choose(linear.weight.device, product, _library_takes(linear, end))
+        return _choose(linear.weight.device, product, end.library_takes(linear.dtype))
 
 
-#: (epilogue, whether heads are normalised) -> the epilogue in the cost model.
-_END: dict[tuple[str, bool], cost.End] = {
-    ("rotary", False): "rotary",
-    ("rotary", True): "normed",
-    ("swiglu", False): "swiglu",
-    ("add", False): "add",
-    # One tile for both: filters see the logits that sampling without filters saw.
-    ("logits", False): "head",
-    ("sample", False): "head",
-}
-
-
-def product_of(linear: Linear, num_rows: int, end: Epilogue) -> Product:
+def product_of(linear: Linear, num_rows: int, end: End) -> Product:
     """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
-    return Product(rows, columns, num_rows, end.span, product_end(end), linear.num_slices)
-
-
-def product_end(end: Epilogue) -> cost.End:
-    """Return what the cost model calls this end."""
-    return _END[end.epilogue, end.norms is not None]
-
-
-def _library_takes(linear: Linear, end: Epilogue) -> bool:
-    """Return whether the library can multiply this: before a norm products may be large, and float16 ends at 65,504."""
-    return end.epilogue not in ("rotary", "swiglu") or linear.dtype != torch.float16
+    return Product(rows, columns, num_rows, end.span, end.cost, linear.num_slices)
 
 
 class PackedUnquantized(Unquantized):
@@ -104,9 +81,9 @@ class PackedUnquantized(Unquantized):
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
         return False
 
-    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         logits: Gemm = linear.weight.logits
-        return logits if end.epilogue == "logits" else None
+        return logits if isinstance(end, Logits) else None
 
 
 @cache

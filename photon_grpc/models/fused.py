@@ -24,9 +24,9 @@ from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.ends import AddResidual, End, Gemm, Rotary, SwiGLU
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
-from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
@@ -34,19 +34,20 @@ from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.workspace import Workspace
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
-#: Products of qkv, output, gate and up, down.
+#: Products of qkv, output, gate and up, down, and their ends.
 LayerGemms = tuple[Gemm, Gemm, Gemm, Gemm]
+Ends = tuple[End, End, End, End]
 
 
-def llama_ends(layer: DecoderLayer) -> tuple[Epilogue, Epilogue, Epilogue, Epilogue]:
+def llama_ends(layer: DecoderLayer) -> Ends:
     """Return the epilogues of qkv, output, gate and up, down; heads are normalised if the layer has norms for them."""
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     return (
-        Epilogue("rotary", head_dim // 2, layer.input_norm.eps, norms),
-        Epilogue("add"),
-        Epilogue("swiglu", layer.mlp.down.in_features, layer.post_attention_norm.eps),
-        Epilogue("add"),
+        Rotary(head_dim // 2, layer.input_norm.eps, norms),
+        AddResidual(),
+        SwiGLU(layer.mlp.down.in_features, layer.post_attention_norm.eps),
+        AddResidual(),
     )
 
 
@@ -61,7 +62,7 @@ LLAMA = LayerForm(
 )
 QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
 #: Form -> the epilogues of a layer's products. The form must match exactly.
-CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[Epilogue, Epilogue, Epilogue, Epilogue]]] = {
+CHAINS: dict[LayerForm, Callable[[DecoderLayer], Ends]] = {
     LLAMA: llama_ends,
     QWEN3: llama_ends,
 }
@@ -189,7 +190,7 @@ def _suits(layer: DecoderLayer) -> bool:
     return has_one_eps and has_whole_heads and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype)
 
 
-def _layer_gemms(layer: DecoderLayer, ends: tuple[Epilogue, Epilogue, Epilogue, Epilogue]) -> dict[int, LayerGemms]:
+def _layer_gemms(layer: DecoderLayer, ends: Ends) -> dict[int, LayerGemms]:
     """Return the products for the buckets of tokens in which all four have one."""
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     found: dict[int, LayerGemms] = {}

@@ -108,7 +108,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub) -> None:
         ("a/pickled", r"pytorch_model.bin is pickled PyTorch weights, which may hold code"),
         ("a/bare", r"holds no config.json; a model is a Hugging Face directory"),
         ("a/other", "MambaForCausalLM.*supported: LlamaForCausalLM, Qwen2"),
-        ("a/quantized", "quantized checkpoints are not supported"),
+        ("a/quantized", "quantization_config.quant_method is missing"),
         ("a/none", "no such public model"),
     ],
 )

@@ -241,7 +241,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rms_norm_eps": -1}, "rms_norm_eps is -1: expected float >= 0.0"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes': expected bool, got str"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is missing"),
     ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding-window"),
     ({"layer_types": ["full_attention"] * 15 + ["linear_attention"]}, "layer_types must be a list of full_attention"),
     ({"layer_types": ["full_attention"] * 15 + ["sliding_attention"]}, "layer_types names sliding_attention, but"),

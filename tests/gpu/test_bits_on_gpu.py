@@ -29,7 +29,7 @@ from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
-from photon_grpc.layers import gemm
+from photon_grpc.layers.ends import AddResidual, Rotary, SwiGLU
 from tests.kernels.fused import stream
 
 pytestmark = pytest.mark.gpu
@@ -77,7 +77,7 @@ class Operands(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What `layers/gemm.py` multiplies."""
+    """What `layers/ends.py` multiplies."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -181,7 +181,7 @@ def ends(product: Projection) -> End | None:
         if tile:
             add_launch(changed, x, linear, tile, counters)
         else:
-            gemm.library_add(layer, gemm.Epilogue("add"), changed, x)
+            AddResidual().library(layer, changed, x)
         return changed.h
 
     def swiglu(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
@@ -189,7 +189,7 @@ def ends(product: Projection) -> End | None:
         if tile:
             swiglu_launch(stream(x), linear, EPS, y, tile, counters)
         else:
-            gemm.library_swiglu(layer, gemm.Epilogue("swiglu", eps=EPS), SimpleNamespace(h=x, y=y))
+            SwiGLU(product.span, EPS).library(layer, SimpleNamespace(h=x, y=y))
         return y
 
     def heads(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
@@ -198,7 +198,7 @@ def ends(product: Projection) -> End | None:
             qkv_launch(stream(x), linear, EPS, out, tile, counters)
         else:
             work = SimpleNamespace(h=x, q=out.q, rotation=out.rotation)
-            gemm.library_rotary(layer, gemm.Epilogue("rotary", eps=EPS, norms=out.norms), work, out.cache, 0)
+            Rotary(product.span, EPS, out.norms).library(layer, work, out.cache, 0)
         return torch.cat((out.q.flatten(), out.cache.flatten())).view(torch.int16).float()
 
     return {"add": add, "swiglu": swiglu, "rotary": heads, "normed": heads}.get(product.end)

@@ -13,8 +13,8 @@ from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.kernels.linear import head
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import unquantized
+from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.form import LayerForm
-from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.unquantized import Unquantized
@@ -35,7 +35,7 @@ class Tiled(Unquantized):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
         return TILE if num_rows == 8 and next(iter(linear.outputs)) in self.names else None
 
 
@@ -206,7 +206,7 @@ class Rounded(Unquantized):
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
         return False
 
-    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         return None
 
 

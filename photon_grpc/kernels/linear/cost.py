@@ -10,9 +10,10 @@ same bits on every start (docs/decisions/0014-tiles-by-cost.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from photon_grpc.kernels.linear.tiles import (
     SHARED_BYTES,
@@ -24,9 +25,6 @@ from photon_grpc.kernels.linear.tiles import (
     num_steps,
     shared_bytes,
 )
-
-#: What a product is fused with: "normed" is "rotary" of normalised heads, "head" logits or the ids sampled from them.
-End = Literal["rotary", "normed", "swiglu", "add", "head"]
 
 
 class Device(NamedTuple):
@@ -45,13 +43,13 @@ H200 = Device()
 
 
 class Product(NamedTuple):
-    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart, and its epilogue."""
+    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart, and its end in ENDS."""
 
     n: int
     k: int
     rows: int
     span: int
-    end: End
+    end: str
     slices: int = 1
 
     def problem(self, span: int) -> Problem:
@@ -108,10 +106,34 @@ TILES = TileConstants()
 LIBRARY = LibraryConstants()
 
 
+class EndCost(NamedTuple):
+    """The cost of an end by the names of constants; "" costs nothing.
+
+    in_tile: of TileConstants, for the end in our kernel. behind: of LibraryConstants, for the kernel that the end needs
+    behind the library's product. holds: whether a tile of pairs `span` apart has the end in its own kernel; else
+    `rotate` follows.
+    """
+
+    in_tile: str = ""
+    behind: str = ""
+    holds: Callable[[Tile, int], bool] = lambda tile, span: True
+
+
+ENDS = {
+    "rotary": EndCost("rotary", "rotate", holds_heads),
+    # Rotary of normalised heads.
+    "normed": EndCost("", "rotate", lambda tile, span: False),
+    "swiglu": EndCost("swiglu", "swiglu"),
+    "add": EndCost(),
+    # Logits, or the ids sampled from them.
+    "head": EndCost("", "head"),
+}
+
+
 def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants = TILES) -> float:
     """Return the microseconds of the product by this tile, its epilogue included."""
     c, kind = constants, tile.kind == "wgmma"
-    n, k, rows, _, end, slices = product
+    n, k, rows, span, end, slices = product
     programs = num_programs(tile, product)
     step_bytes = 2 * tile.BN * tile.BK * (slices if tile.kind == "gemv" else 1)
     steps = num_steps(tile, k, slices)
@@ -140,12 +162,11 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     waves, rest = divmod(programs, slots)
     total = c.start[kind] + waves * us(slots) + (us(rest) if rest else 0.0)
     total += c.refill * max(0, ceil(programs / slots) - 1) / at_once
-    total += {"rotary": c.rotary, "swiglu": c.swiglu}.get(end, 0.0)
+    in_tile, _, holds = ENDS[end]
+    total += getattr(c, in_tile) if in_tile else 0.0
     if kind and slices > 1:
         total += c.merge + 8 * slices * rows * n / c.merge_bytes
-    if end in ("rotary", "normed") and not _is_fused(tile, product):
-        total += c.rotate
-    return total
+    return total if holds(tile, span) else total + c.rotate
 
 
 def resident(tile: Tile, product: Product, device: Device) -> int:
@@ -167,7 +188,8 @@ def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float
         c.column * k / slices,
         2 * n * k * rows / c.matrix,
     )
-    second = {"rotary": c.rotate, "normed": c.rotate, "swiglu": c.swiglu, "head": c.head}.get(end)
+    behind = ENDS[end].behind
+    second = getattr(c, behind) if behind else None
     total = c.start + sum(cost**c.power for cost in costs) ** (1 / c.power)
     if slices > 1:
         second = second or c.added
@@ -208,11 +230,11 @@ WGMMA = {
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
     """Return every tile that is considered and can multiply it."""
-    problems = product.problem(0), product.problem(product.span)
+    problems, holds = (product.problem(0), product.problem(product.span)), ENDS[product.end].holds
     found = [
         tile
         for tile in _menu(product.rows, product.slices, device.has_wgmma)
-        if fits(tile, problems[_is_fused(tile, product)], device.max_bytes)
+        if fits(tile, problems[holds(tile, product.span)], device.max_bytes)
     ]
     return [tile for tile in found if not _gathers(tile, product, device)] or found
 
@@ -224,11 +246,6 @@ def _gathers(tile: Tile, product: Product, device: Device) -> bool:
 
 def num_programs(tile: Tile, product: Product) -> int:
     return product.n // tile.BN * (1 if tile.kind == "gemv" else product.slices)
-
-
-def _is_fused(tile: Tile, product: Product) -> bool:
-    """Return whether the epilogue is in the product's own kernel."""
-    return product.end == "swiglu" or (product.end == "rotary" and holds_heads(tile, product.span))
 
 
 @cache

@@ -19,9 +19,8 @@ from photon_grpc.kernels.linear import cost, cut, tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.layers import gemm
-from photon_grpc.layers.gemm import Epilogue
-from photon_grpc.layers.unquantized import product_end
+from photon_grpc.layers.ends import AddResidual, End, Rotary, SwiGLU
+from photon_grpc.layers.ends import bucket as bucket_of
 from photon_grpc.layers.workspace import RowSums, Workspace
 
 pytestmark = [
@@ -56,12 +55,12 @@ class Case:
             "gate_up": (2 * inner, hidden),
             "down": (hidden, inner),
         }[name]
-        self.end = Epilogue("add")
+        self.end: End = AddResidual()
         if name == "qkv":
             weights = (torch.rand(2, dim, device="cuda") + 0.5).bfloat16()
-            self.end = Epilogue("rotary", dim // 2, 1e-5, (weights[0], weights[1]) if is_normed else None)
+            self.end = Rotary(dim // 2, 1e-5, (weights[0], weights[1]) if is_normed else None)
         elif name == "gate_up":
-            self.end = Epilogue("swiglu", inner, 1e-5)
+            self.end = SwiGLU(inner, 1e-5)
         weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()
         b = torch.randn(n, device="cuda").bfloat16() if bias else None
         self.linear = SimpleNamespace(weight=weight, bias=b, num_slices=cut.num_slices(n, k))
@@ -74,7 +73,7 @@ class Case:
     def __call__(self, rows: int, tile: Tile | None) -> torch.Tensor:
         """Return what is written for each of the first rows: [rows, …]."""
         hidden, heads, _, dim, inner = self.shape
-        bucket = gemm.bucket(rows)
+        bucket = bucket_of(rows)
 
         def room(size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.full((max(bucket, rows), size), torch.nan, dtype=dtype, device="cuda")[:rows]
@@ -85,8 +84,8 @@ class Case:
             torch.zeros(65536, dtype=torch.int32, device="cuda"),
         )  # fmt: skip
         work.take(self.h[:rows], None)
-        multiply = (gemm.TILED if tile else gemm.LIBRARY)[self.end.epilogue]
-        given = (self.linear, tile, self.end, work) if tile else (self.linear, self.end, work)
+        multiply = self.end.tiled if tile else self.end.library
+        given = (self.linear, tile, work) if tile else (self.linear, work)
         if self.name == "qkv":
             self.pages.zero_()
             multiply(*given, self.pages, 0)
@@ -102,7 +101,7 @@ class Case:
     def tiles(self, rows: int) -> Iterator[Tile]:
         """Return the table's and some of those that are considered, the best and the worst among them."""
         n, k = self.linear.weight.shape
-        product = Product(n, k, rows, self.end.span, product_end(self.end), self.linear.num_slices)
+        product = Product(n, k, rows, self.end.span, self.end.cost, self.linear.num_slices)
         known = tiles.TABLE.get((n, k), {}).get(rows)
         found = sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))
         yield from dict.fromkeys(([known] if known else []) + found[:2] + found[len(found) // 2 :][:1] + found[-1:])
@@ -116,6 +115,6 @@ def test_a_row_of_a_product_has_the_same_bits_by_every_kernel_and_in_any_company
     expected = case(MOST, None)
     assert not expected.isnan().any()
     for rows in ROWS:
-        bucket = gemm.bucket(rows)
+        bucket = bucket_of(rows)
         for tile in (None, *(case.tiles(bucket) if bucket else ())):
             assert torch.equal(case(rows, tile), expected[:rows]), (rows, tile)

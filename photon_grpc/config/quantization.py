@@ -1,0 +1,98 @@
+"""The formats of a model's weights: 16 or 32 bits unless a checkpoint or `--quantization` says otherwise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from photon_grpc.errors import ConfigError
+
+#: Columns of W whose float8 activations share a scale where the scales of W are blocks.
+BLOCK = 128
+#: Rows or columns of a block of scales: all of them.
+ALL = 0
+
+Kind = Literal["int8", "int4", "fp8"]
+#: How a checkpoint stores quantized weights; "" is a float checkpoint, which is quantized while it is read.
+Layout = Literal["", "gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized", "float-quantized", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """The format of the weights of linear layers, and of the activations that they are multiplied with.
+
+    block: rows and columns of W [out, in] that share a scale, ALL for all of them: (1, ALL) is a scale a row, (1, 128)
+    groups of 128 columns, (ALL, ALL) one scale, (128, 128) blocks. activation_bits: 16, or 8: then activations are
+    quantized per token, with blocks per token and 128 columns. has_zeros: each scale has a zero point. ignored: names
+    of modules that stay 16 bits, or "re:" and a pattern that matches their beginning.
+    """
+
+    kind: Kind
+    block: tuple[int, int]
+    activation_bits: int = 16
+    has_zeros: bool = False
+    layout: Layout = ""
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.kind == "int4" else 8
+
+    @property
+    def name(self) -> str:
+        """The name as `--quantization` spells it where it has the format, with the layout of a checkpoint."""
+        rows, columns = self.block
+        if self.kind == "fp8":
+            name = "fp8-block" if rows > 1 and columns else "fp8"
+        elif self.activation_bits == 8:
+            name = "w8a8"
+        else:
+            name = f"{self.kind}-g{columns}" if columns else self.kind
+        return f"{name} ({self.layout})" if self.layout else name
+
+    def covers(self, name: str) -> bool:
+        """Return whether this module, such as "model.layers.0.self_attn.q_proj", has quantized weights."""
+        return not any(_matches(pattern, name) for pattern in self.ignored)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether the pattern is the module's name, one above it, its last part, or a regular expression for it."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return name == pattern or name.startswith(pattern + ".") or name.endswith("." + pattern)
+
+
+def groups(columns: int) -> tuple[int, int]:
+    """Return the block of groups of so many columns."""
+    return 1, columns
+
+
+PER_ROW = 1, ALL
+PER_TENSOR = ALL, ALL
+#: The head stays 16 bits.
+_HEAD = ("lm_head",)
+#: The values of --quantization but "auto".
+FORMATS: dict[str, WeightFormat] = {
+    "int8": WeightFormat("int8", PER_ROW, ignored=_HEAD),
+    "int8-g32": WeightFormat("int8", groups(32), ignored=_HEAD),
+    "int8-g64": WeightFormat("int8", groups(64), ignored=_HEAD),
+    "int8-g128": WeightFormat("int8", groups(128), ignored=_HEAD),
+    "w8a8": WeightFormat("int8", PER_ROW, 8, ignored=_HEAD),
+    "fp8": WeightFormat("fp8", PER_ROW, 8, ignored=_HEAD),
+    "fp8-block": WeightFormat("fp8", (BLOCK, BLOCK), 8, ignored=_HEAD),
+    "int4-g128": WeightFormat("int4", groups(128), ignored=_HEAD),
+}
+
+
+def chosen_format(checkpoint: WeightFormat | None, flag: str) -> WeightFormat | None:
+    """Return the format for a checkpoint and a value of --quantization; None: the weights stay as they are.
+
+    Raise ConfigError if both say one.
+    """
+    if flag == "auto":
+        return checkpoint
+    if checkpoint is not None:
+        message = f"--quantization {flag}: the checkpoint is quantized already ({checkpoint.name}); leave the flag out"
+        raise ConfigError(message, field="quantization")
+    return FORMATS[flag]

@@ -1,0 +1,323 @@
+"""`quantization_config` of config.json: the dialects of GPTQ, AWQ, compressed-tensors and FP8 as a WeightFormat.
+
+Everything that would change the weights and is not supported is refused by its key. Keys that only say how the weights
+were found (calibration data, damping, observers) have no meaning here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from photon_grpc.config.json_file import refusal, shown
+from photon_grpc.config.quantization import ALL, BLOCK, PER_ROW, PER_TENSOR, Kind, WeightFormat, groups
+from photon_grpc.errors import ModelLoadError
+
+FILE, KEY = "config.json", "quantization_config"
+GROUP_SIZES = (32, 64, 128)
+
+#: Of compressed-tensors, for weights.
+_STRATEGIES: dict[Kind, tuple[str, ...]] = {
+    "fp8": ("tensor", "channel", "block"),
+    "int8": ("channel", "group", "tensor"),
+    "int4": ("channel", "group"),
+}
+
+Names = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=4096)]
+Bits = Annotated[int, Meta(ge=1, le=64)]
+GroupSize = Annotated[int, Meta(ge=-1, le=2**20)]
+
+
+class GptqJson(Struct, kw_only=True):
+    """The keys of `quant_method: gptq` that decide the weights."""
+
+    bits: Bits
+    group_size: GroupSize
+    desc_act: bool = False
+    sym: bool = True
+    checkpoint_format: str = "gptq"
+    #: An older spelling of checkpoint_format.
+    format: str = ""
+    modules_in_block_to_quantize: Any = None
+    #: Per module settings of GPTQModel.
+    dynamic: Any = None
+    modules_to_not_convert: Names | None = None
+    lm_head: bool = False
+
+
+class AwqJson(Struct, kw_only=True):
+    """The keys of `quant_method: awq` that decide the weights."""
+
+    bits: Bits = field(name="bits", default=4)
+    group_size: GroupSize = 128
+    zero_point: bool = True
+    version: str = "gemm"
+    modules_to_not_convert: Names | None = None
+
+
+class Fp8Json(Struct, kw_only=True):
+    """The keys of `quant_method: fp8`."""
+
+    activation_scheme: str = "dynamic"
+    weight_block_size: Annotated[tuple[int, ...], Meta(max_length=8)] | None = (BLOCK, BLOCK)
+    fmt: str = "e4m3"
+    scale_fmt: str = "float"
+    modules_to_not_convert: Names | None = None
+    ignored_layers: Names | None = None
+    modules_to_convert: Names | None = None
+
+
+class QuantizationArgs(Struct, kw_only=True):
+    """The form in which compressed-tensors quantizes weights or activations."""
+
+    num_bits: Bits = 8
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: GroupSize | None = None
+    block_structure: Annotated[tuple[int, ...], Meta(max_length=8)] | None = None
+    dynamic: bool | str = False
+    actorder: bool | str | None = None
+
+
+class Scheme(Struct, kw_only=True):
+    """One of `config_groups`."""
+
+    targets: Names
+    weights: QuantizationArgs | None = None
+    input_activations: QuantizationArgs | None = None
+    output_activations: QuantizationArgs | None = None
+    format: str | None = None
+
+
+class CompressedJson(Struct, kw_only=True):
+    """The keys of `quant_method: compressed-tensors`."""
+
+    config_groups: Annotated[dict[str, Scheme], Meta(max_length=64)]
+    format: str = "dense"
+    quantization_status: str = "compressed"
+    ignore: Names | None = None
+    kv_cache_scheme: Any = None
+    sparsity_config: Any = None
+    transform_config: Any = None
+
+
+def read_quantization(value: Any) -> WeightFormat | None:
+    """Return the format that `quantization_config` of config.json describes; None if there is none.
+
+    Raise ModelLoadError naming the key for what is not supported, malformed or contradictory.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise refusal(FILE, KEY, f"must be an object, is {shown(value)}")
+    method = value.get("quant_method")
+    read = _READERS.get(method) if isinstance(method, str) else None
+    if read is None:
+        if method is None:
+            raise _refusal("quant_method", f"is missing; supported: {', '.join(_READERS)}")
+        remedy = _REMEDIES.get(str(method), f"supported: {', '.join(_READERS)}")
+        raise _refusal("quant_method", f"is {shown(method)}, which is not supported; {remedy}")
+    found = read(value)
+    for pattern in found.ignored:
+        _check_pattern(pattern)
+    return found
+
+
+def _gptq(value: dict[str, Any]) -> WeightFormat:
+    keys = _struct(value, GptqJson)
+    layout = keys.format or keys.checkpoint_format
+    if layout not in ("gptq", "gptq_v2"):
+        problem = f"is {shown(layout)}; supported: gptq, gptq_v2. Of a repacked checkpoint (marlin) use the GPTQ source"
+        raise _refusal("checkpoint_format", problem)
+    _only("bits", keys.bits, (4, 8))
+    if keys.desc_act:
+        problem = "is true: columns in the order of their activations are not supported; quantize with desc_act false"
+        raise _refusal("desc_act", problem)
+    if keys.bits == 8 and not keys.sym:
+        raise _refusal("sym", "is false: zero points are supported with 4 bits only")
+    for name in ("dynamic", "modules_in_block_to_quantize"):
+        if getattr(keys, name):
+            raise _refusal(name, "is set: a format for each module is not supported")
+    ignored = (*(keys.modules_to_not_convert or ()), *(() if keys.lm_head else ("lm_head",)))
+    # Symmetric checkpoints store zero points, too; they are checked when they are read.
+    return WeightFormat(_int(keys.bits), _group(keys.group_size), 16, not keys.sym, layout, ignored)
+
+
+def _awq(value: dict[str, Any]) -> WeightFormat:
+    keys = _struct({**value, "bits": value.get("bits", value.get("w_bit", 4))}, AwqJson)
+    _only("bits", keys.bits, (4,))
+    if keys.version.lower() != "gemm":
+        raise _refusal("version", f"is {shown(keys.version)}; supported: gemm")
+    if not keys.zero_point:
+        raise _refusal("zero_point", "is false; supported: true")
+    ignored = (*(keys.modules_to_not_convert or ()), "lm_head")
+    return WeightFormat("int4", _group(keys.group_size), 16, True, "awq", ignored)
+
+
+def _fp8(value: dict[str, Any]) -> WeightFormat:
+    keys = _struct(value, Fp8Json)
+    _only("activation_scheme", keys.activation_scheme, ("dynamic",))
+    _only("fmt", keys.fmt, ("e4m3", "float8_e4m3fn"))
+    _only("scale_fmt", keys.scale_fmt, ("float",))
+    if keys.modules_to_convert:
+        raise _refusal("modules_to_convert", "is set: only linear layers are read in FP8")
+    # null means one scale for a tensor; a missing key the default.
+    size = keys.weight_block_size if value.get("weight_block_size", 0) is not None else None
+    if size not in (None, (BLOCK, BLOCK)):
+        raise _refusal("weight_block_size", f"is {list(size or ())}; supported: [{BLOCK}, {BLOCK}] and null")
+    ignored = (*(keys.modules_to_not_convert or ()), *(keys.ignored_layers or ()), "lm_head")
+    return WeightFormat("fp8", (BLOCK, BLOCK) if size else PER_TENSOR, 8, False, "fp8", ignored)
+
+
+def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
+    keys = _struct(value, CompressedJson)
+    _only("quantization_status", keys.quantization_status, ("compressed",))
+    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if getattr(keys, name) not in (None, {}) and not _is_dense(getattr(keys, name)):
+            raise _refusal(name, "is set, which is not supported")
+    if len(keys.config_groups) != 1:
+        problem = f"has {len(keys.config_groups)} groups; one format for all linear layers is supported"
+        raise _refusal("config_groups", problem)
+    name, scheme = next(iter(keys.config_groups.items()))
+    at = f"config_groups.{name}"
+    if scheme.targets != ("Linear",):
+        raise _refusal(f"{at}.targets", f'is {shown(str(list(scheme.targets)))}; supported: ["Linear"] with `ignore`')
+    if scheme.weights is None:
+        raise _refusal(f"{at}.weights", "is missing")
+    if scheme.output_activations is not None:
+        raise _refusal(f"{at}.output_activations", "is set, which is not supported")
+    layout = scheme.format or keys.format
+    kind, block = _weights(scheme.weights, f"{at}.weights")
+    activation_bits = _activations(scheme.input_activations, kind, block, f"{at}.input_activations")
+    _check_layout(layout, kind, activation_bits)
+    layout = "float-quantized" if kind == "fp8" else "pack-quantized" if layout == "pack-quantized" else "int-quantized"
+    has_zeros = not scheme.weights.symmetric
+    if has_zeros and kind != "int4":
+        raise _refusal(f"{at}.weights.symmetric", "is false: zero points are supported with 4 bits only")
+    return WeightFormat(kind, block, activation_bits, has_zeros, layout, keys.ignore or ())  # type: ignore[arg-type]
+
+
+def _weights(args: QuantizationArgs, at: str) -> tuple[Kind, tuple[int, int]]:
+    if args.dynamic:
+        raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}: weights have scales of their own")
+    if args.actorder in (True, "group"):
+        raise _refusal(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null, static, weight")
+    if args.type == "float":
+        _only(f"{at}.num_bits", args.num_bits, (8,))
+        kind: Kind = "fp8"
+    else:
+        _only(f"{at}.num_bits", args.num_bits, (4, 8))
+        kind = _int(args.num_bits)
+    strategy = args.strategy or ("tensor" if args.group_size is None else "group")
+    blocks: dict[str, tuple[int, int]] = {"channel": PER_ROW, "tensor": PER_TENSOR, "block": (BLOCK, BLOCK)}
+    allowed = {
+        "fp8": ("tensor", "channel", "block"),
+        "int8": ("channel", "group", "tensor"),
+        "int4": ("channel", "group"),
+    }
+    _only(f"{at}.strategy", strategy, allowed[kind])
+    if strategy == "group":
+        return kind, _group(args.group_size or 0, f"{at}.group_size")
+    if strategy == "block" and args.block_structure != (BLOCK, BLOCK):
+        problem = f"is {shown(str(args.block_structure))}; supported: [{BLOCK}, {BLOCK}]"
+        raise _refusal(f"{at}.block_structure", problem)
+    return kind, blocks[strategy]
+
+
+def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, int], at: str) -> int:
+    """Return the bits of the activations."""
+    if args is None:
+        if kind == "fp8":
+            raise _refusal(at, "is missing: FP8 weights are multiplied with FP8 activations")
+        return 16
+    _only(f"{at}.num_bits", args.num_bits, (8,))
+    _only(f"{at}.type", args.type, ("float" if kind == "fp8" else "int",))
+    if args.dynamic is not True:
+        raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}; supported: true (scales found while running)")
+    if not args.symmetric:
+        raise _refusal(f"{at}.symmetric", "is false; supported: true")
+    has_blocks = block[0] > 1
+    _only(f"{at}.strategy", args.strategy, ("group",) if has_blocks else ("token",))
+    if has_blocks and args.group_size != BLOCK:
+        raise _refusal(f"{at}.group_size", f"is {shown(args.group_size)}; supported: {BLOCK}")
+    if kind == "int4" or (kind == "int8" and block[1] != ALL):
+        raise _refusal(at, "is set: 8-bit activations are supported with a scale a row of 8-bit weights")
+    return 8
+
+
+def _check_layout(layout: str, kind: Kind, activation_bits: int) -> None:
+    allowed = ["float-quantized"] if kind == "fp8" else ["pack-quantized"] if kind == "int4" else []
+    if kind == "int8":
+        allowed = ["int-quantized"] if activation_bits == 8 else ["pack-quantized", "int-quantized"]
+    if kind != "int4":
+        allowed.append("naive-quantized")
+    _only("format", layout, tuple(allowed))
+
+
+def _is_dense(value: Any) -> bool:
+    """Return whether a sparsity_config says that nothing is sparse."""
+    return isinstance(value, dict) and value.get("format") == "dense"
+
+
+def _int(bits: int) -> Kind:
+    return "int4" if bits == 4 else "int8"
+
+
+def _group(size: int, key: str = "group_size") -> tuple[int, int]:
+    """Return the block of groups of `size` columns; -1 is a whole row."""
+    if size == -1:
+        return PER_ROW
+    _only(key, size, GROUP_SIZES)
+    return groups(size)
+
+
+def _only(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed or isinstance(value, bool):
+        raise _refusal(key, f"is {shown(value)}; supported: {', '.join(map(str, allowed))}")
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a name that would ignore everything, and a pattern that is no regular expression."""
+    if not pattern.removeprefix("re:"):
+        raise _refusal("ignore", "holds an empty name")
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            raise _refusal("ignore", f"holds {shown(pattern)}, which is no regular expression ({error})") from None
+
+
+def _struct(value: dict[str, Any], kind: type[Any]) -> Any:
+    """Convert; null counts as absent."""
+    present = {key: item for key, item in value.items() if item is not None}
+    try:
+        return msgspec.convert(present, kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).replace("`", "").partition(" - at $.")
+        if missing := re.fullmatch("Object missing required field (.+)", problem):
+            raise _refusal(f"{path}.{missing[1]}".lstrip("."), "is missing") from None
+        raise _refusal(path, f"is malformed: {problem}") from None
+
+
+def _refusal(key: str, problem: str) -> ModelLoadError:
+    return refusal(FILE, f"{KEY}.{key}", problem)
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+}
+_SOURCE = "use the checkpoint that it was made from, or --quantization on the 16-bit one"
+_REMEDIES = {
+    "marlin": "use the GPTQ checkpoint that it was made from",
+    "gptq_marlin": "use the GPTQ checkpoint that it was made from",
+    "bitsandbytes": "load the 16-bit checkpoint with --quantization int8 or int4-g128",
+    **dict.fromkeys(("aqlm", "quip", "hqq", "eetq", "quanto", "torchao", "mxfp4", "higgs", "spqr", "vptq"), _SOURCE),
+}

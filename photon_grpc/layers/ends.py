@@ -1,0 +1,200 @@
+"""Ends of a product: the operations that are fused with it, before and after.
+
+    Rotary:       q, pages <- rotated (r · W h + b)      r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
+    SwiGLU:       y <- silu(g) · u,  (g, u) = r · W h + b
+    AddResidual:  h <- W x + (h + b)
+    Logits:       W x in float32
+    Sample:       an id from the logits
+
+`tiled` is a kernel of ours that does all of it. `library` is the matrix library, which reads the residual stream before
+its norm and adds to it, followed by a kernel that applies the norm. Both give the same bits: K is cut as the weight's
+format says, sums are rounded in the same places. What an end costs is in ENDS of `kernels/linear/cost.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch.nn import functional as F
+
+from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.linear import head, slices, tiles
+from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream, add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
+from photon_grpc.layers.workspace import Workspace
+
+#: A product with its end; its arguments are those of the end's methods after the weight and the tile.
+Gemm = Callable[..., Any]
+
+
+class Operands(Protocol):
+    """Weight [out_features, in_features] and bias [out_features] of a product, and the slices of its sum: a Linear."""
+
+    weight: Any
+    bias: torch.Tensor | None
+    num_slices: int
+
+
+def affine(linear: Operands) -> Affine:
+    return Affine(linear.weight, linear.bias, linear.num_slices)
+
+
+class End(Protocol):
+    """The end of a product."""
+
+    @property
+    def cost(self) -> str:
+        """The name in ENDS of the cost model."""
+
+    @property
+    def span(self) -> int:
+        """The distance of the rows of W that belong together; 0: none do."""
+
+    def tiled(self, linear: Operands, tile: Tile, *args: Any) -> Any:
+        """Multiply by a kernel of ours."""
+
+    def library(self, linear: Operands, *args: Any) -> Any:
+        """Multiply by the matrix library."""
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        """Return whether there is `library` for weights of this dtype."""
+
+
+def bucket(num_rows: int) -> int:
+    """Return the smallest of tiles.BUCKETS that holds num_rows; 0 above them all, and for no rows."""
+    return (tiles.bucket(num_rows) or 0) if num_rows else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotary:
+    """Queries, and keys and values in their pages.
+
+    span: half a head. eps: that of the norm before the product, whose weight is folded into W. norms: weights [D] of
+    the norms of query and of key heads, with the same eps; None: there are none.
+    """
+
+    span: int
+    eps: float
+    norms: Norms | None = None
+
+    @property
+    def cost(self) -> str:
+        return "rotary" if self.norms is None else "normed"
+
+    def tiled(self, linear: Operands, tile: Tile, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+        """Fill work.q, and `layer` of pages [num_blocks, layers, 2, Hkv, block_size, D]."""
+        qkv_launch(work.stream(), affine(linear), self.eps, self._output(work, pages, layer), tile, work.counters)
+
+    def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+        out = self._output(work, pages, layer)
+        rotate_store.launch(_product(work.h, linear), work.h, linear.bias, self.eps, out)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return _has_range(dtype)
+
+    def _output(self, work: Workspace, pages: torch.Tensor, layer: int) -> HeadOutput:
+        return HeadOutput(work.q, pages, layer, work.rotation, self.norms)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SwiGLU:
+    """The input of the down projection. span: gate to up. eps: that of the norm before, as for Rotary."""
+
+    cost: ClassVar[str] = "swiglu"
+    span: int
+    eps: float
+
+    def tiled(self, linear: Operands, tile: Tile, work: Workspace) -> None:
+        """Fill work.y."""
+        swiglu_launch(work.stream(), affine(linear), self.eps, work.y, tile, work.counters)
+
+    def library(self, linear: Operands, work: Workspace) -> None:
+        swiglu.norm_launch(_summed(work.h, linear), work.h, linear.bias, self.eps, work.y)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return _has_range(dtype)
+
+
+class AddResidual:
+    """The residual stream."""
+
+    cost, span = "add", 0
+
+    def tiled(self, linear: Operands, tile: Tile, work: Workspace, x: torch.Tensor) -> None:
+        """Change work.h."""
+        add_launch(ResidualStream(work.h, work.written()), x, affine(linear), tile, work.counters)
+
+    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> None:
+        work.outdated()
+        if linear.num_slices > 1:
+            return slices.add_launch(work.h, slices.products(x, linear.weight, linear.num_slices), linear.bias)
+        if linear.bias is not None:
+            work.h.add_(linear.bias)
+        work.h.addmm_(x, linear.weight.t())
+        return None
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return True
+
+
+class Logits:
+    """Logits, float32 [R, vocab_size], of x [R, hidden_size]."""
+
+    cost, span = "head", 0
+
+    def tiled(self, linear: Operands, tile: Tile, x: torch.Tensor) -> torch.Tensor:
+        return head.logits_launch(x, affine(linear), tile)
+
+    def library(self, linear: Operands, x: torch.Tensor) -> torch.Tensor:
+        if linear.num_slices > 1:
+            return functools.reduce(torch.add, slices.products(x, linear.weight, linear.num_slices))
+        if x.is_cuda and x.dtype != torch.float32:
+            # The sums are float32 in the multiplier: they are not rounded on the way out.
+            return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
+        return F.linear(x, linear.weight).float()
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return True
+
+
+class Sample:
+    """An id for each row of x, int64 [R], as `kernels/sampling/sample.py` does; logits are never written.
+
+    It has the tile of the logits: filters see those that sampling without filters saw.
+    """
+
+    cost, span = "head", 0
+
+    def tiled(self, linear: Operands, tile: Tile, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        return head.sample_launch(x, affine(linear), metadata, tile)
+
+    def library(self, linear: Operands, *args: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return False
+
+
+def _has_range(dtype: torch.dtype) -> bool:
+    """Return whether this dtype holds products of the residual stream before its norm: float16 ends at 65,504."""
+    return dtype != torch.float16
+
+
+def _product(x: torch.Tensor, linear: Operands) -> torch.Tensor:
+    """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices."""
+    if linear.num_slices > 1:
+        return slices.products(x, linear.weight, linear.num_slices)
+    return x @ linear.weight.t()
+
+
+def _summed(x: torch.Tensor, linear: Operands) -> torch.Tensor:
+    """Return x Wᵀ [T, N], rounded to x's dtype."""
+    product = _product(x, linear)
+    return product if product.dim() == 2 else functools.reduce(torch.add, product).to(x.dtype)

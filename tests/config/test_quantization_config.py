@@ -1,0 +1,189 @@
+"""`quantization_config` of config.json: what each dialect means, and that nothing wrong is read as something else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon_grpc.config.quantization import FORMATS, WeightFormat, chosen_format
+from photon_grpc.config.quantization_config import read_quantization
+from photon_grpc.errors import ConfigError, ModelLoadError
+
+GPTQ = {
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "checkpoint_format": "gptq",
+    "damp_percent": 0.1, "true_sequential": True, "modules_in_block_to_quantize": None, "dataset": None,
+}  # fmt: skip
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+       "modules_to_not_convert": None}  # fmt: skip
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed", "sparsity_config": {},
+    }  # fmt: skip
+
+
+def args(**changes: Any) -> dict[str, Any]:
+    return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None,
+            "dynamic": False, "actorder": None, "observer": "minmax"} | changes  # fmt: skip
+
+
+TOKENS = args(strategy="token", dynamic=True)
+W4A16 = compressed("pack-quantized", args(num_bits=4, strategy="group", group_size=128))
+W8A8 = compressed("int-quantized", args(), TOKENS)
+FP8_TOKENS = compressed("float-quantized", args(type="float"), TOKENS | {"type": "float"})
+FP8_BLOCKS = compressed(
+    "float-quantized",
+    args(type="float", strategy="block", block_structure=[128, 128]),
+    TOKENS | {"type": "float", "strategy": "group", "group_size": 128},
+)
+GOOD = [
+    (GPTQ, "int4-g128 (gptq)", WeightFormat("int4", (1, 128), 16, False, "gptq", ("lm_head",))),
+    (GPTQ | {"bits": 8, "group_size": 32}, "int8-g32 (gptq)", None),
+    (GPTQ | {"group_size": -1, "sym": False}, "int4 (gptq)",
+     WeightFormat("int4", (1, 0), 16, True, "gptq", ("lm_head",))),
+    (GPTQ | {"checkpoint_format": "gptq_v2", "lm_head": True}, "int4-g128 (gptq_v2)", None),
+    (AWQ, "int4-g128 (awq)", WeightFormat("int4", (1, 128), 16, True, "awq", ("lm_head",))),
+    (AWQ | {"version": "GEMM", "modules_to_not_convert": ["o_proj"]}, "int4-g128 (awq)", None),
+    (FP8, "fp8-block (fp8)", WeightFormat("fp8", (128, 128), 8, False, "fp8", ("lm_head",))),
+    (FP8 | {"weight_block_size": None}, "fp8 (fp8)", WeightFormat("fp8", (0, 0), 8, False, "fp8", ("lm_head",))),
+    (W4A16, "int4-g128 (pack-quantized)", None),
+    (compressed("pack-quantized", args(num_bits=4, strategy="group", group_size=64, symmetric=False)),
+     "int4-g64 (pack-quantized)", WeightFormat("int4", (1, 64), 16, True, "pack-quantized", ("lm_head",))),
+    (compressed("pack-quantized", args()), "int8 (pack-quantized)", None),
+    (compressed("int-quantized", args()), "int8 (int-quantized)", None),
+    (W8A8, "w8a8 (int-quantized)", WeightFormat("int8", (1, 0), 8, False, "int-quantized", ("lm_head",))),
+    (FP8_TOKENS, "fp8 (float-quantized)", WeightFormat("fp8", (1, 0), 8, False, "float-quantized", ("lm_head",))),
+    (FP8_BLOCKS, "fp8-block (float-quantized)", None),
+]  # fmt: skip
+
+
+def numbered(value: object) -> str:
+    """Return a short id: that of a config is its number."""
+    return value if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("config", "name", "expected"), GOOD, ids=numbered)
+def test_a_dialect_says_how_weights_are_stored(
+    config: dict[str, Any], name: str, expected: WeightFormat | None
+) -> None:
+    found = read_quantization(config)
+    assert found is not None
+    assert found.name == name
+    assert expected in (None, found)
+
+
+WRONG = [
+    ("bitsandbytes", "quant_method is 'bitsandbytes'", "16-bit"),
+    (GPTQ | {"quant_method": "marlin"}, "quant_method is 'marlin'", "GPTQ"),
+    (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format", "GPTQ source"),
+    (GPTQ | {"desc_act": True}, "desc_act", "desc_act false"),
+    (GPTQ | {"bits": 3}, "bits is 3", "4, 8"),
+    (GPTQ | {"bits": 8, "sym": False}, "sym", "4 bits"),
+    (GPTQ | {"group_size": 96}, "group_size is 96", "32, 64, 128"),
+    (GPTQ | {"dynamic": {"+:.*": {}}}, "dynamic", "module"),
+    (AWQ | {"version": "gemv"}, "version is 'gemv'", "gemm"),
+    (AWQ | {"zero_point": False}, "zero_point", "true"),
+    (AWQ | {"w_bit": 8, "bits": 8}, "bits is 8", "4"),
+    (FP8 | {"activation_scheme": "static"}, "activation_scheme", "dynamic"),
+    (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'", "e4m3"),
+    (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt", "float"),
+    (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size", "[128, 128]"),
+    (W8A8 | {"kv_cache_scheme": args()}, "kv_cache_scheme", "not supported"),
+    (W8A8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config", "not supported"),
+    (W8A8 | {"format": "marlin-24"}, "format is 'marlin-24'", "int-quantized"),
+    (W8A8 | {"quantization_status": "frozen"}, "quantization_status", "compressed"),
+    (W8A8 | {"config_groups": {}}, "config_groups", "0 groups"),
+    (W8A8 | {"ignore": ["re:("]}, "ignore", "regular expression"),
+    (W8A8 | {"ignore": [""]}, "ignore", "empty"),
+    (compressed("int-quantized", args(), TOKENS | {"dynamic": False}), "input_activations.dynamic", "true"),
+    (compressed("int-quantized", args(), TOKENS | {"strategy": "tensor"}), "input_activations.strategy", "token"),
+    (compressed("pack-quantized", args(actorder="group")), "weights.actorder", "static"),
+    (compressed("pack-quantized", args(num_bits=2)), "weights.num_bits is 2", "4, 8"),
+    (compressed("float-quantized", args(type="float")), "input_activations is missing", "FP8"),
+    (compressed("pack-quantized", args(symmetric=False)), "weights.symmetric", "4 bits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "says", "remedy"), WRONG, ids=numbered)
+def test_what_is_not_supported_is_refused_by_name_with_what_is(config: Any, says: str, remedy: str) -> None:
+    value = {"quant_method": config} if isinstance(config, str) else config
+    with pytest.raises(ModelLoadError) as refused:
+        read_quantization(value)
+    assert says in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+#: Keys that record how a checkpoint was made and say nothing about its weights.
+MEANINGLESS = {"damp_percent", "true_sequential", "dataset", "observer", "version", "modules_to_not_convert"}
+
+
+def keys_of(config: dict[str, Any], path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = []
+    for key, value in config.items():
+        found.append((*path, key))
+        if isinstance(value, dict):
+            found += keys_of(value, (*path, key))
+    return found
+
+
+@given(st.sampled_from([config for config, _, _ in GOOD]), st.data())
+def test_a_wrong_value_under_any_key_is_refused_or_means_another_format(config: dict[str, Any], data: Any) -> None:
+    """Never another exception, and never a value of a wrong type taken for a right one."""
+    path = data.draw(st.sampled_from(keys_of(config)))
+    wrong = data.draw(
+        st.sampled_from([7, -5, 1.5, "x", "", [], ["a"], [[]], {"a": 1}, True, False, 2**70, float("nan")])
+    )
+    changed = copy.deepcopy(config)
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    before, at[path[-1]] = at[path[-1]], wrong
+    try:
+        found = read_quantization(changed)
+    except ModelLoadError as error:
+        assert "quantization_config" in str(error)
+        return
+    # What is accepted has the type of what stood there, or says nothing about the weights, or is as good as absent.
+    is_alike = type(wrong) is type(before) or before is None
+    assert is_alike or path[-1] in MEANINGLESS or wrong in (False, "", []), (path, wrong, found)
+
+
+@pytest.mark.parametrize("value", [[], "gptq", 4, True, {}, {"quant_method": None}, {"quant_method": ["gptq"]}])
+def test_what_is_no_description_is_refused(value: object) -> None:
+    with pytest.raises(ModelLoadError, match="quantization_config"):
+        read_quantization(value)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "name", "covers"),
+    [
+        (("lm_head",), "lm_head", False),
+        (("lm_head",), "model.layers.0.self_attn.q_proj", True),
+        (("model.layers.1",), "model.layers.10.mlp.up_proj", True),
+        (("model.layers.1",), "model.layers.1.mlp.up_proj", False),
+        (("o_proj",), "model.layers.1.self_attn.o_proj", False),
+        (("re:.*down_proj",), "model.layers.1.mlp.down_proj", False),
+        (("re:down_proj",), "model.layers.1.mlp.down_proj", True),
+    ],
+)
+def test_ignored_modules_stay_as_they_are(ignored: tuple[str, ...], name: str, covers: bool) -> None:
+    assert WeightFormat("int8", (1, 0), ignored=ignored).covers(name) is covers
+
+
+def test_the_flag_names_formats_and_is_refused_for_what_is_quantized_already() -> None:
+    assert [weight_format.name for weight_format in FORMATS.values()] == list(FORMATS)
+    assert chosen_format(None, "auto") is None
+    assert chosen_format(None, "w8a8") == FORMATS["w8a8"]
+    assert chosen_format(FORMATS["fp8"], "auto") == FORMATS["fp8"]
+    with pytest.raises(
+        ConfigError, match=r"--quantization int8: the checkpoint is quantized already \(int4-g128 \(awq\)\)"
+    ):
+        chosen_format(read_quantization(AWQ), "int8")
