@@ -35,7 +35,8 @@ def ready_line(addresses: tuple[str, ...], model: str, facts: Facts, pages: tupl
         f"ready on {', '.join(addresses)}",
         ", ".join(pages),
         model,
-        f"{facts.device} {facts.quantization or facts.dtype}",
+        f"{facts.device} {facts.dtype}",
+        f"weights {facts.quantization}" if facts.quantization else "",
         f"{facts.num_blocks} KV blocks of {facts.kv.block_size} tokens",
         f"kernels {facts.kernels}" if facts.kernels else "",
     ]

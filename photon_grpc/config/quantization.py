@@ -51,6 +51,13 @@ class WeightFormat:
             name = f"{self.kind}-g{columns}" if columns else self.kind
         return f"{name} ({self.layout})" if self.layout else name
 
+    @property
+    def activations(self) -> str:
+        """The form of activations of 8 bits, such as "float8_e4m3fn per token"."""
+        values = "float8_e4m3fn" if self.kind == "fp8" else "int8"
+        columns = f" and {BLOCK} columns" if self.block[0] > 1 else ""
+        return f"{values} per token{columns}"
+
     def covers(self, name: str) -> bool:
         """Return whether this module, such as "model.layers.0.self_attn.q_proj", has quantized weights."""
         return not any(_matches(pattern, name) for pattern in self.ignored)

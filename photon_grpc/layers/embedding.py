@@ -22,6 +22,10 @@ class Embedding:
         """Look up [T] int32 or int64 -> [T, hidden_size]."""
         return F.embedding(token_ids, self.weight)
 
+    @property
+    def num_parameters(self) -> int:
+        return self.weight.numel()
+
     def allocate(self, device: torch.device) -> None:
         self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
 

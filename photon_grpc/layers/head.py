@@ -52,6 +52,10 @@ class LMHead(Linear):
     def is_tied(self) -> bool:
         return self.embedding is not None
 
+    @property
+    def num_parameters(self) -> int:
+        return 0 if self.is_tied else super().num_parameters
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits: [R, hidden_size] -> float32 [R, vocab_size]."""
         gemm = self._logits.get(bucket(x.shape[0]), self._any)

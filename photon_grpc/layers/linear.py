@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,17 @@ from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import Part, Target
+
+
+class Folded(Enum):
+    """Where the weight of the norm before a fused product is."""
+
+    #: The format has no such product.
+    NO = 0
+    #: In W; ones are left in the norm.
+    INTO_WEIGHT = 1
+    #: In the norm. The method's fused products multiply W by it; the norm stays for the products without.
+    BESIDE = 2
 
 
 class LinearMethod(Protocol):
@@ -28,9 +40,13 @@ class LinearMethod(Protocol):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         """Multiply [T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
 
-    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        """Multiply the norm's weight into W and leave ones in the norm; return False if this format cannot."""
-        return False
+    def num_bytes(self, linear: Linear) -> int:
+        """Return the bytes of the loaded weights."""
+        return linear.num_parameters * linear.dtype.itemsize
+
+    def fold(self, linear: Linear) -> Folded:
+        """Prepare fused products for the norm before this Linear, and return where the norm's weight is then."""
+        return Folded.NO
 
     def num_slices(self, linear: Linear) -> int:
         """Return the contiguous slices that the sum over in_features is cut into, in every product of this weight."""
@@ -48,7 +64,7 @@ class Linear:
     """Projections `outputs` (name -> features, in order) of one input.
 
     `prefix + name + ".weight"` is [features, in_features]. A call maps [T, in_features] to [T, sum of features], the
-    outputs side by side in their order.
+    outputs side by side in their order. `norm` is the norm that the input comes from, if nothing else reads it.
     """
 
     def __init__(
@@ -60,6 +76,7 @@ class Linear:
         bias: bool,
         dtype: torch.dtype,
         method: LinearMethod,
+        norm: RMSNorm | None = None,
     ) -> None:
         self.prefix = prefix
         self.in_features = in_features
@@ -68,6 +85,7 @@ class Linear:
         self.has_bias = bias
         self.dtype = dtype
         self.method = method
+        self.norm = norm
         self.weight: Any = None
         self.bias: torch.Tensor | None = None
         self.allocate(torch.device("meta"))
@@ -83,8 +101,15 @@ class Linear:
     def num_slices(self) -> int:
         return self.method.num_slices(self)
 
-    def part(self, shape: torch.Size) -> Part | None:
-        """Return the part of a checkpoint's tensor that one of `shape` is here; None if all of it."""
+    @property
+    def num_parameters(self) -> int:
+        return self.out_features * (self.in_features + self.has_bias)
+
+    def part(self, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1) -> Part | None:
+        """Return the part of a checkpoint's tensor that one of `shape` is here; None if all of it.
+
+        `rows` and `columns` are the axes along which it has the rows and the columns of W, None if it has not.
+        """
         return None
 
     def allocate(self, device: torch.device) -> None:

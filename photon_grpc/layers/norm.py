@@ -28,6 +28,10 @@ class RMSNorm:
         """Add [T, size] twice -> (norm of the sum, sum)."""
         return self._add_norm(x, residual, self.weight, self.eps)
 
+    @property
+    def num_parameters(self) -> int:
+        return self.weight.numel()
+
     def allocate(self, device: torch.device) -> None:
         self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
 

@@ -57,8 +57,8 @@ class ColumnParallelLinear(Linear):
         shares = {name: features // group.size for name, features in outputs.items()}
         super().__init__(prefix, in_features, shares, **options)
 
-    def part(self, shape: torch.Size) -> Part | None:
-        return share_of(shape, 0, self.group)
+    def part(self, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1) -> Part | None:
+        return None if rows is None else share_of(shape, rows, self.group)
 
 
 class RowParallelLinear(Linear):
@@ -80,8 +80,8 @@ class RowParallelLinear(Linear):
         """Return None if there are several ranks: an epilogue of a partial sum would be wrong."""
         return super().gemm(num_rows, end) if self.group.size == 1 else None
 
-    def part(self, shape: torch.Size) -> Part | None:
-        return share_of(shape, 1, self.group) if len(shape) > 1 else None
+    def part(self, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1) -> Part | None:
+        return None if columns is None else share_of(shape, columns, self.group)
 
     def after_load(self) -> None:
         """Clear the bias on all ranks but rank 0, so that it is added once."""
@@ -90,7 +90,7 @@ class RowParallelLinear(Linear):
         super().after_load()
 
 
-def share_of(shape: torch.Size, axis: int, group: Group) -> Part | None:
+def share_of(shape: tuple[int, ...], axis: int, group: Group) -> Part | None:
     """Return this rank's part of `shape` of a tensor that is split along `axis`; None if it has all."""
     if group.size == 1:
         return None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
+
+#: Dtypes of unquantized tensors, as safetensors spells them.
+FLOATS = ("F32", "BF16", "F16", "F64")
 
 
 class Part(NamedTuple):
@@ -26,6 +30,12 @@ class Target(NamedTuple):
     center: float = 0.0
     #: None: all of the checkpoint's tensor.
     part: Part | None = None
+    #: Those that the checkpoint's tensor may have.
+    dtypes: tuple[str, ...] = FLOATS
+    #: Whether a checkpoint may lack it: then the tensor keeps what it has.
+    is_optional: bool = False
+    #: Normal numbers of deviation 1 -> as many random values; None: normal numbers around `center`.
+    random: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,11 +44,19 @@ class Target(NamedTuple):
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view of the part of the checkpoint's tensor that belongs here."""
-        return tensor if self.part is None else tensor[self.part.slices]
+        return tensor.reshape(self.shape) if self.part is None else tensor[self.part.slices]
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the checkpoint's tensor may have this shape; a single number has any number of dimensions."""
+        return shape == self.shape or math.prod(shape) == math.prod(self.shape) == 1 == len(self.shape)
 
 
 class ParameterOwner(Protocol):
     """An owner of weights."""
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers that it computes with, however they are stored; 0 if another owner has them."""
 
     def allocate(self, device: torch.device) -> None:
         """Replace the meta tensors by uninitialised memory on `device`."""

@@ -14,8 +14,7 @@ from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import End, Gemm, Logits
-from photon_grpc.layers.linear import Linear, LinearMethod
-from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.linear import Folded, Linear, LinearMethod
 from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.prepacked import pack
 
@@ -33,7 +32,7 @@ class Unquantized(LinearMethod):
             yield Target(name + ".weight", weight, part=linear.part(weight.shape))
             if linear.bias is not None:
                 bias = linear.bias[rows]
-                yield Target(name + ".bias", bias, part=linear.part(bias.shape))
+                yield Target(name + ".bias", bias, part=linear.part(bias.shape, columns=None))
 
     def after_load(self, linear: Linear) -> None:
         packed = pack(linear.weight, linear.bias)
@@ -44,10 +43,12 @@ class Unquantized(LinearMethod):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        linear.weight.mul_(norm.weight)
-        norm.weight.fill_(1.0)
-        return True
+    def fold(self, linear: Linear) -> Folded:
+        if linear.norm is None:
+            return Folded.NO
+        linear.weight.mul_(linear.norm.weight)
+        linear.norm.weight.fill_(1.0)
+        return Folded.INTO_WEIGHT
 
     def num_slices(self, linear: Linear) -> int:
         return cut.num_slices(linear.out_features, linear.in_features)
@@ -78,8 +79,8 @@ class PackedUnquantized(Unquantized):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return linear.weight(x)
 
-    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        return False
+    def fold(self, linear: Linear) -> Folded:
+        return Folded.NO
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         logits: Gemm = linear.weight.logits

@@ -21,6 +21,7 @@ from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel import ColumnParallelLinear, Mesh, RowParallelLinear
+from photon_grpc.layers.quantization.methods import Method, methods
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models.decoder import Decoder, DecoderLayer
@@ -33,21 +34,20 @@ def build(
     device: torch.device | str,
     kernels: Kernels,
     max_model_len: int,
-    method: LinearMethod | None = None,
+    method: Method | None = None,
     mesh: Mesh | None = None,
 ) -> Decoder:
     """Return the model's decoder for positions below `max_model_len`, its weights not yet allocated.
 
-    It takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raise ModelLoadError if a size
-    cannot be split over the ranks.
+    It takes memory for the rotary tables only. `method` is Unquantized for all by default. With a `mesh` it is this
+    rank's part. Raise ModelLoadError if a size cannot be split over the ranks, or does not suit its method.
     """
     mesh = mesh or Mesh()
     _check_shares(config, mesh)
     device = torch.device(device)
     rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device=device, kernels=kernels)
-    return DecoderBuilder(
-        config, dtype, device, kernels, method or Unquantized(), rotary, max_model_len, mesh
-    ).decoder()
+    method = method or methods(None)
+    return DecoderBuilder(config, dtype, device, kernels, method, rotary, max_model_len, mesh).decoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DecoderBuilder:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
-    method: LinearMethod
+    method: Method
     rotary: RotaryEmbedding
     max_model_len: int
     mesh: Mesh
@@ -79,26 +79,28 @@ class DecoderBuilder:
 
     def head(self, embedding: Embedding) -> LMHead:
         tied = self.config.tie_word_embeddings
-        return LMHead("lm_head", embedding, tied=tied, method=self.method, sample=self.kernels.sample)
+        method = Unquantized() if tied else self.method("lm_head")
+        return LMHead("lm_head", embedding, tied=tied, method=method, sample=self.kernels.sample)
 
     def layer(self, layer: int) -> DecoderLayer:
         """Build layer number `layer`, counted from 0."""
         prefix = f"model.layers.{layer}."
+        norms = self.norm(prefix + "input_layernorm"), self.norm(prefix + "post_attention_layernorm")
         return DecoderLayer(
-            self.norm(prefix + "input_layernorm"),
-            self.attention(layer, prefix + "self_attn."),
-            self.norm(prefix + "post_attention_layernorm"),
-            self.gated_mlp(prefix + "mlp."),
+            norms[0],
+            self.attention(layer, prefix + "self_attn.", norms[0]),
+            norms[1],
+            self.gated_mlp(prefix + "mlp.", norms[1]),
         )
 
-    def attention(self, layer: int, prefix: str) -> Attention:
+    def attention(self, layer: int, prefix: str, norm: RMSNorm) -> Attention:
         config = self.config
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         return Attention(
             config.num_heads // self.mesh.tp.size,
             LayerKV(self.page_format(), self.window(layer)),
-            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
+            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
@@ -117,10 +119,11 @@ class DecoderBuilder:
         head_dim = self.config.head_dim
         return QKNorm(self.norm(prefix + "q_norm", head_dim), self.norm(prefix + "k_norm", head_dim))
 
-    def gated_mlp(self, prefix: str) -> GatedMLP:
+    def gated_mlp(self, prefix: str, norm: RMSNorm) -> GatedMLP:
         config = self.config
         size, bias = config.intermediate_size, config.mlp_bias
-        gate_up = self.column_linear(prefix, config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
+        outputs = {"gate_proj": size, "up_proj": size}
+        gate_up = self.column_linear(prefix, config.hidden_size, outputs, bias=bias, norm=norm)
         down = self.row_linear(prefix, size, {"down_proj": config.hidden_size}, bias=bias)
         return GatedMLP(gate_up, down, self.kernels)
 
@@ -129,15 +132,30 @@ class DecoderBuilder:
         size = size or self.config.hidden_size
         return RMSNorm(name + ".weight", size, self.config.rms_norm_eps, dtype=self.dtype, kernels=self.kernels)
 
-    def column_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
+    def column_linear(
+        self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool, norm: RMSNorm
+    ) -> Linear:
         """Build a column-parallel Linear; sizes are those of the whole model."""
-        shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
-        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
+        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, norm=norm, **shared)
 
     def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
         """Build a row-parallel Linear; sizes are those of the whole model."""
-        shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
+        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
         return RowParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+
+    def method_of(self, prefix: str, outputs: dict[str, int]) -> LinearMethod:
+        """Return the method of a Linear. Raise ModelLoadError if its outputs, stored as one W, have several."""
+        found = {name: self.method(prefix + name) for name in outputs}
+        first, *others = dict.fromkeys(found.values())
+        if others:
+            odd = next(name for name, method in found.items() if method is not first)
+            raise ModelLoadError(
+                f"{prefix}{next(iter(found))} and {prefix}{odd} are multiplied as one weight, but only one of them is "
+                "quantized: ignore all of them or none",
+                field=prefix + odd,
+            )
+        return first
 
 
 def _check_shares(config: ModelConfig, mesh: Mesh) -> None:

@@ -105,7 +105,7 @@ class Decoder:
         #: Factor of q · k in every layer.
         self.attention_scale = self.kv_groups[0].format.width ** -0.5
         #: Tied weights count once.
-        self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
+        self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
 
     def group_context(
         self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,

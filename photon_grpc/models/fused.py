@@ -6,8 +6,9 @@ SwiGLU), or by the matrix library, which reads the residual stream before its no
 that applies the norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain, or whose
 weights' format has no such product, is unchanged.
 
-There is one set of weights. `fuse` multiplies the weight of every norm into the projection after it, once and in
-place, and leaves ones in the norm: steps that do not fit go through the original layer.
+There is one set of weights: steps that do not fit go through the original layer. `fuse` multiplies the weight of every
+norm into the projection after it, once and in place, and leaves ones in the norm; where W cannot take it, the fused
+products read it beside W.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.ends import AddResidual, End, Gemm, Rotary, SwiGLU
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
-from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.rotary import RotaryEmbedding
@@ -164,10 +165,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
         return None
     gemms = _layer_gemms(layer, ends(layer))
     attention, mlp = layer.attention, layer.mlp
-    if not gemms or not (
-        attention.qkv.method.fold(attention.qkv, layer.input_norm)
-        and mlp.gate_up.method.fold(mlp.gate_up, layer.post_attention_norm)
-    ):
+    if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in (attention.qkv, mlp.gate_up)):
         return None
     sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
     key = sizes, attention.kv, attention.rotary, frozenset(gemms)

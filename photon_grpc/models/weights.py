@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.models.decoder import Decoder
 
 #: Called with (bytes done, bytes in all).
 OnProgress = Callable[[int, int], None]
 
-LOADABLE_DTYPES = ("F32", "BF16", "F16", "F64")
 MAX_NAMES_SHOWN = 5
 
 #: Random weights repeat one row of normal numbers, a prime number of them, so that rows of any length repeat late.
@@ -46,7 +46,7 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
         done, total = 0, _needed_bytes(decoder, checkpoint)
         for leaf in decoder.leaves():
             _allocate(leaf, decoder.device)
-            for target in leaf.targets():
+            for target in _present(leaf, checkpoint):
                 target.tensor.copy_(target.taken(_tensor(files, checkpoint.tensors[target.name], target.name)))
                 done += _num_bytes(target, checkpoint)
                 if progress is not None:
@@ -59,36 +59,45 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.empty(DUMMY_PERIOD).normal_(0.0, DUMMY_STD, generator=generator)
     noise = torch.cat((noise, noise)).to(decoder.device, decoder.dtype)
+    standard = noise.float() / DUMMY_STD
     for leaf in decoder.leaves():
         _allocate(leaf, decoder.device)
         for target in leaf.targets():
-            _fill_at_random(target, noise)
+            if not target.is_optional:
+                _fill_at_random(target, noise if target.random is None else target.random(standard))
             if target.center:
                 target.tensor.add_(target.center)
         leaf.after_load()
 
 
 def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and a float dtype."""
+    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and dtypes."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
-    shapes = {target.name: target.shape for leaf in decoder.leaves() for target in leaf.targets()}
-    _refuse_names("are missing", shapes.keys() - checkpoint.tensors.keys())
-    surplus = (name for name in checkpoint.tensors.keys() - shapes.keys() if not _is_tolerated(name, decoder))
+    targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
+    needed = {name for name, target in targets.items() if not target.is_optional}
+    _refuse_names("are missing", needed - checkpoint.tensors.keys())
+    surplus = (name for name in checkpoint.tensors.keys() - targets.keys() if not _is_tolerated(name, decoder))
     _refuse_names(f"do not belong to {config.architecture}", surplus)
-    for name, shape in shapes.items():
-        _check_entry(name, checkpoint.tensors[name], shape)
+    for name, target in targets.items():
+        if name in checkpoint.tensors:
+            _check_entry(target, checkpoint.tensors[name])
 
 
-def _check_entry(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-    if entry.shape != shape:
+def _check_entry(target: Target, entry: TensorEntry) -> None:
+    name, shape, dtypes = target.name, list(target.shape), target.dtypes
+    if not target.takes(entry.shape):
         raise ModelLoadError(
-            f"{entry.file}: {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}", field=name
+            f"{entry.file}: {name} has shape {list(entry.shape)}, config.json asks for {shape}", field=name
         )
-    if entry.dtype not in LOADABLE_DTYPES:
-        raise ModelLoadError(
-            f"{entry.file}: {name} has dtype {entry.dtype}; only {', '.join(LOADABLE_DTYPES)} are supported", field=name
-        )
+    if entry.dtype not in dtypes:
+        only = f"only {', '.join(dtypes)} are supported" if len(dtypes) > 1 else f"it must be {dtypes[0]}"
+        raise ModelLoadError(f"{entry.file}: {name} has dtype {entry.dtype}; {only}", field=name)
+
+
+def _present(leaf: ParameterOwner, checkpoint: Checkpoint) -> Iterator[Target]:
+    """Return the leaf's targets that the checkpoint has."""
+    return (target for target in leaf.targets() if target.name in checkpoint.tensors)
 
 
 def _refuse_names(problem: str, names: Iterable[str]) -> None:
@@ -118,8 +127,14 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, 
         )
 
 
+def linear_bytes(decoder: Decoder) -> tuple[int, int]:
+    """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits."""
+    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear) and leaf.num_parameters]
+    return sum(leaf.method.num_bytes(leaf) for leaf in linears), 2 * sum(leaf.num_parameters for leaf in linears)
+
+
 def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
-    return sum(_num_bytes(target, checkpoint) for leaf in decoder.leaves() for target in leaf.targets())
+    return sum(_num_bytes(target, checkpoint) for leaf in decoder.leaves() for target in _present(leaf, checkpoint))
 
 
 def _num_bytes(target: Target, checkpoint: Checkpoint) -> int:

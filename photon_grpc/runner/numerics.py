@@ -8,6 +8,7 @@ import re
 
 import torch
 
+from photon_grpc.config.quantization import WeightFormat
 from photon_grpc.core.numerics import Numerics
 from photon_grpc.kernels import TORCH, Kernels
 from photon_grpc.kernels.lang.jit import triton
@@ -20,7 +21,9 @@ NUMERICS = 1
 _PARTS_OF_VERSION = 3
 
 
-def numerics(mode: str, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Numerics:
+def numerics(
+    mode: str, kernels: Kernels, device: torch.device, dtype: torch.dtype, weight_format: WeightFormat | None = None
+) -> Numerics:
     """Return the numerics of an engine, with their version; `mode` is the value of --numerics."""
     has_triton = kernels is not TORCH
     form = str(dtype).removeprefix("torch.")
@@ -36,8 +39,8 @@ def numerics(mode: str, kernels: Kernels, device: torch.device, dtype: torch.dty
         ),
         device=_gpu(device) if on_cuda else _cpu(),
         dtype=form,
-        weights=form,
-        activations=form,
+        weights=form if weight_format is None else weight_format.name,
+        activations=form if weight_format is None or weight_format.activation_bits == 16 else weight_format.activations,
         kv_cache=form,
     ).signed()
 

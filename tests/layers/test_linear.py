@@ -15,7 +15,7 @@ from photon_grpc.kernels import select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.head import LMHead
-from photon_grpc.layers.linear import Linear, LinearMethod
+from photon_grpc.layers.linear import Folded, Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.prepacked import (
@@ -81,12 +81,13 @@ def test_targets_are_named_and_shaped_as_in_the_checkpoint() -> None:
 def test_folding_a_norm_changes_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     norm = RMSNorm("norm", 24, 1e-5, dtype=torch.float32, kernels=select("torch", "cpu"))
-    linear = Linear("", 24, {"a": 16, "b": 8}, bias=True, dtype=torch.float32, method=Unquantized())
+    outputs = {"a": 16, "b": 8}
+    linear = Linear("", 24, outputs, bias=True, dtype=torch.float32, method=Unquantized(), norm=norm)
     fill(norm)
     fill(linear)
     x = torch.randn(5, 24)
     expected = linear(norm(x), None)
-    assert linear.method.fold(linear, norm)
+    assert linear.method.fold(linear) is Folded.INTO_WEIGHT
     assert torch.equal(norm.weight, torch.ones(24))
     torch.testing.assert_close(linear(norm(x), None), expected)
 

@@ -15,7 +15,7 @@ from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.form import LayerForm
-from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder
@@ -203,8 +203,8 @@ def test_a_layer_with_numbers_that_the_kernels_are_not_given_is_refused(change: 
 class Rounded(Unquantized):
     """A format without products of its own; folds nothing."""
 
-    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        return False
+    def fold(self, linear: Linear) -> Folded:
+        return Folded.NO
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         return None

@@ -117,9 +117,14 @@ class Halves(Unquantized):
 
 
 def in_halves(path: Path) -> Decoder:
-    config, kernels = read_model_dir(path), select("torch", "cpu")
+    config, kernels, halves = read_model_dir(path), select("torch", "cpu"), Halves()
     return build(
-        config, dtype=torch.float32, device="cpu", kernels=kernels, max_model_len=reference.MAX_LEN, method=Halves()
+        config,
+        dtype=torch.float32,
+        device="cpu",
+        kernels=kernels,
+        max_model_len=reference.MAX_LEN,
+        method=lambda name: halves,
     )
 
 

@@ -45,7 +45,6 @@ ABSENT = frozenset(
         "Feature.FEATURE_SPECULATION",
         "OutputUsage.accepted_draft_tokens",
         "OutputUsage.draft_tokens",
-        "Model.quantization",
         "Usage.draft_tokens",
         "Usage.accepted_draft_tokens",
     }

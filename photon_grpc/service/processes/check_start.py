@@ -27,9 +27,11 @@ from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import chosen_format
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
+from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import builder, weights
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
@@ -115,7 +117,10 @@ def check_model(config: ServeConfig) -> None:
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
-    decoder = builder.build(model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2)
+    method = methods(chosen_format(model_config.quantization, config.model.quantization))
+    decoder = builder.build(
+        model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method
+    )
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format != "dummy":
         weights.check(decoder, read_checkpoint(model_config.path), model_config)

@@ -1,0 +1,25 @@
+"""The LinearMethod of every Linear of a model whose weights have a WeightFormat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from photon_grpc.config.quantization import WeightFormat
+from photon_grpc.layers.linear import LinearMethod
+from photon_grpc.layers.quantization.eight_bits import EightBits
+from photon_grpc.layers.quantization.sources import FromCheckpoint, FromFloat, Source
+from photon_grpc.layers.quantization.weight_only import WeightOnly
+from photon_grpc.layers.unquantized import Unquantized
+
+#: The name of a module, such as "model.layers.0.self_attn.q_proj" -> the method of its Linear.
+Method = Callable[[str], LinearMethod]
+
+
+def methods(form: WeightFormat | None) -> Method:
+    """Return the method of every name; the same object for all names in the same format."""
+    plain = Unquantized()
+    if form is None:
+        return lambda name: plain
+    source: Source = FromCheckpoint(form) if form.layout else FromFloat(form)
+    quantized = EightBits(source) if form.activation_bits == 8 else WeightOnly(source)
+    return lambda name: quantized if form.covers(name) else plain

@@ -1,0 +1,29 @@
+"""What all quantized formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from photon_grpc.layers.linear import Linear, LinearMethod
+from photon_grpc.layers.parameter_owner import Target
+from photon_grpc.layers.quantization.sources import Source
+
+
+class Quantized(LinearMethod):
+    """A format whose weights come from a Source; once loaded, `linear.weight` is a tuple of its tensors."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def create(self, linear: Linear, device: torch.device) -> None:
+        self.source.create(linear, device)
+
+    def targets(self, linear: Linear) -> Iterator[Target]:
+        """Return none once the weight is loaded: nothing can be read into its final form."""
+        return iter(()) if isinstance(linear.weight, tuple) else self.source.targets(linear)
+
+    def num_bytes(self, linear: Linear) -> int:
+        tensors = (linear.bias, *linear.weight)
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

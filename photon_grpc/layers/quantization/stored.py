@@ -1,0 +1,183 @@
+"""The tensors in which a checkpoint stores one quantized weight, and the checks of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from photon_grpc.config.quantization import ALL, WeightFormat
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.layers.parameter_owner import Part, Target
+
+#: Of scales, as safetensors spells them.
+SCALES = ("F32", "BF16", "F16")
+
+
+class Stored(NamedTuple):
+    """One tensor of a weight, `suffix` behind the module's name, in `shape`.
+
+    rows, columns: the axes along which it has the rows and the columns of W; None: all ranks read all of it. default:
+    the value if a checkpoint may lack the tensor. random: as of a Target.
+    """
+
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    dtypes: tuple[str, ...]
+    rows: int | None = 0
+    columns: int | None = 1
+    default: torch.Tensor | None = None
+    random: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+class Codes(NamedTuple):
+    """A weight W [N, K] in its canonical form, or the part of one that an output of a merged Linear is.
+
+    values: int8 or e4m3 [N, K], or uint8 [N, K / 2] with an even column in the low half of its byte. scales: [groups of
+    columns, N], or with blocks [blocks of columns, blocks of rows]. zeros: as scales; None: 0, or 8 in 4 bits.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+
+class Shape(NamedTuple):
+    """The sizes of W here and its format.
+
+    dtype: of scales. whole: the sizes in the whole model. begin: the first column of W among those.
+    """
+
+    rows: int
+    columns: int
+    format: WeightFormat
+    dtype: torch.dtype
+    whole: tuple[int, int]
+    begin: int = 0
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some columns share a scale, not all."""
+        return self.format.block[1] != ALL
+
+    @property
+    def group(self) -> int:
+        """The columns that share a scale."""
+        return self.format.block[1] or self.columns
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.columns // self.group)
+
+    @property
+    def per_word(self) -> int:
+        """Values in a packed word."""
+        return 32 // self.format.bits
+
+
+def joined(parts: list[Codes]) -> Codes:
+    """Return the weight of a merged Linear."""
+    if len(parts) == 1:
+        return parts[0]
+    values, scales, zeros = zip(*parts, strict=True)
+    held = None if zeros[0] is None else torch.cat(zeros, 1).contiguous()
+    return Codes(torch.cat(values), torch.cat(scales, 1).contiguous(), held)
+
+
+def check_sizes(name: str, shape: Shape, *, is_merged: bool) -> None:
+    """Raise ModelLoadError if a weight of these sizes cannot be in the format. Parts hold whole groups and words."""
+    (rows, columns), form = (shape.rows, shape.columns), shape.format
+    has_part = rows != shape.whole[0], columns != shape.whole[1]
+    if form.block[0] > 1:
+        _check_multiple(name, "output", rows if is_merged or has_part[0] else 0, form.block[0], "rows of a block")
+        _check_multiple(name, "input", columns if has_part[1] else 0, shape.group, "columns of a block")
+    else:
+        _check_multiple(name, "input", columns, shape.group, "columns of a group")
+    is_gptq, is_packed = form.layout.startswith("gptq"), form.layout == "pack-quantized"
+    of_word = f"values of {form.bits} bits in a word"
+    _check_multiple(name, "input", columns if is_gptq or is_packed else 0, shape.per_word, of_word)
+    has_row_words = is_gptq or form.layout == "awq" or (is_packed and form.has_zeros and has_part[0])
+    _check_multiple(name, "output", rows if has_row_words else 0, shape.per_word, of_word)
+    _check_multiple(name, "input", columns if form.bits == 4 else 0, 2, "values in a byte")
+
+
+def _check_multiple(name: str, side: str, size: int, of: int, what: str) -> None:
+    if size % of:
+        raise ModelLoadError(f"{name}: {size} {side} features are not a multiple of the {of} {what}", field=name)
+
+
+def checked_scales(name: str, scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales. Raise ModelLoadError unless all are positive and finite in their dtype here."""
+    wrong = ~(scales.isfinite() & (scales > 0))
+    if bool(wrong.any()):
+        first = float(scales[wrong][0])
+        form = str(scales.dtype).removeprefix("torch.")
+        raise ModelLoadError(
+            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in {form}, the first "
+            f"is {first}",
+            field=name,
+        )
+    return scales
+
+
+def checked_zeros(name: str, zeros: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return integer zero points in the dtype of the scales, None if the format has none: then all are the middle."""
+    largest, middle = 2**shape.format.bits - 1, 2 ** (shape.format.bits - 1)
+    most = int(zeros.max())
+    if most > largest:
+        raise ModelLoadError(f"{name}: has the zero point {most}; {shape.format.bits} bits end at {largest}", field=name)
+    if shape.format.has_zeros:
+        return zeros.to(dtype)
+    wrong = zeros != middle
+    if bool(wrong.any()):
+        raise ModelLoadError(
+            f"{name}: has the zero point {int(zeros[wrong][0])}; quantization_config says that weights are symmetric, "
+            f"which is {middle}",
+            field=name,
+        )
+    return None
+
+
+def checked_floats(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Return e4m3 values. Raise ModelLoadError if one is NaN."""
+    wrong = int(((values.view(torch.uint8) & 0x7F) == 0x7F).sum())
+    if wrong:
+        raise ModelLoadError(f"{name}: {wrong} of {values.numel()} values are NaN", field=name)
+    return values
+
+
+def check_order(name: str, places: torch.Tensor, shape: Shape) -> None:
+    """Raise ModelLoadError unless each column is in the group that its number says."""
+    expected = (torch.arange(shape.columns, device=places.device) + shape.begin) // shape.group
+    wrong = (places != expected).nonzero()
+    if len(wrong):
+        column = int(wrong[0])
+        raise ModelLoadError(
+            f"{name}: puts column {column + shape.begin} into group {int(places[column])}, in order it is in group "
+            f"{int(expected[column])}; columns in another order (desc_act, actorder) are not supported",
+            field=name,
+        )
+
+
+def check_shape(name: str, stored: torch.Tensor, shape: Shape) -> None:
+    """Raise ModelLoadError if weight_shape is not that of the weight."""
+    if tuple(stored.tolist()) != shape.whole:
+        raise ModelLoadError(
+            f"{name}: says that the weight has shape {stored.tolist()}, config.json asks for {list(shape.whole)}",
+            field=name,
+        )
+
+
+def target_of(name: str, stored: Stored, tensor: torch.Tensor, part: Part | None) -> Target:
+    """Return the place of a stored tensor."""
+    is_optional = stored.default is not None
+    return Target(
+        name + stored.suffix,
+        tensor,
+        part=part,
+        dtypes=stored.dtypes,
+        is_optional=is_optional,
+        random=stored.random,
+    )

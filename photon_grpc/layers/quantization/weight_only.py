@@ -1,0 +1,67 @@
+"""Weights of 8 or of 4 bits that are multiplied in the dtype of the activations.
+
+    y = x Wᵀ + b,  W as in `kernels/linear/weight.py`
+
+A product has the bits of a product with the dequantized weight in 16 bits. Where the norm stays beside a weight, fused
+products multiply round(W · g), g the norm's weight.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from photon_grpc.kernels.linear import cut
+from photon_grpc.kernels.linear.decode import WORD_COLUMNS, arrange
+from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.linear import Folded, Linear
+from photon_grpc.layers.quantization.quantized import Quantized
+
+
+class Dequantized(NamedTuple):
+    """A weight in the dtype of the activations, for one product."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    num_slices: int
+
+
+class WeightOnly(Quantized):
+    """A format whose `linear.weight` is a QuantizedWeight; on CUDA its columns are arranged for kernels."""
+
+    def after_load(self, linear: Linear) -> None:
+        values, scales, zeros = self.source.codes(linear)
+        form = self.source.form
+        kind = WeightKind(form.bits, form.block[1], zeros is not None)
+        is_arranged = values.is_cuda and linear.in_features % WORD_COLUMNS[form.bits] == 0
+        held = arrange(values, form.bits) if is_arranged else values
+        linear.weight = QuantizedWeight(held, scales, zeros, kind=kind, is_arranged=is_arranged)
+
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        return F.linear(x, dequantize(linear.weight, linear.dtype), linear.bias)
+
+    def fold(self, linear: Linear) -> Folded:
+        return Folded.NO if linear.norm is None else self.source.folded
+
+    def num_slices(self, linear: Linear) -> int:
+        return cut.num_slices(linear.out_features, linear.in_features)
+
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+        return partial(self._library, linear, end) if end.library_takes(linear.dtype) else None
+
+    def _library(self, linear: Linear, end: End, *args: Any) -> Any:
+        """Multiply by the matrix library, over a scratch of the whole weight."""
+        weight = dequantize(self.fused_weight(linear), linear.dtype)
+        return end.library(Dequantized(weight, linear.bias, linear.num_slices), *args)
+
+    def fused_weight(self, linear: Linear) -> QuantizedWeight:
+        """Return the weight of fused products, with the norm that stays beside it."""
+        weight: QuantizedWeight = linear.weight
+        if linear.norm is None or self.source.folded is not Folded.BESIDE:
+            return weight
+        return weight._replace(norm=linear.norm.weight, kind=weight.kind._replace(HAS_NORM=True))
