@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .documents import documents_within, parse
 from .duplicates import Duplicates
-from .packages import LIST, download, open_wheel, read_packages
+from .packages import LIST, Package, download, open_wheel, read_packages
 from .sources import library_sources, wheel_sources
 from .tokenizer import SPECIAL_TOKENS, render_document
 
@@ -78,20 +78,25 @@ class Corpus:
 
 def build(wheels: Path, stdlib: Path, packages: Path = LIST) -> Corpus:
     """Reads every listed wheel in `wheels` and this interpreter's library in `stdlib`; held-out files first."""
-    corpus, duplicates = Corpus(platform.python_version()), Duplicates()
-    listed = sorted(read_packages(packages), key=lambda package: not package.is_held_out)
-    library = list(library_sources(stdlib))
-    corpus.hold_out(STDLIB, (item for item in library if is_held_out_library(item[0])), duplicates)
-    for package in listed:
+    corpus, duplicates, listed = Corpus(platform.python_version()), Duplicates(), read_packages(packages)
+    hold_out(corpus, wheels, stdlib, [package for package in listed if package.is_held_out], duplicates)
+    for package in [package for package in listed if not package.is_held_out]:
         with open_wheel(wheels, package) as wheel:
-            if package.is_held_out:
-                corpus.num_held_out_packages += 1
-                corpus.hold_out(PACKAGES, wheel_sources(wheel), duplicates)
-            else:
-                corpus.num_packages += 1
-                corpus.learn(package.name, wheel_sources(wheel), duplicates)
-    corpus.learn(STDLIB, (item for item in library if not is_held_out_library(item[0])), duplicates)
+            corpus.num_packages += 1
+            corpus.learn(package.name, wheel_sources(wheel), duplicates)
+    corpus.learn(STDLIB, library_sources(stdlib, lambda path: not is_held_out_library(path)), duplicates)
     return corpus
+
+
+def hold_out(
+    corpus: Corpus, wheels: Path, stdlib: Path, packages: Iterable[Package], duplicates: Duplicates
+) -> None:
+    """Keep what the models do not learn: of the library, and of these packages."""
+    corpus.hold_out(STDLIB, library_sources(stdlib, is_held_out_library), duplicates)
+    for package in packages:
+        with open_wheel(wheels, package) as wheel:
+            corpus.num_held_out_packages += 1
+            corpus.hold_out(PACKAGES, wheel_sources(wheel), duplicates)
 
 
 def has_special_tokens(source: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 MAX_CHARS = 150_000
@@ -37,10 +37,10 @@ def wheel_sources(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
                 yield name, source
 
 
-def library_sources(root: Path) -> Iterator[tuple[str, str]]:
-    """The same of a standard library's directory."""
+def library_sources(root: Path, is_asked: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, str]]:
+    """The same of a standard library's directory, of the paths that are asked for."""
     for name in shuffled([path.relative_to(root).as_posix() for path in root.rglob("*.py")]):
-        if is_wanted(PurePosixPath(name)):
+        if is_asked(name) and is_wanted(PurePosixPath(name)):
             source = clean((root / name).read_bytes())
             if source is not None:
                 yield name, source

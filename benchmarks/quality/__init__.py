@@ -1,0 +1,1 @@
+"""What a weight format costs in quality: the embedded model on text that it has not learnt."""

@@ -1,0 +1,123 @@
+"""Every format of --quantization a second time, in plain torch and from its definition alone: what an engine should
+compute. It shares no code with the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from benchmarks.embedded_model.llama import Block, Llama, LlamaShape
+
+_FP8 = torch.float8_e4m3fn
+_LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A weight format: `block` (rows, columns) of W share a scale, 0 means all of them."""
+
+    kind: str
+    block: tuple[int, int]
+    has_rounded_activations: bool
+    #: By what share it may raise the perplexity.
+    limit: float
+
+
+ROUNDINGS = {
+    "int8-g32": Rounding("int8", (1, 32), False, 0.005),
+    "int8-g64": Rounding("int8", (1, 64), False, 0.005),
+    "int8-g128": Rounding("int8", (1, 128), False, 0.005),
+    "int8": Rounding("int8", (1, 0), False, 0.01),
+    "w8a8": Rounding("int8", (1, 0), True, 0.01),
+    "fp8": Rounding("fp8", (1, 0), True, 0.01),
+    "fp8-block": Rounding("fp8", (128, 128), True, 0.01),
+    "int4-g128": Rounding("int4", (1, 128), False, 0.05),
+}
+
+
+def round_weight(weight: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Return what the format keeps of W [N, K], dequantized in W's dtype."""
+    rows, columns = (size or whole for size, whole in zip(rounding.block, weight.shape, strict=True))
+    blocks = weight.float().view(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns)
+    largest = blocks.abs().amax((1, 3), keepdim=True)
+    scales = torch.where(largest > 0, largest / _LARGEST[rounding.kind], torch.ones(()))
+    if not rounding.has_rounded_activations:
+        scales = scales.to(weight.dtype).float()
+    return (_cast(blocks / scales, rounding.kind) * scales).view(weight.shape).to(weight.dtype)
+
+
+def round_rows(x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Return what 8 bits keep of activations [..., K], whose scale is that of a token, or of 128 columns of it."""
+    columns = rounding.block[1] or x.shape[-1]
+    blocks = x.float().unflatten(-1, (-1, columns))
+    scales = (blocks.abs().amax(-1, keepdim=True) / _LARGEST[rounding.kind]).clamp(min=1e-12)
+    return (_cast(blocks / scales, rounding.kind) * scales).flatten(-2).to(x.dtype)
+
+
+def _cast(values: torch.Tensor, kind: str) -> torch.Tensor:
+    limit = _LARGEST[kind]
+    values = values.clamp(-limit, limit)
+    return values.to(_FP8).float() if kind == "fp8" else values.round()
+
+
+class RoundedLinear(nn.Module):
+    """x Wᵀ of rounded weights, and of rounded activations where the format has them."""
+
+    def __init__(self, weight: torch.Tensor, rounding: Rounding) -> None:
+        super().__init__()
+        self._rounding = rounding
+        self._weight = round_weight(weight, rounding)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(round_rows(x, self._rounding) if self._rounding.has_rounded_activations else x, self._weight)
+
+
+def rounded_model(directory: Path, rounding: Rounding | None, dtype: torch.dtype = torch.float32) -> Llama:
+    """Return the Llama of a directory in the format: norms folded into the products behind them, then rounded.
+
+    Its embedding, which is its head, keeps its bits.
+    """
+    model = Llama(_shape(directory)).eval()
+    weights = load_file(str(directory / "model.safetensors"))
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    model = model.to(dtype)
+    if rounding:
+        for layer in model.model.layers:
+            _round_layer(layer, rounding)
+    return model
+
+
+def _shape(directory: Path) -> LlamaShape:
+    config = json.loads((directory / "config.json").read_text())
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return LlamaShape(*(config[name] for name in names))
+
+
+@torch.no_grad()
+def _round_layer(layer: Block, rounding: Rounding) -> None:
+    for norm, owner, names in (
+        (layer.input_layernorm, layer.self_attn, ("q_proj", "k_proj", "v_proj")),
+        (layer.post_attention_layernorm, layer.mlp, ("gate_proj", "up_proj")),
+        (None, layer.self_attn, ("o_proj",)),
+        (None, layer.mlp, ("down_proj",)),
+    ):
+        for name in names:
+            weight = getattr(owner, name).weight
+            setattr(owner, name, RoundedLinear(weight * norm.weight if norm else weight, rounding))
+        if norm:
+            norm.weight.fill_(1.0)
+
+
+@torch.no_grad()
+def logits_of(model: Llama, ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits [len(ids) - 1, V] behind every id but the last."""
+    logits: torch.Tensor = model(torch.tensor([list(ids[:-1])]))[0]
+    return logits.float()
