@@ -230,7 +230,7 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
 
 
 def _weights(args: QuantizationArgs, at: str) -> tuple[Kind, tuple[int, int]]:
-    if args.dynamic:
+    if args.dynamic is not False:
         raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}: weights have scales of their own")
     if args.actorder is not False:
         _only(f"{at}.actorder", args.actorder, (None, "static", "weight"))
@@ -267,6 +267,8 @@ def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, in
     _only(f"{at}.type", args.type, ("float" if kind == "fp8" else "int",))
     if args.dynamic is not True:
         raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}; supported: true (scales found while running)")
+    if args.actorder not in (None, False):
+        raise _refusal(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null")
     if not args.symmetric:
         raise _refusal(f"{at}.symmetric", "is false; supported: true")
     has_blocks = block[0] > 1

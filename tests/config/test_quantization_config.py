@@ -126,6 +126,8 @@ WRONG = [
     (compressed("pack-quantized", args(strategy="group", group_size=-1)), "weights.group_size is -1", "32, 64, 128"),
     (compressed("pack-quantized", args(block_structure=[128, 128])), "weights.block_structure", "null"),
     (compressed("pack-quantized", args(scale_dtype="torch.uint8")), "weights.scale_dtype is 'uint8'", "bfloat16"),
+    (compressed("int-quantized", args(), TOKENS | {"actorder": "x"}), "input_activations.actorder is 'x'", "null"),
+    (compressed("int-quantized", args(dynamic="")), "weights.dynamic", "own"),
     (compressed("int-quantized", args(), TOKENS | {"group_size": 128}), "input_activations.group_size", "null"),
     (compressed("pack-quantized", args(num_bits=2)), "weights.num_bits is 2", "4, 8"),
     (compressed("float-quantized", args(type="float")), "input_activations is missing", "FP8"),
