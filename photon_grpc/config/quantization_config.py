@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from photon_grpc.config.json_file import refusal, shown
 from photon_grpc.config.quantization import ALL, BLOCK, PER_ROW, PER_TENSOR, Kind, WeightFormat, groups
@@ -26,6 +26,7 @@ _STRATEGIES: dict[Kind, tuple[str, ...]] = {
     "int8": ("channel", "group", "tensor"),
     "int4": ("channel", "group"),
 }
+_BLOCKS = {"channel": PER_ROW, "tensor": PER_TENSOR, "block": (BLOCK, BLOCK)}
 
 Names = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=4096)]
 Bits = Annotated[int, Meta(ge=1, le=64)]
@@ -39,12 +40,18 @@ class GptqJson(Struct, kw_only=True):
     group_size: GroupSize
     desc_act: bool = False
     sym: bool = True
-    checkpoint_format: str = "gptq"
-    #: An older spelling of checkpoint_format.
-    format: str = ""
+    #: Two spellings of one key.
+    checkpoint_format: str | None = None
+    format: str | None = None
+    is_marlin_format: bool = False
+    #: The integers that values are packed into.
+    pack_dtype: str = "int32"
+    block_name_to_quantize: str | None = None
     modules_in_block_to_quantize: Any = None
-    #: Per module settings of GPTQModel.
+    #: Settings of GPTQModel: for each module, a LoRA beside the weights, a rotation of them.
     dynamic: Any = None
+    adapter: Any = None
+    rotation: Any = None
     modules_to_not_convert: Names | None = None
     lm_head: bool = False
 
@@ -52,10 +59,15 @@ class GptqJson(Struct, kw_only=True):
 class AwqJson(Struct, kw_only=True):
     """The keys of `quant_method: awq` that decide the weights."""
 
-    bits: Bits = field(name="bits", default=4)
-    group_size: GroupSize = 128
+    #: Three keys with two spellings each: of transformers and of AutoAWQ.
+    bits: Bits | None = None
+    w_bit: Bits | None = None
+    group_size: GroupSize | None = None
+    q_group_size: GroupSize | None = None
+    version: str | None = None
+    format: str | None = None
     zero_point: bool = True
-    version: str = "gemm"
+    backend: str | None = None
     modules_to_not_convert: Names | None = None
 
 
@@ -63,7 +75,7 @@ class Fp8Json(Struct, kw_only=True):
     """The keys of `quant_method: fp8`."""
 
     activation_scheme: str = "dynamic"
-    weight_block_size: Annotated[tuple[int, ...], Meta(max_length=8)] | None = (BLOCK, BLOCK)
+    weight_block_size: Annotated[tuple[int, ...], Meta(max_length=8)] | None = None
     fmt: str = "e4m3"
     scale_fmt: str = "float"
     modules_to_not_convert: Names | None = None
@@ -82,6 +94,7 @@ class QuantizationArgs(Struct, kw_only=True):
     block_structure: Annotated[tuple[int, ...], Meta(max_length=8)] | None = None
     dynamic: bool | str = False
     actorder: bool | str | None = None
+    scale_dtype: str | None = None
 
 
 class Scheme(Struct, kw_only=True):
@@ -97,12 +110,14 @@ class Scheme(Struct, kw_only=True):
 class CompressedJson(Struct, kw_only=True):
     """The keys of `quant_method: compressed-tensors`."""
 
-    config_groups: Annotated[dict[str, Scheme], Meta(max_length=64)]
+    #: Each is a Scheme.
+    config_groups: Annotated[dict[str, Any], Meta(max_length=64)]
     format: str = "dense"
     quantization_status: str = "compressed"
     ignore: Names | None = None
     kv_cache_scheme: Any = None
     sparsity_config: Any = None
+    moe_sparsity_config: Any = None
     transform_config: Any = None
 
 
@@ -130,33 +145,40 @@ def read_quantization(value: Any) -> WeightFormat | None:
 
 def _gptq(value: dict[str, Any]) -> WeightFormat:
     keys = _struct(value, GptqJson)
-    layout = keys.format or keys.checkpoint_format
+    layout = _agreed(keys, "checkpoint_format", "format", "gptq")
+    if keys.is_marlin_format:
+        raise _refusal("is_marlin_format", "is true; supported: false. Use the GPTQ source of the checkpoint")
     if layout not in ("gptq", "gptq_v2"):
         problem = f"is {shown(layout)}; supported: gptq, gptq_v2. Of a repacked checkpoint (marlin) use the GPTQ source"
         raise _refusal("checkpoint_format", problem)
     _only("bits", keys.bits, (4, 8))
+    _only("pack_dtype", keys.pack_dtype.removeprefix("torch."), ("int32",))
+    _only("block_name_to_quantize", keys.block_name_to_quantize, (None, "model.layers"))
     if keys.desc_act:
         problem = "is true: columns in the order of their activations are not supported; quantize with desc_act false"
         raise _refusal("desc_act", problem)
     if keys.bits == 8 and not keys.sym:
         raise _refusal("sym", "is false: zero points are supported with 4 bits only")
-    for name in ("dynamic", "modules_in_block_to_quantize"):
+    for name in ("dynamic", "modules_in_block_to_quantize", "adapter", "rotation"):
         if getattr(keys, name):
-            raise _refusal(name, "is set: a format for each module is not supported")
+            raise _refusal(name, "is set, which is not supported: all modules have one format and nothing beside it")
     ignored = (*(keys.modules_to_not_convert or ()), *(() if keys.lm_head else ("lm_head",)))
     # Symmetric checkpoints store zero points, too; they are checked when they are read.
     return WeightFormat(_int(keys.bits), _group(keys.group_size), 16, not keys.sym, layout, ignored)
 
 
 def _awq(value: dict[str, Any]) -> WeightFormat:
-    keys = _struct({**value, "bits": value.get("bits", value.get("w_bit", 4))}, AwqJson)
-    _only("bits", keys.bits, (4,))
-    if keys.version.lower() != "gemm":
-        raise _refusal("version", f"is {shown(keys.version)}; supported: gemm")
+    keys = _struct(value, AwqJson)
+    _only("w_bit" if keys.bits is None else "bits", _agreed(keys, "bits", "w_bit", 4), (4,))
+    _only("format" if keys.version is None else "version", _agreed(keys, "version", "format", "gemm"), ("gemm",))
+    if keys.backend == "llm-awq":
+        raise _refusal("backend", "is 'llm-awq', another order of values; supported: version gemm of AutoAWQ")
     if not keys.zero_point:
         raise _refusal("zero_point", "is false; supported: true")
     ignored = (*(keys.modules_to_not_convert or ()), "lm_head")
-    return WeightFormat("int4", _group(keys.group_size), 16, True, "awq", ignored)
+    size_key = "q_group_size" if keys.group_size is None else "group_size"
+    size = _group(_agreed(keys, "group_size", "q_group_size", 128), size_key)
+    return WeightFormat("int4", size, 16, True, "awq", ignored)
 
 
 def _fp8(value: dict[str, Any]) -> WeightFormat:
@@ -166,10 +188,12 @@ def _fp8(value: dict[str, Any]) -> WeightFormat:
     _only("scale_fmt", keys.scale_fmt, ("float",))
     if keys.modules_to_convert:
         raise _refusal("modules_to_convert", "is set: only linear layers are read in FP8")
-    # null means one scale for a tensor; a missing key the default.
-    size = keys.weight_block_size if value.get("weight_block_size", 0) is not None else None
+    size, supported = keys.weight_block_size, f"supported: [{BLOCK}, {BLOCK}], and null for one scale a tensor"
+    # Tools differ in what a missing key means: transformers reads blocks, AutoFP8 wrote one scale a tensor.
+    if "weight_block_size" not in value:
+        raise _refusal("weight_block_size", f"is missing; {supported}")
     if size not in (None, (BLOCK, BLOCK)):
-        raise _refusal("weight_block_size", f"is {list(size or ())}; supported: [{BLOCK}, {BLOCK}] and null")
+        raise _refusal("weight_block_size", f"is {list(size)}; {supported}")
     ignored = (*(keys.modules_to_not_convert or ()), *(keys.ignored_layers or ()), "lm_head")
     return WeightFormat("fp8", (BLOCK, BLOCK) if size else PER_TENSOR, 8, False, "fp8", ignored)
 
@@ -177,14 +201,17 @@ def _fp8(value: dict[str, Any]) -> WeightFormat:
 def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
     keys = _struct(value, CompressedJson)
     _only("quantization_status", keys.quantization_status, ("compressed",))
-    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
-        if getattr(keys, name) not in (None, {}) and not _is_dense(getattr(keys, name)):
-            raise _refusal(name, "is set, which is not supported")
+    for name in ("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config"):
+        if getattr(keys, name) not in (None, {}) and not (
+            name == "sparsity_config" and _is_dense(keys.sparsity_config)
+        ):
+            raise _refusal(name, "is set, which is not supported; supported: null")
     if len(keys.config_groups) != 1:
         problem = f"has {len(keys.config_groups)} groups; one format for all linear layers is supported"
         raise _refusal("config_groups", problem)
-    name, scheme = next(iter(keys.config_groups.items()))
+    name, group = next(iter(keys.config_groups.items()))
     at = f"config_groups.{name}"
+    scheme = _struct(group, Scheme, at)
     if scheme.targets != ("Linear",):
         raise _refusal(f"{at}.targets", f'is {shown(str(list(scheme.targets)))}; supported: ["Linear"] with `ignore`')
     if scheme.weights is None:
@@ -203,30 +230,31 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
 
 
 def _weights(args: QuantizationArgs, at: str) -> tuple[Kind, tuple[int, int]]:
-    if args.dynamic:
+    if args.dynamic is not False:
         raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}: weights have scales of their own")
-    if args.actorder in (True, "group"):
-        raise _refusal(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null, static, weight")
+    if args.actorder is not False:
+        _only(f"{at}.actorder", args.actorder, (None, "static", "weight"))
+    scale_dtype = args.scale_dtype and args.scale_dtype.removeprefix("torch.")
+    _only(f"{at}.scale_dtype", scale_dtype, (None, "float32", "bfloat16", "float16"))
     if args.type == "float":
         _only(f"{at}.num_bits", args.num_bits, (8,))
         kind: Kind = "fp8"
     else:
         _only(f"{at}.num_bits", args.num_bits, (4, 8))
         kind = _int(args.num_bits)
-    strategy = args.strategy or ("tensor" if args.group_size is None else "group")
-    blocks: dict[str, tuple[int, int]] = {"channel": PER_ROW, "tensor": PER_TENSOR, "block": (BLOCK, BLOCK)}
-    allowed = {
-        "fp8": ("tensor", "channel", "block"),
-        "int8": ("channel", "group", "tensor"),
-        "int4": ("channel", "group"),
-    }
-    _only(f"{at}.strategy", strategy, allowed[kind])
-    if strategy == "group":
-        return kind, _group(args.group_size or 0, f"{at}.group_size")
-    if strategy == "block" and args.block_structure != (BLOCK, BLOCK):
-        problem = f"is {shown(str(args.block_structure))}; supported: [{BLOCK}, {BLOCK}]"
-        raise _refusal(f"{at}.block_structure", problem)
-    return kind, blocks[strategy]
+    inferred = {None: "tensor", -1: "channel"}.get(args.group_size, "group")
+    strategy = inferred if args.strategy is None else args.strategy
+    _only(f"{at}.strategy", strategy, _STRATEGIES[kind])
+    _check_sizes(args, strategy, at)
+    return kind, groups(args.group_size or 0) if strategy == "group" else _BLOCKS[strategy]
+
+
+def _check_sizes(args: QuantizationArgs, strategy: str, at: str) -> None:
+    """Refuse sizes that the strategy has no use for: one of the two is wrong."""
+    whole_row = (None, -1) if strategy == "channel" else (None,)
+    _only(f"{at}.group_size", args.group_size, GROUP_SIZES if strategy == "group" else whole_row)
+    structure = args.block_structure and list(args.block_structure)
+    _only(f"{at}.block_structure", structure, ([BLOCK, BLOCK],) if strategy == "block" else (None,))
 
 
 def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, int], at: str) -> int:
@@ -239,12 +267,16 @@ def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, in
     _only(f"{at}.type", args.type, ("float" if kind == "fp8" else "int",))
     if args.dynamic is not True:
         raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}; supported: true (scales found while running)")
+    if args.actorder not in (None, False):
+        raise _refusal(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null")
     if not args.symmetric:
         raise _refusal(f"{at}.symmetric", "is false; supported: true")
     has_blocks = block[0] > 1
-    _only(f"{at}.strategy", args.strategy, ("group",) if has_blocks else ("token",))
-    if has_blocks and args.group_size != BLOCK:
-        raise _refusal(f"{at}.group_size", f"is {shown(args.group_size)}; supported: {BLOCK}")
+    strategy = "group" if has_blocks else "token"
+    _only(f"{at}.strategy", args.strategy, (strategy,))
+    _check_sizes(args, strategy, at)
+    if has_blocks:
+        _only(f"{at}.group_size", args.group_size, (BLOCK,))
     if kind == "int4" or (kind == "int8" and block[1] != ALL):
         raise _refusal(at, "is set: 8-bit activations are supported with a scale a row of 8-bit weights")
     return 8
@@ -278,7 +310,18 @@ def _group(size: int, key: str = "group_size") -> tuple[int, int]:
 
 def _only(key: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed or isinstance(value, bool):
-        raise _refusal(key, f"is {shown(value)}; supported: {', '.join(map(str, allowed))}")
+        names = ", ".join("null" if item is None else str(item) for item in allowed)
+        raise _refusal(key, f"is {shown(str(value) if isinstance(value, list) else value)}; supported: {names}")
+
+
+def _agreed(keys: Any, name: str, other: str, default: Any) -> Any:
+    """Return the value, in lower case, of a key with two spellings; refuse two values that differ."""
+    one, two = (
+        value.lower() if isinstance(value, str) else value for value in (getattr(keys, name), getattr(keys, other))
+    )
+    if None not in (one, two) and one != two:
+        raise _refusal(name, f"is {shown(one)} and {other}, the same setting, is {shown(two)}; they must agree")
+    return next((value for value in (one, two) if value is not None), default)
 
 
 def _check_pattern(pattern: str) -> None:
@@ -288,20 +331,23 @@ def _check_pattern(pattern: str) -> None:
     if pattern.startswith("re:"):
         try:
             re.compile(pattern[3:])
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise _refusal("ignore", f"holds {shown(pattern)}, which is no regular expression ({error})") from None
 
 
-def _struct(value: dict[str, Any], kind: type[Any]) -> Any:
-    """Convert; null counts as absent."""
+def _struct(value: Any, kind: type[Any], at: str = "") -> Any:
+    """Convert; null counts as absent. `at` is the path of the value."""
+    if not isinstance(value, dict):
+        raise _refusal(at, f"must be an object, is {shown(value)}")
     present = {key: item for key, item in value.items() if item is not None}
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).replace("`", "").partition(" - at $.")
-        if missing := re.fullmatch("Object missing required field (.+)", problem):
-            raise _refusal(f"{path}.{missing[1]}".lstrip("."), "is missing") from None
-        raise _refusal(path, f"is malformed: {problem}") from None
+        missing = re.fullmatch("Object missing required field (.+)", problem)
+        parts = (at, path, missing[1] if missing else "")
+        key = ".".join(part for part in parts if part)
+        raise _refusal(key, "is missing" if missing else f"is malformed: {problem}") from None
 
 
 def _refusal(key: str, problem: str) -> ModelLoadError:

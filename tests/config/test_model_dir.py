@@ -133,10 +133,10 @@ def test_the_fewest_keys_that_a_config_needs(tmp_path: Path) -> None:
 
 
 def safetensors_file(path: Path, **tensors: tuple[str, int]) -> None:
-    """Write a file of vectors, name -> (dtype, elements of two bytes or four)."""
+    """Write a file of vectors, name -> (dtype, elements)."""
     header, position = {}, 0
     for name, (dtype, size) in tensors.items():
-        end = position + size * (4 if dtype == "F32" else 2)
+        end = position + size * {"F32": 4, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}.get(dtype, 2)
         header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [position, end]}
         position = end
     raw = json.dumps(header).encode()
@@ -147,6 +147,15 @@ def test_an_unset_dtype_is_that_of_most_weight_bytes(tmp_path: Path) -> None:
     write(tmp_path, changed(dtype=None))
     assert read_model_dir(tmp_path).dtype == "float32"
     safetensors_file(tmp_path / "model.safetensors", norm=("F32", 10), weight=("BF16", 100))
+    assert read_model_dir(tmp_path).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("quantized", ["I32", "I8", "U8", "F8_E4M3"])
+def test_an_unset_dtype_of_a_quantized_checkpoint_is_that_of_its_float_tensors(tmp_path: Path, quantized: str) -> None:
+    write(tmp_path, changed(dtype=None))
+    safetensors_file(tmp_path / "model.safetensors", qweight=(quantized, 400), scales=("F16", 20), norm=("BF16", 10))
+    assert read_model_dir(tmp_path).dtype == "float16"
+    write(tmp_path, changed(dtype="bfloat16"))
     assert read_model_dir(tmp_path).dtype == "bfloat16"
 
 

@@ -52,6 +52,7 @@ GOOD = [
     (GPTQ | {"checkpoint_format": "gptq_v2", "lm_head": True}, "int4-g128 (gptq_v2)", None),
     (AWQ, "int4-g128 (awq)", WeightFormat("int4", (1, 128), 16, True, "awq", ("lm_head",))),
     (AWQ | {"version": "GEMM", "modules_to_not_convert": ["o_proj"]}, "int4-g128 (awq)", None),
+    ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "int4-g64 (awq)", None),
     (FP8, "fp8-block (fp8)", WeightFormat("fp8", (128, 128), 8, False, "fp8", ("lm_head",))),
     (FP8 | {"weight_block_size": None}, "fp8 (fp8)", WeightFormat("fp8", (0, 0), 8, False, "fp8", ("lm_head",))),
     (W4A16, "int4-g128 (pack-quantized)", None),
@@ -89,6 +90,17 @@ WRONG = [
     (GPTQ | {"bits": 8, "sym": False}, "sym", "4 bits"),
     (GPTQ | {"group_size": 96}, "group_size is 96", "32, 64, 128"),
     (GPTQ | {"dynamic": {"+:.*": {}}}, "dynamic", "module"),
+    (GPTQ | {"checkpoint_format": "gptq_v2", "format": "gptq"}, "checkpoint_format is 'gptq_v2'", "must agree"),
+    (GPTQ | {"is_marlin_format": True}, "is_marlin_format", "GPTQ source"),
+    (GPTQ | {"pack_dtype": "int16"}, "pack_dtype is 'int16'", "int32"),
+    (GPTQ | {"rotation": "hadamard"}, "rotation", "not supported"),
+    (GPTQ | {"adapter": {"name": "lora"}}, "adapter", "not supported"),
+    (GPTQ | {"block_name_to_quantize": "decoder.layers"}, "block_name_to_quantize", "model.layers"),
+    (AWQ | {"w_bit": 8}, "w_bit", "must agree"),
+    (AWQ | {"q_group_size": 64}, "q_group_size", "must agree"),
+    (AWQ | {"format": "gemv"}, "format", "must agree"),
+    (AWQ | {"version": None, "format": "gemv_fast"}, "format is 'gemv_fast'", "gemm"),
+    (AWQ | {"backend": "llm-awq"}, "backend", "AutoAWQ"),
     (AWQ | {"version": "gemv"}, "version is 'gemv'", "gemm"),
     (AWQ | {"zero_point": False}, "zero_point", "true"),
     (AWQ | {"w_bit": 8, "bits": 8}, "bits is 8", "4"),
@@ -97,15 +109,26 @@ WRONG = [
     (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt", "float"),
     (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size", "[128, 128]"),
     (W8A8 | {"kv_cache_scheme": args()}, "kv_cache_scheme", "not supported"),
+    (W8A8 | {"kv_cache_scheme": {"format": "dense"}}, "kv_cache_scheme", "null"),
+    (W8A8 | {"moe_sparsity_config": {"num_experts": 2}}, "moe_sparsity_config", "null"),
     (W8A8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config", "not supported"),
     (W8A8 | {"format": "marlin-24"}, "format is 'marlin-24'", "int-quantized"),
     (W8A8 | {"quantization_status": "frozen"}, "quantization_status", "compressed"),
     (W8A8 | {"config_groups": {}}, "config_groups", "0 groups"),
     (W8A8 | {"ignore": ["re:("]}, "ignore", "regular expression"),
+    (W8A8 | {"ignore": ["re:a{99999999999999999999}"]}, "ignore", "regular expression"),
     (W8A8 | {"ignore": [""]}, "ignore", "empty"),
     (compressed("int-quantized", args(), TOKENS | {"dynamic": False}), "input_activations.dynamic", "true"),
     (compressed("int-quantized", args(), TOKENS | {"strategy": "tensor"}), "input_activations.strategy", "token"),
     (compressed("pack-quantized", args(actorder="group")), "weights.actorder", "static"),
+    (compressed("pack-quantized", args(actorder="dynamic")), "weights.actorder is 'dynamic'", "static"),
+    (compressed("pack-quantized", args(group_size=128)), "weights.group_size is 128", "null"),
+    (compressed("pack-quantized", args(strategy="group", group_size=-1)), "weights.group_size is -1", "32, 64, 128"),
+    (compressed("pack-quantized", args(block_structure=[128, 128])), "weights.block_structure", "null"),
+    (compressed("pack-quantized", args(scale_dtype="torch.uint8")), "weights.scale_dtype is 'uint8'", "bfloat16"),
+    (compressed("int-quantized", args(), TOKENS | {"actorder": "x"}), "input_activations.actorder is 'x'", "null"),
+    (compressed("int-quantized", args(dynamic="")), "weights.dynamic", "own"),
+    (compressed("int-quantized", args(), TOKENS | {"group_size": 128}), "input_activations.group_size", "null"),
     (compressed("pack-quantized", args(num_bits=2)), "weights.num_bits is 2", "4, 8"),
     (compressed("float-quantized", args(type="float")), "input_activations is missing", "FP8"),
     (compressed("pack-quantized", args(symmetric=False)), "weights.symmetric", "4 bits"),
@@ -122,10 +145,24 @@ def test_what_is_not_supported_is_refused_by_name_with_what_is(config: Any, says
 
 
 #: Keys that record how a checkpoint was made and say nothing about its weights.
-MEANINGLESS = {"damp_percent", "true_sequential", "dataset", "observer", "version", "modules_to_not_convert"}
+MEANINGLESS = {"damp_percent", "true_sequential", "dataset", "observer"}
+#: Keys for which some of the values below are right.
+SWITCHES = {"sym", "symmetric", "zero_point", "desc_act", "dynamic", "lm_head"}
+NAMES = {"ignore", "modules_to_not_convert"}
+WRONG_VALUES = [7, -5, 1.5, "x", "", [], ["a"], [[]], {"a": 1}, True, False, 2**70, float("nan")]
+#: Keys without which a checkpoint has no meaning, or another one.
+NEEDED = {"quant_method", "bits", "group_size", "weight_block_size", "config_groups", "group_0", "format", "targets",
+          "weights", "block_structure"}  # fmt: skip
 
 
-def keys_of(config: dict[str, Any], path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def is_right(key: str, value: object) -> bool:
+    """Return whether a value of WRONG_VALUES may stand under the key."""
+    is_unset = key in ("modules_in_block_to_quantize", "actorder") and value in (False, "", [])
+    is_switch = key in SWITCHES and isinstance(value, bool)
+    return key in MEANINGLESS or is_switch or is_unset or (key in NAMES and value in ([], ["a"]))
+
+
+def keys_of(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = []
     for key, value in config.items():
         found.append((*path, key))
@@ -134,26 +171,35 @@ def keys_of(config: dict[str, Any], path: tuple[Any, ...] = ()) -> list[tuple[An
     return found
 
 
-@given(st.sampled_from([config for config, _, _ in GOOD]), st.data())
-def test_a_wrong_value_under_any_key_is_refused_or_means_another_format(config: dict[str, Any], data: Any) -> None:
-    """Never another exception, and never a value of a wrong type taken for a right one."""
-    path = data.draw(st.sampled_from(keys_of(config)))
-    wrong = data.draw(
-        st.sampled_from([7, -5, 1.5, "x", "", [], ["a"], [[]], {"a": 1}, True, False, 2**70, float("nan")])
-    )
-    changed = copy.deepcopy(config)
-    at = changed
+def parent(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     for key in path[:-1]:
-        at = at[key]
-    before, at[path[-1]] = at[path[-1]], wrong
+        config = config[key]
+    return config
+
+
+@given(st.sampled_from([config for config, _, _ in GOOD]), st.data())
+def test_a_wrong_value_under_any_key_is_refused_by_its_name(config: dict[str, Any], data: Any) -> None:
+    path = data.draw(st.sampled_from(keys_of(config)))
+    wrong = data.draw(st.sampled_from(WRONG_VALUES))
+    changed = copy.deepcopy(config)
+    parent(changed, path)[path[-1]] = wrong
     try:
-        found = read_quantization(changed)
+        read_quantization(changed)
     except ModelLoadError as error:
-        assert "quantization_config" in str(error)
-        return
-    # What is accepted has the type of what stood there, or says nothing about the weights, or is as good as absent.
-    is_alike = type(wrong) is type(before) or before is None
-    assert is_alike or path[-1] in MEANINGLESS or wrong in (False, "", []), (path, wrong, found)
+        # Some values are right by themselves and contradict another key.
+        assert path[-1] in str(error) or is_right(path[-1], wrong), (path, wrong, str(error))
+    else:
+        assert is_right(path[-1], wrong), (path, wrong)
+
+
+@pytest.mark.parametrize("config", [GPTQ, FP8, W4A16, W8A8, FP8_TOKENS, FP8_BLOCKS])
+def test_a_needed_key_that_is_missing_is_named(config: dict[str, Any]) -> None:
+    for path in keys_of(config):
+        if path[-1] in NEEDED and parent(config, path)[path[-1]] is not None:
+            changed = copy.deepcopy(config)
+            del parent(changed, path)[path[-1]]
+            with pytest.raises(ModelLoadError, match=f"quantization_config.*{path[-1].removesuffix('_0')}"):
+                read_quantization(changed)
 
 
 @pytest.mark.parametrize("value", [[], "gptq", 4, True, {}, {"quant_method": None}, {"quant_method": ["gptq"]}])
