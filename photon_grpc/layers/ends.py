@@ -19,31 +19,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import head, slices, tiles
-from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream, add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear import head, tiles
+from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
+from photon_grpc.layers.operands import Operands
 from photon_grpc.layers.workspace import Workspace
 
 #: A product with its end; its arguments are those of the end's methods after the weight and the tile.
 Gemm = Callable[..., Any]
-
-
-class Operands(Protocol):
-    """Weight [out_features, in_features] and bias [out_features] of a product, and the slices of its sum: a Linear."""
-
-    weight: Any
-    bias: torch.Tensor | None
-    num_slices: int
-
-
-def affine(linear: Operands) -> Affine:
-    return Affine(linear.weight, linear.bias, linear.num_slices)
 
 
 class End(Protocol):
@@ -57,7 +44,7 @@ class End(Protocol):
     def span(self) -> int:
         """The distance of the rows of W that belong together; 0: none do."""
 
-    def tiled(self, linear: Operands, tile: Tile, *args: Any) -> Any:
+    def tiled(self, linear: Operands, tile: Any, *args: Any) -> Any:
         """Multiply by a kernel of ours."""
 
     def library(self, linear: Operands, *args: Any) -> Any:
@@ -88,13 +75,14 @@ class Rotary:
     def cost(self) -> str:
         return "rotary" if self.norms is None else "normed"
 
-    def tiled(self, linear: Operands, tile: Tile, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         """Fill work.q, and `layer` of pages [num_blocks, layers, 2, Hkv, block_size, D]."""
-        qkv_launch(work.stream(), affine(linear), self.eps, self._output(work, pages, layer), tile, work.counters)
+        out = self._output(work, pages, layer)
+        linear.launchers.qkv_launch(work.stream(), linear.map, self.eps, out, tile, work.counters)
 
     def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         out = self._output(work, pages, layer)
-        rotate_store.launch(_product(work.h, linear), work.h, linear.bias, self.eps, out)
+        rotate_store.launch(linear.product(work.h), work.h, linear.bias, self.eps, out)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return _has_range(dtype)
@@ -111,9 +99,9 @@ class SwiGLU:
     span: int
     eps: float
 
-    def tiled(self, linear: Operands, tile: Tile, work: Workspace) -> None:
+    def tiled(self, linear: Operands, tile: Any, work: Workspace) -> None:
         """Fill work.y."""
-        swiglu_launch(work.stream(), affine(linear), self.eps, work.y, tile, work.counters)
+        linear.launchers.swiglu_launch(work.stream(), linear.map, self.eps, work.y, tile, work.counters)
 
     def library(self, linear: Operands, work: Workspace) -> None:
         swiglu.norm_launch(_summed(work.h, linear), work.h, linear.bias, self.eps, work.y)
@@ -127,18 +115,14 @@ class AddResidual:
 
     cost, span = "add", 0
 
-    def tiled(self, linear: Operands, tile: Tile, work: Workspace, x: torch.Tensor) -> None:
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> None:
         """Change work.h."""
-        add_launch(ResidualStream(work.h, work.written()), x, affine(linear), tile, work.counters)
+        stream = ResidualStream(work.h, work.written())
+        linear.launchers.add_launch(stream, x, linear.map, tile, work.counters)
 
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> None:
         work.outdated()
-        if linear.num_slices > 1:
-            return slices.add_launch(work.h, slices.products(x, linear.weight, linear.num_slices), linear.bias)
-        if linear.bias is not None:
-            work.h.add_(linear.bias)
-        work.h.addmm_(x, linear.weight.t())
-        return None
+        linear.add_to(work.h, x)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True
@@ -149,16 +133,11 @@ class Logits:
 
     cost, span = "head", 0
 
-    def tiled(self, linear: Operands, tile: Tile, x: torch.Tensor) -> torch.Tensor:
-        return head.logits_launch(x, affine(linear), tile)
+    def tiled(self, linear: Operands, tile: Any, x: torch.Tensor) -> torch.Tensor:
+        return head.logits_launch(x, linear.map, tile)
 
     def library(self, linear: Operands, x: torch.Tensor) -> torch.Tensor:
-        if linear.num_slices > 1:
-            return functools.reduce(torch.add, slices.products(x, linear.weight, linear.num_slices))
-        if x.is_cuda and x.dtype != torch.float32:
-            # The sums are float32 in the multiplier: they are not rounded on the way out.
-            return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
-        return F.linear(x, linear.weight).float()
+        return linear.logits(x)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True
@@ -172,8 +151,8 @@ class Sample:
 
     cost, span = "head", 0
 
-    def tiled(self, linear: Operands, tile: Tile, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        return head.sample_launch(x, affine(linear), metadata, tile)
+    def tiled(self, linear: Operands, tile: Any, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        return head.sample_launch(x, linear.map, metadata, tile)
 
     def library(self, linear: Operands, *args: Any) -> torch.Tensor:
         raise NotImplementedError
@@ -187,14 +166,7 @@ def _has_range(dtype: torch.dtype) -> bool:
     return dtype != torch.float16
 
 
-def _product(x: torch.Tensor, linear: Operands) -> torch.Tensor:
-    """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices."""
-    if linear.num_slices > 1:
-        return slices.products(x, linear.weight, linear.num_slices)
-    return x @ linear.weight.t()
-
-
 def _summed(x: torch.Tensor, linear: Operands) -> torch.Tensor:
-    """Return x Wᵀ [T, N], rounded to x's dtype."""
-    product = _product(x, linear)
+    """Return x Wᵀ [T, N] with the sums of its slices added, rounded to x's dtype."""
+    product = linear.product(x)
     return product if product.dim() == 2 else functools.reduce(torch.add, product).to(x.dtype)

@@ -12,9 +12,11 @@ from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import cost, cut, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.weight import PLAIN, WeightKind
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import End, Gemm, Logits
 from photon_grpc.layers.linear import Folded, Linear, LinearMethod
+from photon_grpc.layers.operands import DenseOperands
 from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.prepacked import pack
 
@@ -54,23 +56,27 @@ class Unquantized(LinearMethod):
         return cut.num_slices(linear.out_features, linear.in_features)
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        tile = self.tile(linear, num_rows, end)
+        operands, tile = DenseOperands(linear.weight, linear.bias, linear.num_slices), self.tile(linear, num_rows, end)
         if tile is not None:
-            return partial(end.tiled, linear, tile)
-        return partial(end.library, linear) if end.library_takes(linear.dtype) else None
+            return partial(end.tiled, operands, tile)
+        return partial(end.library, operands) if end.library_takes(linear.dtype) else None
 
     def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
         """Return the fastest kernel of ours; None if the matrix library is faster or none of ours can multiply it."""
-        if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
-            return None
-        product = product_of(linear, num_rows, end)
-        return _choose(linear.weight.device, product, end.library_takes(linear.dtype))
+        return tile_of(linear, num_rows, end, linear.weight.device)
 
 
-def product_of(linear: Linear, num_rows: int, end: End) -> Product:
+def tile_of(linear: Linear, num_rows: int, end: End, device: torch.device, kind: WeightKind = PLAIN) -> Tile | None:
+    """Return the fastest kernel for 16-bit activations and a weight of this kind; None as `Unquantized.tile`."""
+    if not num_rows or not can_fuse(device) or linear.dtype.itemsize != 2:
+        return None
+    return _choose(device, product_of(linear, num_rows, end, kind), end.library_takes(linear.dtype))
+
+
+def product_of(linear: Linear, num_rows: int, end: End, kind: WeightKind = PLAIN) -> Product:
     """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
-    return Product(rows, columns, num_rows, end.span, end.cost, linear.num_slices)
+    return Product(rows, columns, num_rows, end.span, end.cost, linear.num_slices, kind)
 
 
 class PackedUnquantized(Unquantized):

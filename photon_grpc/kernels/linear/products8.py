@@ -21,7 +21,7 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import can_fuse, has_dependent_launch
 from photon_grpc.kernels.linear import epilogue, library8, quantize, rescale, tiles8
-from photon_grpc.kernels.linear.cost import End, Product
+from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import Rows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
@@ -65,7 +65,7 @@ def has_wgmma(device: torch.device) -> bool:
     return can_fuse(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def way_of(weight: Weight, num_rows: int, end: End = "add", span: int = 0) -> Way | None:
+def way_of(weight: Weight, num_rows: int, end: str = "add", span: int = 0) -> Way | None:
     """Return how a product of so many rows is multiplied with its epilogue; None: by the library, or not at once."""
     rows = tiles8.bucket(num_rows)
     if not num_rows or rows is None or not has_wgmma(weight.values.device):

@@ -27,6 +27,10 @@ class WeightKind(NamedTuple):
     HAS_NORM: bool = False
 
 
+#: A weight in the dtype of the activations.
+PLAIN = WeightKind()
+
+
 class QuantizedWeight(NamedTuple):
     """A weight of 8 or of 4 bits; is_arranged: whether `decode.arrange` moved its columns, as kernels take it."""
 

@@ -9,7 +9,6 @@ products multiply round(W · g), g the norm's weight.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -20,15 +19,9 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequa
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.linear import Folded, Linear
+from photon_grpc.layers.operands import PackedOperands
 from photon_grpc.layers.quantization.quantized import Quantized
-
-
-class Dequantized(NamedTuple):
-    """A weight in the dtype of the activations, for one product."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    num_slices: int
+from photon_grpc.layers.unquantized import tile_of
 
 
 class WeightOnly(Quantized):
@@ -52,12 +45,11 @@ class WeightOnly(Quantized):
         return cut.num_slices(linear.out_features, linear.in_features)
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        return partial(self._library, linear, end) if end.library_takes(linear.dtype) else None
-
-    def _library(self, linear: Linear, end: End, *args: Any) -> Any:
-        """Multiply by the matrix library, over a scratch of the whole weight."""
-        weight = dequantize(self.fused_weight(linear), linear.dtype)
-        return end.library(Dequantized(weight, linear.bias, linear.num_slices), *args)
+        weight = self.fused_weight(linear)
+        operands = PackedOperands(weight, linear.bias, linear.num_slices)
+        if weight.is_arranged and (tile := tile_of(linear, num_rows, end, weight.values.device, weight.kind)):
+            return partial(end.tiled, operands, tile)
+        return partial(end.library, operands) if end.library_takes(linear.dtype) else None
 
     def fused_weight(self, linear: Linear) -> QuantizedWeight:
         """Return the weight of fused products, with the norm that stays beside it."""
