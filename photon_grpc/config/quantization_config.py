@@ -86,8 +86,8 @@ class Fp8Json(Struct, kw_only=True):
 class QuantizationArgs(Struct, kw_only=True):
     """The form in which compressed-tensors quantizes weights or activations."""
 
-    num_bits: Bits = 8
-    type: Literal["int", "float"] = "int"
+    num_bits: Bits
+    type: Literal["int", "float"]
     symmetric: bool = True
     strategy: str | None = None
     group_size: GroupSize | None = None
