@@ -56,7 +56,7 @@ def test_help_shows_the_argument_with_the_model_and_no_heading_for_the_rest(
     options, _, rest = shown.partition("Options:\n")[2].partition("Model:\n")
     assert own in options and "DIR_OR_ID" not in options
     assert rest.split()[:5] == ["[DIR_OR_ID]", "The", "same", "as", "--model."]
-    assert "Other" not in shown
+    assert "Other:" not in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,12 +276,22 @@ def test_flags_are_the_same_in_another_process(served: list[object]) -> None:
         assert {name: context.params[name] for name in given} == given
 
 
+#: `doctor` with the answers of the two processes that it starts, each of which imports torch for seconds.
+DOCTOR = """
+import subprocess
+from photon_grpc.cli.main import main
+TORCH, START = '{"cuda": null, "threads": 1, "devices": []}', '[[], ""]'
+subprocess.run = lambda *_, **given: subprocess.CompletedProcess((), 0, START if "input" in given else TORCH)
+assert main(["doctor", "--listen", "127.0.0.1:0"]) == 0
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
         ("import photon_grpc.cli.main", ["grpc", "torch", "rich", "google"]),
         ("from photon_grpc.cli.main import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
-        ("from photon_grpc.cli.main import main; main(['doctor'])", ["torch", "transformers"]),
+        pytest.param(DOCTOR, ["torch", "transformers"], id="doctor"),
         ("import photon_grpc.client, photon_grpc.cli.terminal.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
         (
             "import photon_grpc.cli.bench, photon_grpc.cli.load.load_client",
