@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 else:
+    from triton.language import core
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
@@ -63,3 +64,53 @@ else:
 
     # The kernel has patched what its device functions, of which it calls hundreds, would patch again.
     interpreter._patch_lang = patch_once
+
+    #: numpy's types by the names of Triton's; the interpreter makes a table of all of them with every call.
+    _numpy_types: dict[str, Any] = {}
+    numpy_type = interpreter._get_np_dtype
+
+    def numpy_type_once(dtype: Any) -> Any:
+        scalar = dtype.scalar
+        if scalar.name not in _numpy_types:
+            _numpy_types[scalar.name] = numpy_type(scalar)
+        return _numpy_types[scalar.name]
+
+    interpreter._get_np_dtype = numpy_type_once
+
+    class _LateType(core.tuple_type):  # type: ignore[misc]
+        """The type of a tuple, made when it is read; those of shapes, of which each tensor has two, are not."""
+
+        def __init__(self, values: Sequence[Any], fields: Sequence[str] | None = None) -> None:
+            self._late = values, fields
+
+        def _made(self) -> core.tuple_type:
+            made = type_of_tuple(*self._late)
+            self.__class__ = core.tuple_type
+            self.__dict__ = vars(made)
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("types", "fields", "name"):
+                return getattr(self._made(), name)
+            raise AttributeError(name)
+
+        def __eq__(self, other: object) -> bool:
+            return bool(self._made() == (other._made() if isinstance(other, _LateType) else other))
+
+        __hash__ = None  # type: ignore[assignment]
+
+    type_of_tuple = core._type_for_tuple_values
+    core._type_for_tuple_values = lambda values, fields=None: _LateType([*values], fields)
+
+    #: What a block type has, by the name of its elements and its shape. Kernels have few, each tensor makes its own.
+    _block_types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    new_block_type = core.block_type.__init__
+
+    def block_type_once(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in _block_types:
+            new_block_type(self, element_ty, shape)
+            _block_types[key] = vars(self)
+        self.__dict__ = dict(_block_types[key])
+
+    core.block_type.__init__ = block_type_once
