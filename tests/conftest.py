@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return _rank_of(item.path)
+
+
+@cache
+def _rank_of(path: Path) -> int:
+    folder = path.relative_to(Path(__file__).parent).parts[0]
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
