@@ -323,7 +323,7 @@ def test_a_fork_ends_and_is_told_whose_the_program_is(model: Path) -> None:
         llm.generate("x", max_tokens=1)
         for what in ("exit", "close", "generate"):
             if (pid := os.fork()) == 0:
-                signal.alarm(20)
+                signal.alarm(120)
                 if what == "close":
                     llm.close()
                 if what == "generate":
@@ -393,7 +393,7 @@ _, model, directory, *ends = sys.argv
 children = {}
 for number, end in enumerate(ends):
     if (child := os.fork()) == 0:
-        signal.alarm(60)
+        signal.alarm(120)
         os.dup2(os.open(f"{directory}/{number}", os.O_WRONLY | os.O_CREAT), 2)
         break
     children[child] = number
@@ -426,7 +426,7 @@ def ended(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
     directory = tmp_path_factory.mktemp("ended")
     statements = [statement for statement, _, _ in ENDS.values()]
     command = [sys.executable, "-c", _SCRIPT, str(model), str(directory), *statements]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * LIMIT_S)
     codes = {int(number): int(code) for number, code in map(str.split, done.stdout.splitlines())}
     assert sorted(codes) == [*range(len(ENDS))], done.stderr
     return {end: (codes[number], (directory / str(number)).read_text()) for number, end in enumerate(ENDS)}
