@@ -247,8 +247,8 @@ def test_a_closed_pipe_is_no_failure() -> None:
 
 
 def wait_for(fake: FakeServer) -> bool:
-    """Wait until the servicer has returned, which the fake server's thread reports within seconds."""
-    for _ in range(100):
+    """Wait until the servicer has returned, which the fake server's thread reports within seconds where it is idle."""
+    for _ in range(600):
         if fake.ended.is_set():
             return True
         time.sleep(0.1)

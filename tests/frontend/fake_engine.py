@@ -70,7 +70,7 @@ class FakeLink:
         """Wait until `count` requests were sent."""
         while len(self.adds) < count:
             self.came.clear()
-            await asyncio.wait_for(self.came.wait(), 10)
+            await asyncio.wait_for(self.came.wait(), 120)
 
     @property
     def adds(self) -> list[Add]:

@@ -62,7 +62,7 @@ async def pair() -> AsyncIterator[tuple[Frontend, FakeLink]]:
 
 
 async def read(stream: TokenStream) -> Update:
-    return await asyncio.wait_for(stream.__anext__(), 5)
+    return await asyncio.wait_for(stream.__anext__(), 120)
 
 
 async def test_requested_scores_reach_the_engine(pair: tuple[Frontend, FakeLink]) -> None:

@@ -58,7 +58,7 @@ async def test_calls_still_running_after_the_grace_end_unavailable() -> None:
         stream = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
         await stream.read()
         with pytest.raises(grpc.aio.AioRpcError):
-            await asyncio.wait_for(stream.read(), 60)
+            await asyncio.wait_for(stream.read(), 120)
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         await until(frontend.streams[0].closed.is_set)
 

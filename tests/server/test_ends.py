@@ -73,7 +73,7 @@ class Service:
         if phase.endswith("streaming"):
             self.link.step((1, TOKEN))
             if method == "StreamGenerate":
-                await asyncio.wait_for(begun.wait(), 30)
+                await asyncio.wait_for(begun.wait(), 120)
         return caller
 
     async def is_at_rest(self) -> None:
@@ -87,7 +87,7 @@ async def outcome(call: Any, begun: asyncio.Event) -> tuple[grpc.StatusCode, str
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 begun.set()
-    return await asyncio.wait_for(call.code(), 30), await call.details()
+    return await asyncio.wait_for(call.code(), 120), await call.details()
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ async def test_a_connection_that_speaks_something_else(service: Service, said: b
     writer.write(said)
     if not said:
         writer.write_eof()
-    while await asyncio.wait_for(reader.read(65536), 30):
+    while await asyncio.wait_for(reader.read(65536), 120):
         pass
     writer.close()
     caller = await service.call_in("waiting", "Generate")

@@ -202,7 +202,7 @@ async def streams_are_bounded(channel: grpc.aio.Channel) -> None:
     error = await failure(metrics_stream(channel))
     assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     calls[0].cancel()
-    for _ in range(100):
+    for _ in range(6000):
         with contextlib.suppress(grpc.aio.AioRpcError):
             if await metrics_stream(channel).read() is not grpc.aio.EOF:
                 break

@@ -124,7 +124,7 @@ async def test_slow_senders_do_not_block_others(
         await asyncio.sleep(0.5)
         assert not any(call.done() for call in slow)
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 30)
+        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 120)
         for call in slow:
             error = await failure(call)
             assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
@@ -159,7 +159,7 @@ async def test_a_cancelled_call_frees_its_place(small_receiver: Callable[..., re
         await until(lambda: made.turns.waiting.size == 2)
         for call in calls:
             call.cancel()
-        await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
+        await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 120)
     assert made.turns.num_free == 1 and not made.turns.owners_waiting() and not made._receiving
 
 
@@ -251,7 +251,7 @@ async def test_calls_without_a_message_leave_others_served(address: str) -> None
         calls = [hostile.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(200)]
         await asyncio.sleep(0.1)
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(4)]), 10)
+        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(4)]), 120)
         for call in calls:
             call.cancel()
 

@@ -212,13 +212,13 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
     async with serving(frontend, stall_limit_s=0.2) as address, grpc.aio.insecure_channel(address) as channel:
         call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
         await call.read()
-        await asyncio.wait_for(frontend.streams[0].closed.wait(), 30)
+        await asyncio.wait_for(frontend.streams[0].closed.wait(), 120)
         # Other callers are served as before.
         frontend.script = HELLO
         assert await generates(address)
         # A client that continues to read gets what was written, then the reason for the end.
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
+            while await asyncio.wait_for(call.read(), 120) is not grpc.aio.EOF:
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "reader" in caught.value.details()

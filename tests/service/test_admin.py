@@ -6,7 +6,6 @@ import re
 import signal
 import socket as host
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -113,7 +112,7 @@ def test_the_load_is_true_under_work_and_at_idle(admin: Any, inference: Any) -> 
     wait_until(lambda: load_of(admin).running_requests == 1 and load_of(admin).owned_kv_blocks > 0, "a busy load")
     call.cancel()
     wait_until(lambda: load_of(admin).running_requests == load_of(admin).owned_kv_blocks == 0, "an idle load")
-    time.sleep(0.2)
+    wait_until(lambda: load_of(admin).output_tokens_per_second == 0, "no rate")
     idle = load_of(admin)
     assert (idle.output_tokens_per_second, idle.queued_requests, idle.kv_utilization) == (0, 0, 0)
     info = admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=120)

@@ -36,7 +36,7 @@ def test_reports_of_long_labels_fit_the_control_channel() -> None:
         for value in values:
             counts.add(REQUESTS_BY_LABEL, f"key{key}", value, "answered")
     near, far = socket.socketpair()
-    far.settimeout(10)
+    far.settimeout(120)
     sender, receiver = ControlChannel(near), ControlChannel(far)
     report = CountsReport(sender, cast("Any", SimpleNamespace(on_state=lambda callback: None, load=Load())), counts)
     sums = Sums()
@@ -44,7 +44,7 @@ def test_reports_of_long_labels_fit_the_control_channel() -> None:
     reading.start()
     while counts.changed():
         report.send()
-    reading.join(10)
+    reading.join(120)
     assert len(sums.of(REQUESTS_BY_LABEL)) == 16 * 64
     sender.close()
     receiver.close()

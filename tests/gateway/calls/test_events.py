@@ -52,7 +52,7 @@ async def test_silence_is_filled_with_comments_once_output_has_begun() -> None:
     await asyncio.sleep(0.1)
     assert sent.messages == []
     await events.write(b"data: 1\n\n")
-    await asyncio.wait_for(sent.comments(2), 5)
+    await asyncio.wait_for(sent.comments(2), 120)
     await events.write(b"data: 2\n\n")
     await events.close()
     assert sent.body.replace(b": waiting\n\n", b"") == b"data: 1\n\ndata: 2\n\n"
