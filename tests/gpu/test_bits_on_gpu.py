@@ -30,6 +30,7 @@ from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, launch, 
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.layers.ends import AddResidual, Rotary, SwiGLU
+from photon_grpc.layers.operands import DenseOperands
 from tests.kernels.fused import stream
 
 pytestmark = pytest.mark.gpu
@@ -74,14 +75,6 @@ class Operands(NamedTuple):
     linear: Affine
     sums: torch.Tensor
     counters: torch.Tensor
-
-
-class Layer(NamedTuple):
-    """What `layers/ends.py` multiplies."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    num_slices: int
 
 
 @cache
@@ -172,7 +165,7 @@ End = Callable[[torch.Tensor, Tile | None], torch.Tensor]
 def ends(product: Projection) -> End | None:
     """Return None for the head, whose result is the sums."""
     _, linear, _, counters = operands(product)
-    layer = Layer(*linear)
+    layer = DenseOperands(linear.w, linear.b, linear.slices)
 
     def add(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
         generator = torch.Generator("cuda").manual_seed(1)

@@ -1,35 +1,21 @@
-"""Weights and activations of 8 bits: int8 or e4m3 products, with a scale of each row of x and of each row of W.
+"""Weights of 8 bits that are multiplied by activations of 8 bits: `kernels/linear/products8.py` has the formula.
 
-    s_x = max(max |x| / L, 2^-40),  q_x = round(x / s_x)          L = 127 for int8, 448 for e4m3
-    y = round((Σ q_x · q_w) · s_x · s_w) + b
-    y = round(Σ_c (Σ q_x · q_w over 128 columns) · (s_x[c] · s_w[c])) + b       with scales of blocks
-
-Sums of int8 are exact. Those of e4m3 are float32 sums of 128 columns, added forwards.
+Activations are quantized per token, or with blocks per token and 128 columns, at any number of rows.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
 
 import torch
 
-from photon_grpc.config.quantization import BLOCK
+from photon_grpc.kernels.linear import products8
+from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.linear import Folded, Linear
+from photon_grpc.layers.operands import EightBitOperands
 from photon_grpc.layers.quantization.quantized import Quantized
-
-#: The least scale: rows of zeros are divided by it.
-_TINY = 2.0**-40
-_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-#: Columns of int8 products whose sums float32 holds exactly: 127 · 128 · 1024 < 2^24.
-_EXACT = 1024
-
-
-class Weight8(NamedTuple):
-    """Values int8 or e4m3 [N, K], scales float32 [1, N] or [K / 128, N / 128]."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
 
 
 class EightBits(Quantized):
@@ -40,35 +26,23 @@ class EightBits(Quantized):
         linear.weight = Weight8(values, scales)
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
-        y = _block_product(x, linear.weight) if self.source.form.block[0] > 1 else _product(x, linear.weight)
+        y = products8.product(x, linear.weight)
         return y if linear.bias is None else y.add_(linear.bias)
 
+    def fold(self, linear: Linear) -> Folded:
+        return Folded.NO if linear.norm is None else self.source.folded
 
-def _product(x: torch.Tensor, weight: Weight8) -> torch.Tensor:
-    """Return x Wᵀ [T, N] in x's dtype."""
-    values, scales = _quantized(x.float(), weight.values.dtype)
-    is_exact = weight.values.dtype == torch.int8
-    sums = torch.zeros(len(x), len(weight.values), dtype=torch.int32 if is_exact else torch.float32, device=x.device)
-    width = _EXACT if is_exact else BLOCK
-    for part, of_weight in zip(values.split(width, 1), weight.values.split(width, 1), strict=True):
-        sums += (part @ of_weight.float().t()).to(sums.dtype)
-    return (sums.float() * scales * weight.scales).to(x.dtype)
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+        operands = EightBitOperands(self.fused_weight(linear), linear.bias)
+        way = products8.way_of(linear.weight, num_rows, end.cost, end.span)
+        if way is not None and end.cost != "head":
+            return partial(end.tiled, operands, way)
+        # The product alone, at any number of rows, and a second kernel.
+        return partial(end.library, operands) if end.library_takes(torch.bfloat16) else None
 
-
-def _block_product(x: torch.Tensor, weight: Weight8) -> torch.Tensor:
-    """Return x Wᵀ [T, N] in x's dtype."""
-    rows = len(weight.values)
-    y = torch.zeros(len(x), rows, device=x.device)
-    parts = zip(x.float().split(BLOCK, 1), weight.values.split(BLOCK, 1), weight.scales, strict=True)
-    for part, of_weight, of_rows in parts:
-        values, scales = _quantized(part, weight.values.dtype)
-        y += (values @ of_weight.float().t()) * (scales * of_rows.repeat_interleave(BLOCK)[:rows])
-    return y.to(x.dtype)
-
-
-def _quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of x in 8 bits, as float32 numbers, and their scales [T, 1]."""
-    limit = _LIMITS[dtype]
-    scales = (x.abs().amax(1, keepdim=True) / limit).clamp(min=_TINY)
-    numbers = (x / scales).clamp(-limit, limit)
-    return numbers.round() if dtype == torch.int8 else numbers.to(dtype).float(), scales
+    def fused_weight(self, linear: Linear) -> Weight8:
+        """Return the weight of fused products, with the norm that stays beside it."""
+        weight: Weight8 = linear.weight
+        if linear.norm is None or self.source.folded is not Folded.BESIDE:
+            return weight
+        return weight._replace(norm=linear.norm.weight)

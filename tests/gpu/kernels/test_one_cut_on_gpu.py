@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers.ends import AddResidual, End, Rotary, SwiGLU
 from photon_grpc.layers.ends import bucket as bucket_of
+from photon_grpc.layers.operands import DenseOperands
 from photon_grpc.layers.workspace import RowSums, Workspace
 
 pytestmark = [
@@ -63,7 +63,7 @@ class Case:
             self.end = SwiGLU(inner, 1e-5)
         weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()
         b = torch.randn(n, device="cuda").bfloat16() if bias else None
-        self.linear = SimpleNamespace(weight=weight, bias=b, num_slices=cut.num_slices(n, k))
+        self.linear = DenseOperands(weight, b, cut.num_slices(n, k))
         self.h, self.x = (torch.randn(MOST, size, device="cuda").bfloat16() for size in (hidden, k))
         angle = torch.rand(MOST, dim // 2, device="cuda") * 6
         place = torch.arange(MOST, device="cuda")
