@@ -58,8 +58,8 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
     """Fill at random: normal with deviation 0.02, around 1 for norms; a function of seed and name on any device."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.empty(DUMMY_PERIOD).normal_(0.0, DUMMY_STD, generator=generator)
-    noise = torch.cat((noise, noise)).to(decoder.device, decoder.dtype)
-    standard = noise.float() / DUMMY_STD
+    noise = torch.cat((noise, noise)).to(decoder.device)
+    noise, standard = noise.to(decoder.dtype), noise / DUMMY_STD
     for leaf in decoder.leaves():
         _allocate(leaf, decoder.device)
         for target in leaf.targets():

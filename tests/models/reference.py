@@ -13,8 +13,10 @@ import torch
 import transformers
 
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import chosen_format
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build, load
 
 MAX_LEN = 96
@@ -103,9 +105,11 @@ def save(model: Any, path: Path, *, shard_size: str = "5GB") -> Path:
     return path
 
 
-def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(path: Path, dtype: torch.dtype = torch.float32, *, quantization: str = "auto") -> Decoder:
     card = read_model_dir(path)
-    decoder = build(card, dtype=dtype, device="cpu", kernels=select("torch", "cpu"), max_model_len=MAX_LEN)
+    method = methods(chosen_format(card.quantization, quantization))
+    kernels = select("torch", "cpu")
+    decoder = build(card, dtype=dtype, device="cpu", kernels=kernels, max_model_len=MAX_LEN, method=method)
     load(decoder, card)
     return decoder
 

@@ -14,6 +14,7 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.parallel import Mesh
+from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.models.fused import with_chains
 from tests.models import reference
@@ -53,6 +54,7 @@ def of_two_ranks(path: Path) -> list[Decoder]:
             kernels=kernels,
             max_model_len=reference.MAX_LEN,
             mesh=Mesh(tp=ThreadGroup(ranks, rank)),
+            method=methods(config.quantization),
         )
         load(decoder, config)
         decoders.append(decoder)

@@ -16,9 +16,10 @@ DEVIATION = {"int4": 4.6368, "int8": 73.61, "fp8": _FLOAT_STD}
 
 def words(normal: torch.Tensor) -> torch.Tensor:
     """Return int32 numbers whose bits look random."""
-    bits = normal.contiguous().view(torch.int32) * -1640531535
-    bits = (bits ^ (bits >> 15)) * -2048144777
-    return bits ^ (bits >> 13)
+    bits = normal.contiguous().view(torch.int32)
+    for shift, factor in ((16, -2048144789), (13, -1028477387)):  # those of MurmurHash3
+        bits = (bits ^ (bits >> shift & 2 ** (32 - shift) - 1)) * factor
+    return bits ^ (bits >> 16 & 0xFFFF)
 
 
 def bytes_of(normal: torch.Tensor) -> torch.Tensor:

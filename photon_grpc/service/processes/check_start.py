@@ -50,7 +50,9 @@ def numerics_version(config: ServeConfig) -> str:
     with contextlib.suppress(StartupError):
         device, kernels = pick_kernels(config)
         model_config = read_model_dir(config.model.model or demo.TARGET)
-        return numerics(config.device.numerics, kernels, device, pick_dtype(model_config, config)).version
+        weight_format = chosen_format(model_config.quantization, config.model.quantization)
+        dtype = pick_dtype(model_config, config)
+        return numerics(config.device.numerics, kernels, device, dtype, weight_format).version
     return ""
 
 

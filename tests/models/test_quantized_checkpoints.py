@@ -1,0 +1,291 @@
+"""Quantized checkpoints, written by others' formulas: the weights that they stand for, and every way to be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from photon_grpc import LLM
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels import select
+from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.quantization.methods import methods
+from photon_grpc.models import Decoder, build, dummy
+from photon_grpc.models.fused import FusedDecoderLayer, with_chains
+from tests.models import quantized, reference
+from tests.models.quantized import EIGHT_BITS, FILE, LAYOUTS
+from tests.models.test_parallel import of_two_ranks
+
+pytest.importorskip("compressed_tensors")
+WEIGHT_ONLY = [name for name in LAYOUTS if name not in EIGHT_BITS]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """Return layout -> a directory that no test changes, and transformers' model with its weights."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(layout: str) -> tuple[Path, Any]:
+        if layout not in made:
+            path = tmp_path_factory.mktemp("written")
+            made[layout] = path, quantized.write(path, layout)
+        return made[layout]
+
+    return get
+
+
+def dequantized(weight: Any) -> torch.Tensor:
+    """Return W, float32 [N, K]."""
+    if isinstance(weight, QuantizedWeight):
+        return dequantize(weight, torch.float32)
+    scales = weight.scales
+    if len(scales) > 1 or scales.shape[1] != len(weight.values):
+        scales = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return weight.values.float() * scales.t()
+
+
+def weights_of(decoder: Decoder) -> dict[str, torch.Tensor]:
+    """Return the weight of every quantized projection by its name."""
+    found = {}
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Linear) and leaf is not decoder.head:
+            whole = dequantized(leaf.weight)
+            found |= {name + ".weight": whole[rows] for name, rows in leaf.slices()}
+    return found
+
+
+def assert_weights_equal(decoder: Decoder, model: Any) -> None:
+    expected = {name: weight for name, weight in model.named_parameters() if quantized.is_quantized(name)}
+    found = weights_of(decoder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def assert_logits_equal(decoder: Decoder, model: Any, tolerance: float = 2e-4) -> None:
+    found = reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
+    for ids, logits in zip(reference.prompts(), found, strict=True):
+        torch.testing.assert_close(logits, reference.reference_logits(model, ids), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_has_the_weights_that_its_format_says(layout: str, written: Any) -> None:
+    path, model = written(layout)
+    assert_weights_equal(reference.load_decoder(path), model)
+
+
+@pytest.mark.parametrize("layout", WEIGHT_ONLY)
+def test_logits_equal_those_of_the_dequantized_model(layout: str, written: Any) -> None:
+    path, model = written(layout)
+    assert_logits_equal(reference.load_decoder(path), model)
+
+
+class Rounding(torch.nn.Module):
+    """A Linear whose input is rounded to 8 bits, `columns` at a time; float64."""
+
+    def __init__(self, linear: torch.nn.Linear, columns: int, is_float: bool) -> None:
+        super().__init__()
+        self.linear, self.columns, self.is_float = linear, columns, is_float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = x.unflatten(-1, (-1, self.columns or x.shape[-1]))
+        scale = parts.abs().amax(-1, keepdim=True) / (448 if self.is_float else 127)
+        numbers = parts / scale
+        numbers = numbers.to(torch.float8_e4m3fn).float() if self.is_float else numbers.round()
+        y = (numbers.double() * scale).flatten(-2) @ self.linear.weight.double().t()
+        return y.float() if self.linear.bias is None else y.float() + self.linear.bias
+
+
+@pytest.mark.parametrize("layout", EIGHT_BITS)
+def test_activations_have_eight_bits_where_the_format_says_so(layout: str, written: Any, tmp_path: Path) -> None:
+    model = quantized.write(tmp_path, layout)
+    columns = 128 if layout in ("fp8", "fp8-blocks") else 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name.endswith("_proj"):
+                setattr(module, name, Rounding(child, columns, layout != "w8a8"))
+    found = reference.paged_logits(reference.load_decoder(tmp_path), reference.prompts(), block_size=16, chunks=[7, 2])
+    exact = [reference.reference_logits(written(layout)[1], ids) for ids in reference.prompts()]
+    rounded = [reference.reference_logits(model, ids) for ids in reference.prompts()]
+    # A number that stands between two codes may fall to either side: a few logits differ by a little.
+    distance = torch.cat(found).sub(torch.cat(rounded)).norm()
+    assert distance < 0.25 * torch.cat(rounded).sub(torch.cat(exact)).norm()
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_transformers_reads_the_same_fp8_weights(block: bool, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It asks for accelerate before it dequantizes on a CPU, and does without.
+    monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: True)
+    path, _ = written("fp8" if block else "fp8-whole")
+    config = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(128, 128) if block else None)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, quantization_config=config, dtype=torch.float32)
+    assert_weights_equal(reference.load_decoder(path), theirs)
+
+
+@pytest.mark.parametrize("layout", ["awq", "w4a16-asymmetric"])
+def test_greedy_ids_equal_those_of_the_dequantized_model(layout: str, written: Any) -> None:
+    path, model = written(layout)
+    prompts = [ids[:20] for ids in reference.prompts()]
+    with LLM(path, device="cpu", dtype="float32", num_blocks=64) as llm:
+        found = llm.generate(prompts, max_tokens=24, temperature=0, ignore_eos=True)
+        form = llm._program.model_facts().quantization
+    assert form == read_model_dir(path).quantization.name  # type: ignore[union-attr]
+    for ids, completion in zip(prompts, found, strict=True):
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=24, min_new_tokens=24, do_sample=False)
+        assert list(completion.token_ids) == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("layout", ["gptq-asymmetric", "awq", "w4a16", "w8a16", "w8a16-rows"])
+def test_fused_layers_read_the_norm_beside_the_weight(layout: str, written: Any) -> None:
+    path, model = written(layout)
+    decoder = reference.load_decoder(path)
+    norms = [layer.input_norm.weight.clone() for layer in decoder.layers]
+    fused = with_chains(decoder)
+    assert fused is not None
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in fused.layers)
+    assert_logits_equal(fused, model)
+    assert all(torch.equal(layer.input_norm.weight, norm) for layer, norm in zip(decoder.layers, norms, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["gptq-asymmetric", "gptq-8-bits", "awq", "w4a16-asymmetric", "w8a16-rows"])
+def test_two_ranks_have_the_weights_of_one(layout: str, written: Any) -> None:
+    path, model = written(layout)
+    decoders = of_two_ranks(path)
+
+    def logits(decoder: Decoder) -> list[torch.Tensor]:
+        return reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
+
+    whole = weights_of(reference.load_decoder(path))
+    parts = [weights_of(decoder) for decoder in decoders]
+    for name, weight in whole.items():
+        axis = 1 if "o_proj" in name or "down_proj" in name else 0
+        assert torch.equal(torch.cat([part[name] for part in parts], axis), weight)
+    with ThreadPoolExecutor(2) as threads:
+        for mine in threads.map(logits, decoders):
+            for ids, found in zip(reference.prompts(), mine, strict=True):
+                torch.testing.assert_close(found, reference.reference_logits(model, ids), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq-8-bits", "awq", "w4a16-asymmetric", "w8a16", "w8a8", "fp8"])
+def test_dummy_weights_in_a_layout_have_the_deviation_of_others(layout: str, written: Any) -> None:
+    config = read_model_dir(written(layout)[0])
+    found = []
+    for _ in range(2):
+        decoder = build(
+            config, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=64,
+            method=methods(config.quantization),
+        )  # fmt: skip
+        dummy(decoder, 5)
+        found.append(weights_of(decoder))
+    for name, weight in found[0].items():
+        assert torch.equal(weight, found[1][name])
+        assert float(weight.std()) == pytest.approx(0.02, rel=0.05)
+        assert abs(float(weight.mean())) < 0.004
+
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def put(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], None]:
+    """Return a change of one tensor of q_proj."""
+    return lambda tensors: tensors.update({Q + name: change(tensors[Q + name].clone()).contiguous()})
+
+
+def with_value(value: float, *at: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor[at] = value
+        return tensor
+
+    return change
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(torch.uint8)[3, 5] = 0x7F
+    return tensor
+
+
+WRONG: list[tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = [
+    ("gptq", put(".scales", with_value(torch.nan, 1, 5)), f"{Q}.scales: 1 of 256 scales are not .* is nan"),
+    ("gptq", put(".scales", with_value(torch.inf, 0, 0)), f"{Q}.scales: 1 of 256 .* is inf"),
+    ("gptq", put(".scales", with_value(0.0, 0, 0)), f"{Q}.scales: 1 of 256 .* is 0.0"),
+    ("awq", put(".scales", with_value(-0.5, 1, 0)), f"{Q}.scales: 1 of 256 .* is -0.5"),
+    ("gptq", put(".scales", lambda s: s[:1]), rf"{Q}.scales has shape \[1, 128\], config.json asks for \[2, 128\]"),
+    ("gptq", lambda t: t.pop(Q + ".scales"), f"missing: {Q}.scales"),
+    ("gptq", lambda t: t.pop(Q + ".qzeros"), f"missing: {Q}.qzeros"),
+    ("gptq", put(".qzeros", with_value(0x77777776, 0, 0)), f"{Q}.qzeros: has the zero point 7; .* which is 8"),
+    ("gptq-asymmetric", put(".qzeros", with_value(-1, 0, 0)), f"{Q}.qzeros: has the zero point 16; 4 bits end at 15"),
+    ("gptq", put(".g_idx", lambda g: g.flip(0)), f"{Q}.g_idx: puts column 0 into group 1, in order it is in group 0"),
+    ("gptq", put(".g_idx", lambda g: g[:64]), rf"{Q}.g_idx has shape \[64\], config.json asks for \[128\]"),
+    ("gptq", put(".qweight", lambda q: q.float()), f"{Q}.qweight has dtype F32; it must be I32"),
+    ("gptq", put(".qweight", lambda q: q.t()), rf"{Q}.qweight has shape \[128, 16\], config.json asks for \[16, 128\]"),
+    ("awq", lambda t: t.update({Q + ".weight": torch.ones(128, 128)}), f"do not belong to .*: {Q}.weight"),
+    ("awq", lambda t: t.update({Q + ".g_idx": torch.zeros(128)}), f"do not belong to .*: {Q}.g_idx"),
+    ("w4a16", put(".weight_shape", with_value(64, 1)), rf"{Q}.weight_shape: .* \[128, 64\], .* \[128, 128\]"),
+    ("w4a16", lambda t: t.pop(Q + ".weight_packed"), f"missing: {Q}.weight_packed"),
+    ("w4a16", put(".weight_scale", lambda s: s.long()), f"{Q}.weight_scale has dtype I64; only F32, BF16, F16"),
+    ("w4a16-asymmetric", lambda t: t.pop(Q + ".weight_zero_point"), f"missing: {Q}.weight_zero_point"),
+    ("w4a16", lambda t: t.update({Q + ".weight_zero_point": torch.zeros(16, 4)}), f"belong.*{Q}.weight_zero_point"),
+    ("w8a8", put(".weight_scale", with_value(-1.0, 3, 0)), f"{Q}.weight_scale: 1 of 128 .* is -1.0"),
+    ("w8a8", put(".weight", lambda w: w.to(torch.uint8)), f"{Q}.weight has dtype U8; it must be I8"),
+    ("w8a8", lambda t: t.update({Q + ".input_scale": torch.ones(1)}), f"do not belong to .*: {Q}.input_scale"),
+    ("fp8", put(".weight", with_nan), f"{Q}.weight: 1 of 16384 values are NaN"),
+    ("fp8", put(".weight", lambda w: w.float()), f"{Q}.weight has dtype F32; it must be F8_E4M3"),
+    ("fp8", put(".weight_scale_inv", lambda s: s.view(())), ""),
+    ("fp8", put(".weight_scale_inv", lambda s: s.expand(1, 2)), rf"{Q}.weight_scale_inv has shape \[1, 2\]"),
+    ("fp8-whole", put(".weight_scale_inv", lambda s: s * torch.nan), f"{Q}.weight_scale_inv: 1 of 1 scales"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [number for number, (*_, said) in enumerate(WRONG) if said])
+def test_wrong_tensors_are_refused_by_name(case: int, written: Any, tmp_path: Path) -> None:
+    layout, change, said = WRONG[case]
+    path = Path(shutil.copytree(written(layout)[0], tmp_path / "copy"))
+    tensors = load_file(path / FILE)
+    change(tensors)
+    save_file(tensors, path / FILE, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=said):
+        reference.load_decoder(path)
+
+
+CHANGED = [
+    ("gptq", {"group_size": 32}, "qzeros has shape"),
+    ("gptq", {"bits": 8}, "qweight has shape"),
+    ("gptq", {"checkpoint_format": "gptq_v2"}, "has the zero point 7; .* which is 8"),
+    ("gptq-asymmetric", {"sym": True}, "has the zero point .* which is 8"),
+    ("awq", {"group_size": 128}, "qzeros has shape"),
+    ("awq", {"modules_to_not_convert": ["q_proj"]}, "q_proj and .*k_proj are multiplied as one weight"),
+    ("awq", {"modules_to_not_convert": ["down_proj"]}, "missing: model.layers.0.mlp.down_proj.weight"),
+    ("w8a8", {"ignore": ["re:.*gate_proj"]}, "gate_proj and .*up_proj are multiplied as one weight"),
+    ("fp8", {"weight_block_size": None}, "weight_scale_inv has shape"),
+]
+
+
+@pytest.mark.parametrize(("layout", "changes", "said"), CHANGED)
+def test_a_config_that_lies_about_its_tensors_is_refused(
+    layout: str, changes: dict[str, Any], said: str, written: Any, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(written(layout)[0], tmp_path / "copy"))
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=said):
+        reference.load_decoder(path)
+
+
+def test_tensors_that_follow_from_others_may_be_missing(written: Any, tmp_path: Path) -> None:
+    for layout, name in (("gptq", "g_idx"), ("w4a16", "weight_shape")):
+        path, model = written(layout)
+        copy = Path(shutil.copytree(path, tmp_path / layout))
+        tensors = {key: tensor for key, tensor in load_file(copy / FILE).items() if not key.endswith(name)}
+        save_file(tensors, copy / FILE, metadata={"format": "pt"})
+        assert_weights_equal(reference.load_decoder(copy), model)
