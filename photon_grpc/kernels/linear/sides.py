@@ -30,7 +30,7 @@ class WeightOperand(NamedTuple):
 
 @constexpr_function
 def _copy_layout(width: int, parts: int, num_warps: int) -> Any:
-    """Return the layout that copies [parts, rows, width] of 16 bits, 16 bytes a thread, warps along parts, then rows."""
+    """Return the layout that copies [parts, rows, width] of 16 bits, 16 bytes a thread, warps along parts and rows."""
     lanes = min(32, width // 8)
     return gl.BlockedLayout([1, 1, 8], [1, 32 // lanes, lanes], [parts, num_warps // parts, 1], [2, 1, 0])
 
@@ -72,11 +72,11 @@ def fetch_groups(to, source, number, first, S: gl.constexpr, P: gl.constexpr, TI
         part = gl.arange(0, S, layout=gl.SliceLayout(1, gl.SliceLayout(2, at)))
         piece = gl.arange(0, G, layout=gl.SliceLayout(0, gl.SliceLayout(2, at)))
         row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(0, gl.SliceLayout(1, at)))
-        # Rows of a pair's half are neighbours in groups of eight.
-        row = gl.max_contiguous(gl.multiple_of(row, 8), 8)
         column = (first + (number + part) * COLUMNS)[:, None, None] + (piece * (TILE.BK // G))[None, :, None]
         real = (column + (row * 0)[None, None, :]) < P.K if P.SLICES * COLUMNS != P.K else None
         within = (column // P.WEIGHT.GROUP) * P.N + row[None, None, :]
+        # Rows of a pair's half are neighbours in groups of eight.
+        within = gl.max_contiguous(gl.multiple_of(within, [1, 1, 8]), [1, 1, 8])
         async_copy.async_copy_global_to_shared(to, source + within, mask=real)
 
 
