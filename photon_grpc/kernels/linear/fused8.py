@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear import epilogue, rescale
 from photon_grpc.kernels.linear.fused_linear import Fusion, ResidualStream
-from photon_grpc.kernels.linear.products8 import PLAIN, Weight, launch, product, quantized
+from photon_grpc.kernels.linear.products8 import PLAIN, Weight, by_library, launch, library_sums, product, quantized
+from photon_grpc.kernels.linear.rescale import sums_dtype
 from photon_grpc.kernels.linear.tiles import HeadSplit, holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way
 from photon_grpc.kernels.rotary import rotate_store
@@ -43,6 +44,10 @@ def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Linear8, way: Wa
 
 def add_apart(h: torch.Tensor, a: torch.Tensor, linear: Linear8) -> None:
     """Change h as `add_launch` does."""
+    if by_library(linear.weight, h.shape[0]):
+        for where, (sums, scales) in library_sums(quantized(a, linear.weight), linear.weight):
+            rescale.add_launch(sums, scales, linear.weight.scales[0], linear.b, h[where])
+        return
     if linear.b is not None:
         h.add_(linear.b)
     h.add_(product(a, linear.weight, h.dtype))
@@ -60,7 +65,12 @@ def swiglu_launch(
 
 def swiglu_apart(h: torch.Tensor, linear: Linear8, eps: float, y: torch.Tensor) -> None:
     """Fill y as `swiglu_launch` does."""
-    swiglu.norm_launch(product(h, linear.weight, _sums_dtype(h)), h, linear.b, eps, y)
+    weight = linear.weight
+    if by_library(weight, h.shape[0]):
+        for where, (sums, scales) in library_sums(quantized(h, weight), weight):
+            rescale.swiglu_launch(sums, scales, weight.scales[0], linear.b, h[where], eps, y[where])
+        return
+    swiglu.norm_launch(product(h, weight, sums_dtype(h.dtype)), h, linear.b, eps, y)
 
 
 def qkv_launch(
@@ -71,7 +81,7 @@ def qkv_launch(
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     rows = quantized(h, weight)
     if norms is not None or not rotates(way, head_dim // 2):
-        qkv = torch.empty((h.shape[0], weight.values.shape[0]), dtype=_sums_dtype(h), device=h.device)
+        qkv = torch.empty((h.shape[0], weight.values.shape[0]), dtype=sums_dtype(h.dtype), device=h.device)
         launch(PLAIN, way, weight, rows, qkv, counters=counters)
         return rotate_store.launch(qkv, h, linear.b, eps, out, stream.partial)
     fusion = Fusion(
@@ -92,9 +102,4 @@ def rotates(way: Way, span: int) -> bool:
 
 def qkv_apart(h: torch.Tensor, linear: Linear8, eps: float, out: HeadOutput) -> None:
     """Fill out.q and change out.cache as `qkv_launch` does."""
-    rotate_store.launch(product(h, linear.weight, _sums_dtype(h)), h, linear.b, eps, out)
-
-
-def _sums_dtype(h: torch.Tensor) -> torch.dtype:
-    """Return what a product is rounded to before its norm: not to float16, which ends at 65,504."""
-    return torch.bfloat16 if h.dtype == torch.bfloat16 else torch.float32
+    rotate_store.launch(product(h, linear.weight, sums_dtype(h.dtype)), h, linear.b, eps, out)

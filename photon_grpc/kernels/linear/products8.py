@@ -15,6 +15,7 @@ Bytes moved: N · K, all else is small.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -88,13 +89,25 @@ def multiply(rows: Rows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if way is not None:
         launch(PLAIN, way, weight, rows, y, counters=_counters(device) if way.slices > 1 else None)
     elif library8.takes(*_tensors(weight)):
-        for part, scales, out in zip(*(t.split(library8.MAX_ROWS) for t in (*rows, y)), strict=True):
-            rescale.launch(library8.sums(part, weight.values), scales, weight.scales[0], out)
+        for where, (sums, scales) in library_sums(rows, weight):
+            rescale.launch(sums, scales, weight.scales[0], y[where])
     elif tokens and (parts := _parts(weight)) is not None:
         launch(PLAIN, parts, weight, rows, y, in_parts=True)
     else:
         y.copy_(library8.reference(rows, *_tensors(weight)))
     return y
+
+
+def library_sums(rows: Rows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
+    """Return the library's sums and the scales of some rows after the other."""
+    for first in range(0, rows.values.shape[0], library8.MAX_ROWS):
+        where = slice(first, first + library8.MAX_ROWS)
+        yield where, (library8.sums(rows.values[where], weight.values), rows.scales[where])
+
+
+def by_library(weight: Weight, num_rows: int) -> bool:
+    """Return whether the library multiplies so many rows by the weight."""
+    return library8.takes(*_tensors(weight)) and way_of(weight, num_rows) is None
 
 
 def reference(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:

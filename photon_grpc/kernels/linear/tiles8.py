@@ -16,12 +16,12 @@ from photon_grpc.kernels.linear.cost import H200, IN_FLIGHT, Device, Product
 from photon_grpc.kernels.linear.quantize import ROWS
 from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
 
-#: (BN, BK, warps) of tiles for so many rows of x, those with int8 only apart: fp8 holds its sums twice.
+#: (BN, BK, warps) of tiles for so many rows of x; those of int8 only apart, since fp8 holds sums twice.
 _FEW = ((64, 128, 4), (64, 256, 4), (128, 128, 8))
 MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8)), 256: ((64, 128, 8),)}
 INT_MENU = {256: ((128, 128, 8),)}
-#: Of tiles without slices, whose sums are merged in the order of arrival of none.
-SLICES = (1, 2, 4)
+#: Slices of K that are considered, of int8 only; sums of a thread that can be merged.
+SLICES, MERGED = (1, 2, 4), 64
 
 
 class Way(NamedTuple):
@@ -59,12 +59,19 @@ def fits(way: Way, problem: Problem, weights: Weights, max_bytes: int = SHARED_B
     # The compiler of Triton 3.6 fails on a loop of a single step; every slice has something to multiply.
     steps = -(-k // (tile.BK * slices))
     has_steps = steps >= 2 and steps * tile.BK * (slices - 1) < k
+    # Merging reads the sums of a slice beside those of another: both must fit into registers.
+    merges = slices == 1 or tile.BN * rows <= MERGED * 32 * tile.KW
     # The ring is two places longer than what is in flight before the first step.
-    return divides and has_steps and tile.NS >= 3 and shared_bytes(tile, rows, weights) <= max_bytes
+    has_room = tile.NS >= 3 and shared_bytes(tile, rows, weights) <= max_bytes
+    return divides and has_steps and merges and has_room
 
 
 def candidates(product: Product, weights: Weights, device: Device = H200) -> list[Way]:
-    """Return every way that is considered and can multiply it; the product's own slices do not matter."""
+    """Return every way that is considered and can multiply it; the product's own slices do not matter.
+
+    Where it can be helped, no multiprocessor has room for more programs than its share: they start before the kernel
+    that quantizes ends, and the more steps each has in flight, the more of W arrives meanwhile.
+    """
     rows = product.rows
     sizes = MENU.get(rows, ()) + (INT_MENU.get(rows, ()) if weights.is_int else ())
     found = [
@@ -74,13 +81,25 @@ def candidates(product: Product, weights: Weights, device: Device = H200) -> lis
         for slices in (SLICES if weights.is_int else (1,))
     ]
     problem = Problem(product.n, product.k, rows, product.span if product.end == "swiglu" else 0)
-    return [way for way in dict.fromkeys(found) if fits(way, problem, weights, device.max_bytes)]
+    found = [way for way in dict.fromkeys(found) if fits(way, problem, weights, device.max_bytes)]
+    return [way for way in found if not _gathers(way, product, device)] or found
+
+
+def _gathers(way: Way, product: Product, device: Device) -> bool:
+    """Return whether early programs may gather on some multiprocessors and leave others idle."""
+    tile, halved = _halved(way, product)
+    share = -(-cost.num_programs(tile, halved) // device.num_multiprocessors)
+    return cost.resident(tile, halved, device) > share
+
+
+def _halved(way: Way, product: Product) -> tuple[Tile, Product]:
+    """Return the tile and the product of 16 bits that have the bytes of these of 8."""
+    return way.tile._replace(BK=way.tile.BK // 2), product._replace(k=product.k // 2, slices=way.slices)
 
 
 def way_us(way: Way, product: Product, device: Device = H200) -> float:
     """Return the microseconds of the product by this way, its epilogue included, its rows in 8 bits already."""
-    halved = product._replace(k=product.k // 2, slices=way.slices)
-    return cost.tile_us(way.tile._replace(BK=way.tile.BK // 2), halved, device)
+    return cost.tile_us(*_halved(way, product), device)
 
 
 def library_us(product: Product) -> float:

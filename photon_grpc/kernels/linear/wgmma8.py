@@ -205,7 +205,7 @@ def wgmma8_kernel(
         s_x = load_x_scales(x_scale, P, TILE)
     if AHEAD:
         ahead = LOAD((y, operands, num_rows), P, TILE)
-    if eps is not None:
+    if AHEAD and eps is not None:
         squares = totals_at_once(partial, K, BM, KW)
     acc = gl.zeros([BN, BM], gl.int32 if IS_INT else gl.float32, out)
     nothing = gl.zeros([BN, BM], gl.int32 if IS_INT else gl.float32, out)
@@ -250,6 +250,8 @@ def wgmma8_kernel(
             sums = sums * s_x[None, :] * s_w[:, None]
         if not AHEAD:
             ahead = LOAD((y, operands, num_rows), P, TILE)
+        if not AHEAD and eps is not None:
+            squares = totals_at_once(partial, K, BM, KW)
         if eps is not None:
             sums = normalised(sums, squares, eps, bias, y.dtype.element_ty, P, TILE)
         STORE(sums, ahead, (y, operands, num_rows), P, TILE)
