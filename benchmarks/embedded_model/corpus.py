@@ -88,9 +88,7 @@ def build(wheels: Path, stdlib: Path, packages: Path = LIST) -> Corpus:
     return corpus
 
 
-def hold_out(
-    corpus: Corpus, wheels: Path, stdlib: Path, packages: Iterable[Package], duplicates: Duplicates
-) -> None:
+def hold_out(corpus: Corpus, wheels: Path, stdlib: Path, packages: Iterable[Package], duplicates: Duplicates) -> None:
     """Keep what the models do not learn: of the library, and of these packages."""
     corpus.hold_out(STDLIB, library_sources(stdlib, is_held_out_library), duplicates)
     for package in packages:
