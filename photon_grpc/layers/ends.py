@@ -13,17 +13,14 @@ format says, sums are rounded in the same places. What an end costs is in ENDS o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
-from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.operands import Operands
@@ -81,8 +78,7 @@ class Rotary:
         linear.launchers.qkv_launch(work.stream(), linear.map, self.eps, out, tile, work.counters)
 
     def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
-        out = self._output(work, pages, layer)
-        rotate_store.launch(linear.product(work.h), work.h, linear.bias, self.eps, out)
+        linear.qkv(work.h, self.eps, self._output(work, pages, layer))
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return _has_range(dtype)
@@ -104,7 +100,7 @@ class SwiGLU:
         linear.launchers.swiglu_launch(work.stream(), linear.map, self.eps, work.y, tile, work.counters)
 
     def library(self, linear: Operands, work: Workspace) -> None:
-        swiglu.norm_launch(_summed(work.h, linear), work.h, linear.bias, self.eps, work.y)
+        linear.swiglu(work.h, self.eps, work.y)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return _has_range(dtype)
@@ -164,9 +160,3 @@ class Sample:
 def _has_range(dtype: torch.dtype) -> bool:
     """Return whether this dtype holds products of the residual stream before its norm: float16 ends at 65,504."""
     return dtype != torch.float16
-
-
-def _summed(x: torch.Tensor, linear: Operands) -> torch.Tensor:
-    """Return x Wᵀ [T, N] with the sums of its slices added, rounded to x's dtype."""
-    product = linear.product(x)
-    return product if product.dim() == 2 else functools.reduce(torch.add, product).to(x.dtype)

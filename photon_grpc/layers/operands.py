@@ -8,11 +8,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn import functional as F
 
+from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import fused8, fused_linear, products8, slices
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
 
 class Operands(Protocol):
@@ -30,11 +33,14 @@ class Operands(Protocol):
     def map(self) -> Any:
         """The map as `launchers` take it."""
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices of K."""
+    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
+        """Fill out.q and change out.cache as `qkv_launch` does."""
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+        """Fill y as `swiglu_launch` does."""
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
-        """Add x Wᵀ + b to h: round(round(x Wᵀ) + round(h + b))."""
+        """Change h as `add_launch` does."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ in float32, not rounded first."""
@@ -53,10 +59,14 @@ class DenseOperands(NamedTuple):
     def map(self) -> Affine:
         return Affine(self.weight, self.bias, self.num_slices)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        if self.num_slices > 1:
-            return slices.products(x, self.weight, self.num_slices)
-        return x @ self.weight.t()
+    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
+        rotate_store.launch(self._product(h), h, self.bias, eps, out)
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+        product = self._product(h)
+        if product.dim() == 3:
+            product = functools.reduce(torch.add, product).to(h.dtype)
+        swiglu.norm_launch(product, h, self.bias, eps, y)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         if self.num_slices > 1:
@@ -73,6 +83,12 @@ class DenseOperands(NamedTuple):
             # The sums are float32 in the multiplier: they are not rounded on the way out.
             return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return F.linear(x, self.weight).float()
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices of K."""
+        if self.num_slices > 1:
+            return slices.products(x, self.weight, self.num_slices)
+        return x @ self.weight.t()
 
 
 class PackedOperands(NamedTuple):
@@ -91,8 +107,11 @@ class PackedOperands(NamedTuple):
     def dense(self) -> DenseOperands:
         return DenseOperands(dequantize(self.weight, self.weight.scales.dtype), self.bias, self.num_slices)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense().product(x)
+    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
+        self.dense().qkv(h, eps, out)
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+        self.dense().swiglu(h, eps, y)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         self.dense().add_to(h, x)
@@ -113,13 +132,14 @@ class EightBitOperands(NamedTuple):
     def map(self) -> Linear8:
         return Linear8(self.weight, self.bias)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        return products8.product(x, self.weight, torch.float32 if x.dtype == torch.float16 else x.dtype)
+    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
+        fused8.qkv_apart(h, self.map, eps, out)
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+        fused8.swiglu_apart(h, self.map, eps, y)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
-        if self.bias is not None:
-            h.add_(self.bias)
-        h.add_(products8.product(x, self.weight, h.dtype))
+        fused8.add_apart(h, x, self.map)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return products8.product(x, self.weight, torch.float32)

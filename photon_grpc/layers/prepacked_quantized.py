@@ -17,6 +17,7 @@ both round their result once. `pack_quantized` declines what it cannot hold.
 from __future__ import annotations
 
 from functools import cache
+from typing import Protocol
 
 import torch
 
@@ -39,7 +40,13 @@ _LARGEST = float(63 * (_BASE * _BASE + _BASE + 1))
 _LEAST_SCALE = 1e-30
 
 
-def pack_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> Packed | None:
+class PackedQuantized(Packed, Protocol):
+    """A Packed with the bytes that it holds."""
+
+    num_bytes: int
+
+
+def pack_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> PackedQuantized | None:
     """Return the weight packed; None if this build or this CPU lacks FBGEMM, or q - z does not fit into 8 bits."""
     if weight.values.device.type != "cpu" or weight.norm is not None or not multiplies_half():
         return None
@@ -79,6 +86,7 @@ class IntegerWeight:
         zeros = torch.zeros(numbers.shape[0], dtype=torch.long)
         quantized = torch._make_per_channel_quantized_tensor(numbers.contiguous(), scales.view(-1).double(), zeros, 0)
         self._tiles = torch.ops.quantized.linear_prepack(quantized, None)
+        self.num_bytes = numbers.numel() + scales.numel() * 4
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         self._bias = None if bias is None else bias.float()
 
@@ -112,6 +120,7 @@ class TableWeight:
         self._num_blocks = -(-self._num_outputs // WIDTH)
         self._table = _table(numbers, self._num_blocks)
         self._scales = _blocks(scales.float().t(), self._num_blocks)
+        self.num_bytes = self._table.nbytes + self._scales.nbytes
         self._bias = None if bias is None else bias.float()
         self._sum = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
         self._unpack = torch.ops.quantized.embedding_bag_byte_unpack.default

@@ -37,6 +37,9 @@ class Weight(Protocol):
     def values(self) -> torch.Tensor: ...
     @property
     def scales(self) -> torch.Tensor: ...
+    @property
+    def norm(self) -> torch.Tensor | None:
+        """The weight [K] of the norm before the product, which multiplies x; None: it is in W, or there is none."""
 
 
 class Weight8(NamedTuple):
@@ -44,6 +47,7 @@ class Weight8(NamedTuple):
 
     values: torch.Tensor
     scales: torch.Tensor
+    norm: torch.Tensor | None = None
 
 
 #: How a part of x is multiplied where there are more rows than buckets; the second if 128 does not divide W.
@@ -57,6 +61,7 @@ def kind_of(weight: Weight) -> Weights:
 
 def quantized(x: torch.Tensor, weight: Weight) -> Rows:
     """Return x in the 8 bits of the weight."""
+    x = x if weight.norm is None else x * weight.norm
     return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
 
 
@@ -113,6 +118,7 @@ def by_library(weight: Weight, num_rows: int) -> bool:
 def reference(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return x Wᵀ in torch, on any device."""
     values, scales = _tensors(weight)
+    x = x if weight.norm is None else x * weight.norm
     rows = quantize.reference(x, values.dtype, grouped=kind_of(weight).has_blocks)
     return library8.reference(rows, values, scales).to(dtype or x.dtype)
 

@@ -8,6 +8,7 @@ products multiply round(W · g), g the norm's weight.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -17,15 +18,20 @@ from photon_grpc.kernels.linear import cut
 from photon_grpc.kernels.linear.decode import WORD_COLUMNS, arrange
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.ends import End, Gemm, Logits
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.operands import PackedOperands
+from photon_grpc.layers.parameter_owner import Target
+from photon_grpc.layers.prepacked_quantized import pack_quantized
 from photon_grpc.layers.quantization.quantized import Quantized
 from photon_grpc.layers.unquantized import tile_of
 
 
 class WeightOnly(Quantized):
-    """A format whose `linear.weight` is a QuantizedWeight; on CUDA its columns are arranged for kernels."""
+    """A format whose `linear.weight` is a QuantizedWeight.
+
+    On CUDA its columns are arranged for kernels; on a CPU it is packed where that is supported.
+    """
 
     def after_load(self, linear: Linear) -> None:
         values, scales, zeros = self.source.codes(linear)
@@ -34,6 +40,10 @@ class WeightOnly(Quantized):
         is_arranged = values.is_cuda and linear.in_features % WORD_COLUMNS[form.bits] == 0
         held = arrange(values, form.bits) if is_arranged else values
         linear.weight = QuantizedWeight(held, scales, zeros, kind=kind, is_arranged=is_arranged)
+        packed = pack_quantized(linear.weight, linear.bias)
+        if packed is not None:
+            linear.method = PackedWeightOnly(self.source)
+            linear.weight = packed  # drops the tensors
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return F.linear(x, dequantize(linear.weight, linear.dtype), linear.bias)
@@ -57,3 +67,25 @@ class WeightOnly(Quantized):
         if linear.norm is None or self.source.folded is not Folded.BESIDE:
             return weight
         return weight._replace(norm=linear.norm.weight, kind=weight.kind._replace(HAS_NORM=True))
+
+
+class PackedWeightOnly(WeightOnly):
+    """A format with W packed for this CPU, from which nothing can be read; what WeightOnly becomes there."""
+
+    def targets(self, linear: Linear) -> Iterator[Target]:
+        return iter(())
+
+    def num_bytes(self, linear: Linear) -> int:
+        num_bytes: int = linear.weight.num_bytes
+        return num_bytes
+
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        y: torch.Tensor = linear.weight(x)
+        return y
+
+    def fold(self, linear: Linear) -> Folded:
+        return Folded.NO
+
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+        logits: Gemm = linear.weight.logits
+        return logits if isinstance(end, Logits) else None
