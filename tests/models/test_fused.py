@@ -16,7 +16,6 @@ from photon_grpc.layers import unquantized
 from photon_grpc.layers.ends import End, Gemm
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.linear import Folded, Linear
-from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder
 from photon_grpc.models.decoder import DecoderLayer

@@ -1,7 +1,7 @@
 """Quantizing of float weights, by round-to-nearest.
 
-    s = max |W| over the scale's block / L,  in the dtype of scales, 1 if that is 0         L = 127, 7 in 4 bits, 448
-    q = round(W / s)                         to the nearest integer, ties to even; to the nearest e4m3
+s = max |W| over the scale's block / L,  in the dtype of scales, 1 if that is 0         L = 127, 7 in 4 bits, 448
+q = round(W / s)                         to the nearest integer, ties to even; to the nearest e4m3
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def quantized(
     return Codes(values, scales)
 
 
-def _part(
-    name: str, weight: torch.Tensor, form: WeightFormat, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _part(name: str, weight: torch.Tensor, form: WeightFormat, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the values and the scales [blocks of columns, blocks of rows] of some rows of W, float32."""
     limit, group = LIMITS[form.kind], form.block[1] or weight.shape[1]
     largest = torch.stack([part.abs().amax(1) for part in weight.split(group, 1)])

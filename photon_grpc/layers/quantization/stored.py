@@ -127,7 +127,9 @@ def checked_zeros(name: str, zeros: torch.Tensor, shape: Shape, dtype: torch.dty
     largest, middle = 2**shape.format.bits - 1, 2 ** (shape.format.bits - 1)
     most = int(zeros.max())
     if most > largest:
-        raise ModelLoadError(f"{name}: has the zero point {most}; {shape.format.bits} bits end at {largest}", field=name)
+        raise ModelLoadError(
+            f"{name}: has the zero point {most}; {shape.format.bits} bits end at {largest}", field=name
+        )
     if shape.format.has_zeros:
         return zeros.to(dtype)
     wrong = zeros != middle
