@@ -10,7 +10,7 @@
 | fp8             | weight e4m3 [N, K]                          | -                        | weight_scale_inv          |
 
 p = 32 / bits values a word, the first in its lowest bits; AWQ's words hold rows in the order of AWQ_ORDER. GPTQ stores
-zero points less 1, its second version as they are. Scales of a whole tensor are one number, of blocks [N / 128, K / 128].
+zero points less 1, its second version as they are. Scales of a tensor are one number, of blocks [N / 128, K / 128].
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
 
 
 def _word_tensors(shape: Shape, qweight: Stored, zero: int) -> tuple[Stored, ...]:
-    """Return what GPTQ and AWQ have in common; `zero` is the stored zero point in the middle, in each part of a word."""
+    """Return what GPTQ and AWQ have in common; `zero` is the stored zero point in the middle."""
     words = int.from_bytes((zero | zero << 4 if shape.format.bits == 4 else zero).to_bytes() * 4, signed=True)
     groups = shape.num_groups
     columns = 0 if shape.has_groups else None

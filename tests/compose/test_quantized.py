@@ -1,0 +1,42 @@
+"""Quantized weights in the whole program, over gRPC, with everything else on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from photon_grpc import LLM
+from photon_grpc.client import SyncClient
+from photon_grpc.config.resolve import resolve
+from photon_grpc.service.processes import check_start
+
+PROMPT = "def fib(n):\n    "
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", quantization="int8-g64", num_blocks=256) as llm:
+        yield llm
+
+
+def test_a_server_answers_with_quantized_weights_and_every_feature(llm: LLM, target: str) -> None:
+    with SyncClient(target) as client:
+        plain = client.generate(PROMPT * 12, max_tokens=12, temperature=0)
+        again = client.generate(PROMPT * 12, max_tokens=12, temperature=0, num_outputs=2, logprobs=2)
+        assert again.usage.cached_prompt_tokens > 0
+        assert [tuple(output.token_ids) for output in again.outputs] == [tuple(plain.token_ids)] * 2
+        schema = {"enum": ["fibonacci", "factorial"]}
+        answer = client.generate(PROMPT, max_tokens=40, json_schema=json.dumps(schema), temperature=0)
+        assert json.loads(answer.text) in schema["enum"]
+
+
+def test_doctor_names_the_numerics_of_the_format(llm: LLM) -> None:
+    facts = llm._program.model_facts()
+    assert facts.quantization == "int8-g64"
+    found = facts.numerics
+    assert (found.weights, found.activations) == ("int8-g64", "float32")
+    flags = {"device": "cpu", "quantization": "int8-g64"}
+    assert check_start.numerics_version(resolve(flags, {}).config) == found.version
+    assert check_start.numerics_version(resolve(flags | {"quantization": "w8a8"}, {}).config) != found.version
