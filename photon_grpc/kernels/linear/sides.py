@@ -75,9 +75,9 @@ def fetch_groups(to, source, number, first, S: gl.constexpr, P: gl.constexpr, TI
         column = (first + (number + part) * COLUMNS)[:, None, None] + (piece * (TILE.BK // G))[None, :, None]
         real = (column + (row * 0)[None, None, :]) < P.K if P.SLICES * COLUMNS != P.K else None
         within = (column // P.WEIGHT.GROUP) * P.N + row[None, None, :]
-        # Rows of a pair's half are neighbours in groups of eight.
-        within = gl.max_contiguous(gl.multiple_of(within, [1, 1, 8]), [1, 1, 8])
-        async_copy.async_copy_global_to_shared(to, source + within, mask=real)
+        # Rows of a pair's half are neighbours in groups of eight, 16 bytes.
+        pointers = gl.max_contiguous(gl.multiple_of(source + within, [1, 1, 16]), [1, 1, 8])
+        async_copy.async_copy_global_to_shared(to, pointers, mask=real)
 
 
 @gluon_jit
