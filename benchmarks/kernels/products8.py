@@ -181,7 +181,7 @@ def _sums(values: torch.Tensor, w: Weight8) -> torch.Tensor:
     """Return the float32 sums of our kernel."""
     ones = torch.ones(values.shape[0] + 256, device=values.device)[: values.shape[0]]
     y = torch.empty(values.shape[0], w.values.shape[0], device=values.device)
-    rows = quantize.Rows(values, ones)
+    rows = quantize.QuantizedRows(values, ones)
     one = Weight8(w.values, torch.ones(1, w.values.shape[0], device=values.device))
     products8.launch(products8.PLAIN, products8.PARTS[1], one, rows, y, in_parts=True)
     return y

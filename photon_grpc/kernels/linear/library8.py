@@ -1,6 +1,6 @@
 """Sums of products of 8-bit numbers: the matrix library's, and a reference in torch.
 
-    int8:  int32 [T, N], exact: the same whoever adds them, in any order, as long as K < 2^17
+    int8:  int32 [T, N], exact: the same in any order, as long as K < 2^17
     e4m3:  float32 [T, N]: sums of 128 columns, added forwards in float32
 
 The library's int8 product takes more than 16 rows of x and multiples of 8 rows and columns of W. Its e4m3 product takes
@@ -18,7 +18,7 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.kernels.linear.quantize import GROUP, Rows
+from photon_grpc.kernels.linear.quantize import GROUP, QuantizedRows
 
 #: Rows of x whose sums are in memory at a time.
 MAX_ROWS = 4096
@@ -70,7 +70,7 @@ def chunk_sums(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     return [(part.double() @ weight.double().t()).float() for part, weight in parts]
 
 
-def reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the product with all scales in torch: float32 [T, N]."""
     if has_blocks(values, scales):
         return _blocks_reference(rows, values, scales)
@@ -81,7 +81,7 @@ def reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.T
     return total * rows.scales[:, None] * scales[0]
 
 
-def _blocks_reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _blocks_reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     of_w = scales.repeat_interleave(GROUP, 1)[:, : values.shape[0]]
     total = torch.zeros((rows.values.shape[0], values.shape[0]), device=values.device)
     for number, part in enumerate(chunk_sums(rows.values, values)):

@@ -24,7 +24,7 @@ from photon_grpc.kernels.lang.gluon import can_fuse, has_dependent_launch
 from photon_grpc.kernels.linear import epilogue, library8, quantize, rescale, tiles8
 from photon_grpc.kernels.linear.cost import End, Product
 from photon_grpc.kernels.linear.fused_linear import Fusion
-from photon_grpc.kernels.linear.quantize import Rows
+from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
@@ -55,7 +55,7 @@ def kind_of(weight: Weight) -> Weights:
     return Weights(weight.values.dtype == torch.int8, library8.has_blocks(*_tensors(weight)))
 
 
-def quantized(x: torch.Tensor, weight: Weight) -> Rows:
+def quantized(x: torch.Tensor, weight: Weight) -> QuantizedRows:
     """Return x in the 8 bits of the weight."""
     return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
 
@@ -81,7 +81,7 @@ def product(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -
     return multiply(quantized(x, weight), weight, dtype or x.dtype)
 
 
-def multiply(rows: Rows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+def multiply(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """Return the product of rows that are quantized."""
     tokens, device = rows.values.shape[0], rows.values.device
     y = torch.empty((tokens, weight.values.shape[0]), dtype=dtype, device=device)
@@ -98,7 +98,7 @@ def multiply(rows: Rows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     return y
 
 
-def library_sums(rows: Rows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
+def library_sums(rows: QuantizedRows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
     """Return the library's sums and the scales of some rows after the other."""
     for first in range(0, rows.values.shape[0], library8.MAX_ROWS):
         where = slice(first, first + library8.MAX_ROWS)
@@ -136,7 +136,7 @@ def _parts(weight: Weight) -> Way | None:
 
 
 def launch(
-    fusion: Fusion, way: Way, weight: Weight, rows: Rows, y: torch.Tensor,
+    fusion: Fusion, way: Way, weight: Weight, rows: QuantizedRows, y: torch.Tensor,
     partial: torch.Tensor | None = None, bias: torch.Tensor | None = None, counters: torch.Tensor | None = None,
     *, in_parts: bool = False,
 ) -> None:  # fmt: skip
