@@ -166,7 +166,15 @@ def test_every_workload_without_the_wire_is_a_row_of_a_table(
 
 
 @pytest.mark.parametrize(
-    "module", ["fused_step", "layer_chains", "sweep --out x.json", "chain_sweep --out x.json", "__main__ fused_linear"]
+    "module",
+    [
+        "fused_step",
+        "layer_chains",
+        "sweep --out x.json",
+        "chain_sweep --out x.json",
+        "products8",
+        "__main__ fused_linear",
+    ],
 )
 def test_what_needs_a_gpu_says_so_in_one_line(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -100,8 +100,9 @@ def multiply(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> torch.T
 
 def library_sums(rows: QuantizedRows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
     """Return the library's sums and the scales of some rows after the other."""
-    for first in range(0, rows.values.shape[0], library8.MAX_ROWS):
-        where = slice(first, first + library8.MAX_ROWS)
+    at_once = library8.rows_at_once(weight.values.shape[0])
+    for first in range(0, rows.values.shape[0], at_once):
+        where = slice(first, first + at_once)
         yield where, (library8.sums(rows.values[where], weight.values), rows.scales[where])
 
 
