@@ -82,9 +82,9 @@ class Case:
     def apart(self, w: Weight8) -> None:
         """Multiply by the library, where it takes the weight, in two kernels."""
         rows = products8.quantized(self.x, w)
-        sums = library8.sums(rows.values, w.values)
-        y = torch.empty(sums.shape, dtype=self.x.dtype, device=sums.device)
-        products8.rescale.launch(sums, rows.scales, w.scales[0], y)
+        y = torch.empty((self.rows, self.p.n), dtype=self.x.dtype, device=self.x.device)
+        for where, (sums, scales) in products8.library_sums(rows, w):
+            products8.rescale.launch(sums, scales, w.scales[0], y[where])
 
     def sixteen(self, w: torch.Tensor) -> None:
         """Multiply 16 bits by the tile that is chosen for them, or by the library."""
@@ -181,7 +181,7 @@ def _sums(values: torch.Tensor, w: Weight8) -> torch.Tensor:
     """Return the float32 sums of our kernel."""
     ones = torch.ones(values.shape[0] + 256, device=values.device)[: values.shape[0]]
     y = torch.empty(values.shape[0], w.values.shape[0], device=values.device)
-    rows = quantize.Rows(values, ones)
+    rows = quantize.QuantizedRows(values, ones)
     one = Weight8(w.values, torch.ones(1, w.values.shape[0], device=values.device))
     products8.launch(products8.PLAIN, products8.PARTS[1], one, rows, y, in_parts=True)
     return y

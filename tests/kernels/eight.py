@@ -35,7 +35,7 @@ def _spread(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
 
 def exact(x: torch.Tensor, weight: Weight8) -> torch.Tensor:
     """Return the product of the quantized numbers and their scales in float64."""
-    values, scales = weight
+    values, scales, _ = weight
     n, k = values.shape
     has_blocks = scales.shape[1] != n
     rows = quantize.reference(x, values.dtype, grouped=has_blocks)

@@ -115,7 +115,7 @@ def test_sums_of_e4m3_are_added_forwards_by_128_columns() -> None:
     x[0, 0], x[0, 128], x[0, 256] = 256.0, 1.0, 1.0
     w = torch.ones(8, 384).to(torch.float8_e4m3fn)
     w[:, 0] = 256.0
-    big = library8.reference(quantize.Rows(x, torch.tensor([2.0**8])), w, torch.ones(1, 8))
+    big = library8.reference(quantize.QuantizedRows(x, torch.tensor([2.0**8])), w, torch.ones(1, 8))
     assert torch.equal(big, torch.full((1, 8), (65536.0 + 2.0) * 2.0**8))
     parts = library8.chunk_sums(x, w)
     assert [part[0, 0].item() for part in parts] == [65536.0, 1.0, 1.0]

@@ -1,6 +1,6 @@
 """Sums of products of 8-bit numbers: the matrix library's, and a reference in torch.
 
-    int8:  int32 [T, N], exact: the same whoever adds them, in any order, as long as K < 2^17
+    int8:  int32 [T, N], exact: the same in any order, as long as K < 2^17
     e4m3:  float32 [T, N]: sums of 128 columns, added forwards in float32
 
 The library's int8 product takes more than 16 rows of x and multiples of 8 rows and columns of W. Its e4m3 product takes
@@ -8,7 +8,8 @@ multiples of 16; without fast accumulation it adds each 128 columns to a float32
 `wgmma8.py`. That holds with one scale and float32 sums, which is all that is asked of it here: row scales are applied
 afterwards by `rescale.py`. tests/gpu/kernels/test_products8_on_gpu.py compares the two.
 
-The library is asked for MAX_ROWS rows at a time, which bounds the memory of sums; rows are independent.
+The library is asked for `rows_at_once` rows after the other, which are independent: their sums, four bytes each, then
+stay in the second-level cache until they are rescaled, or at least in bounded memory.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.kernels.linear.quantize import GROUP, Rows
+from photon_grpc.kernels.linear.quantize import GROUP, QuantizedRows
 
-#: Rows of x whose sums are in memory at a time.
-MAX_ROWS = 4096
+#: Bytes of sums that stay in the second-level cache; rows of x that are multiplied at once where not even 1,024 fit.
+_CACHED_BYTES, MAX_ROWS = 34 << 20, 4096
 #: Rows that the library's int8 product wants at least; columns whose int8 products a float32 sums exactly.
 _LEAST_ROWS, _EXACT_COLUMNS = 32, 1024
 
@@ -39,6 +40,11 @@ def takes(values: torch.Tensor, scales: torch.Tensor) -> bool:
     least = (8, 0) if is_int else (8, 9)
     multiple = 8 if is_int else 16
     return torch.cuda.get_device_capability(values.device) >= least and n % multiple == 0 and k % multiple == 0
+
+
+def rows_at_once(n: int) -> int:
+    """Return the rows of x that the library multiplies by W [n, K] at a time."""
+    return next((rows for rows in (2048, 1024) if 4 * rows * n <= _CACHED_BYTES), MAX_ROWS)
 
 
 def sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -70,7 +76,7 @@ def chunk_sums(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     return [(part.double() @ weight.double().t()).float() for part, weight in parts]
 
 
-def reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the product with all scales in torch: float32 [T, N]."""
     if has_blocks(values, scales):
         return _blocks_reference(rows, values, scales)
@@ -81,7 +87,7 @@ def reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.T
     return total * rows.scales[:, None] * scales[0]
 
 
-def _blocks_reference(rows: Rows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _blocks_reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     of_w = scales.repeat_interleave(GROUP, 1)[:, : values.shape[0]]
     total = torch.zeros((rows.values.shape[0], values.shape[0]), device=values.device)
     for number, part in enumerate(chunk_sums(rows.values, values)):

@@ -24,7 +24,7 @@ from photon_grpc.kernels.lang.gluon import can_fuse, has_dependent_launch
 from photon_grpc.kernels.linear import epilogue, library8, quantize, rescale, tiles8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused_linear import Fusion
-from photon_grpc.kernels.linear.quantize import Rows
+from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
@@ -59,7 +59,7 @@ def kind_of(weight: Weight) -> Weights:
     return Weights(weight.values.dtype == torch.int8, library8.has_blocks(*_tensors(weight)))
 
 
-def quantized(x: torch.Tensor, weight: Weight) -> Rows:
+def quantized(x: torch.Tensor, weight: Weight) -> QuantizedRows:
     """Return x in the 8 bits of the weight."""
     x = x if weight.norm is None else x * weight.norm
     return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
@@ -86,7 +86,7 @@ def product(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -
     return multiply(quantized(x, weight), weight, dtype or x.dtype)
 
 
-def multiply(rows: Rows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+def multiply(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """Return the product of rows that are quantized."""
     tokens, device = rows.values.shape[0], rows.values.device
     y = torch.empty((tokens, weight.values.shape[0]), dtype=dtype, device=device)
@@ -103,10 +103,11 @@ def multiply(rows: Rows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     return y
 
 
-def library_sums(rows: Rows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
+def library_sums(rows: QuantizedRows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
     """Return the library's sums and the scales of some rows after the other."""
-    for first in range(0, rows.values.shape[0], library8.MAX_ROWS):
-        where = slice(first, first + library8.MAX_ROWS)
+    at_once = library8.rows_at_once(weight.values.shape[0])
+    for first in range(0, rows.values.shape[0], at_once):
+        where = slice(first, first + at_once)
         yield where, (library8.sums(rows.values[where], weight.values), rows.scales[where])
 
 
@@ -142,7 +143,7 @@ def _parts(weight: Weight) -> Way | None:
 
 
 def launch(
-    fusion: Fusion, way: Way, weight: Weight, rows: Rows, y: torch.Tensor,
+    fusion: Fusion, way: Way, weight: Weight, rows: QuantizedRows, y: torch.Tensor,
     partial: torch.Tensor | None = None, bias: torch.Tensor | None = None, counters: torch.Tensor | None = None,
     *, in_parts: bool = False,
 ) -> None:  # fmt: skip

@@ -36,7 +36,7 @@ LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 ROWS = (8, 16, 32, 64, 128, 256)
 
 
-class Rows(NamedTuple):
+class QuantizedRows(NamedTuple):
     """Quantized rows: values int8 or e4m3 [T, K], scales float32 [T] or [T, K / 128]."""
 
     values: torch.Tensor
@@ -48,7 +48,7 @@ def padded_rows(num_rows: int) -> int:
     return next((size for size in ROWS if size >= num_rows), cdiv(num_rows, ROWS[-1]) * ROWS[-1])
 
 
-def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Rows:
+def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> QuantizedRows:
     """Return the quantized rows in torch."""
     size = x.shape[1]
     tile = x.float()
@@ -61,7 +61,7 @@ def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> R
         values = scaled.round().to(kind)
     else:
         values = scaled.clamp(-LIMITS[kind], LIMITS[kind]).to(kind)
-    return Rows((values.flatten(1) if grouped else values)[:, :size].contiguous(), scale.squeeze(-1))
+    return QuantizedRows((values.flatten(1) if grouped else values)[:, :size].contiguous(), scale.squeeze(-1))
 
 
 @jit
@@ -123,7 +123,7 @@ def config(size: int, kind: torch.dtype, *, grouped: bool) -> dict[str, Any]:
     return shape | {"num_warps": max(1, min(16, groups * width // 512))}
 
 
-def launch(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Rows:
+def launch(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> QuantizedRows:
     """Return the quantized rows, with memory for `padded_rows` of them."""
     if not launches(x):
         return reference(x, kind, grouped=grouped)
@@ -135,4 +135,4 @@ def launch(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Rows
     if tokens:
         grid = tokens, cdiv(groups, meta["GROUPS"])
         quantize_rows_kernel[grid](x, values, scales, padded, **meta, **dependent_launch(x.device))
-    return Rows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens])
+    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens])

@@ -36,7 +36,7 @@ CHUNK = 128
 
 
 class Eight(NamedTuple):
-    """What else a kernel is compiled for, beside its Problem.
+    """Constants of a kernel beside its Problem.
 
     BLOCKS: each 128 columns of a row of x and each 128 x 128 of W have a scale; else each row of both. PARTS: programs
     share x as well, BM rows each, and store the plain product; else x has at most BM rows.

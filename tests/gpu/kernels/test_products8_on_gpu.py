@@ -13,7 +13,7 @@ from photon_grpc.kernels.linear import fused8, library8, products8, quantize, ti
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.products8 import PARTS, PLAIN, Weight8
-from photon_grpc.kernels.linear.quantize import Rows
+from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles8 import Way
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 from tests.kernels import fused
@@ -36,7 +36,7 @@ def weight(name: str, n: int, k: int) -> Weight8:
     if FORMATS[name][1] and n % 128:
         pytest.skip("blocks have 128 rows")
     generator = torch.Generator().manual_seed(n + k)
-    values, scales = weight_of(name, torch.randn(n, k, generator=generator) * k**-0.5)
+    values, scales, _ = weight_of(name, torch.randn(n, k, generator=generator) * k**-0.5)
     return Weight8(values.cuda(), scales.cuda())
 
 
@@ -44,7 +44,7 @@ def inputs(rows: int, k: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tens
     return (torch.randn(rows, k, generator=torch.Generator().manual_seed(k)) * 2).to(dtype).cuda()
 
 
-def with_garbage(rows: Rows, kind: torch.dtype) -> Rows:
+def with_garbage(rows: QuantizedRows, kind: torch.dtype) -> QuantizedRows:
     """Return the rows in memory whose rest is NaN, or -1 where there is no NaN."""
     tokens, k = rows.values.shape
     padded = quantize.padded_rows(tokens)
@@ -53,10 +53,10 @@ def with_garbage(rows: Rows, kind: torch.dtype) -> Rows:
     groups = rows.scales.shape[1] if rows.scales.dim() == 2 else 1
     scales = torch.full((groups, padded), torch.nan, device="cuda")
     scales[:, :tokens] = rows.scales.reshape(tokens, groups).t()
-    return Rows(values[:tokens], scales[:, :tokens].t() if rows.scales.dim() == 2 else scales[0, :tokens])
+    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if rows.scales.dim() == 2 else scales[0, :tokens])
 
 
-def by(way: Way, w: Weight8, rows: Rows, *, in_parts: bool = False) -> torch.Tensor:
+def by(way: Way, w: Weight8, rows: QuantizedRows, *, in_parts: bool = False) -> torch.Tensor:
     """Return the product in float32 by this way."""
     y = torch.full((rows.values.shape[0], w.values.shape[0]), torch.nan, device="cuda")
     counters = torch.zeros(8192, dtype=torch.int32, device="cuda")
