@@ -269,7 +269,9 @@ def _facts(
         revision=model_config.revision,
         kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
         quantization="" if weight_format is None else weight_format.name,
-        numerics=numerics(_mode(config, decoder.device), kernels, decoder.device, decoder.dtype, weight_format),
+        numerics=numerics(
+            _mode(config, decoder.device), kernels, decoder.device, decoder.dtype, weight_format, sizes.block_size
+        ),
     )
 
 

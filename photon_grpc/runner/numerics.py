@@ -20,9 +20,17 @@ NUMERICS = 1
 #: cublasGetProperty takes 0, 1, 2 for the parts of the version.
 _PARTS_OF_VERSION = 3
 
+#: KV blocks from which every kernel of prompts on CUDA reads, with the same bits; the plain one reads all others.
+_ALIKE = (8, 16, 32, 64, 128, 256, 512, 1024)
+
 
 def numerics(
-    mode: str, kernels: Kernels, device: torch.device, dtype: torch.dtype, weight_format: WeightFormat | None = None
+    mode: str,
+    kernels: Kernels,
+    device: torch.device,
+    dtype: torch.dtype,
+    weight_format: WeightFormat | None = None,
+    block_size: int = 64,
 ) -> Numerics:
     """Return the numerics of an engine, with their version; `mode` is the value of --numerics."""
     has_triton = kernels is not TORCH
@@ -41,7 +49,7 @@ def numerics(
         dtype=form,
         weights=form if weight_format is None else weight_format.name,
         activations=form if weight_format is None or weight_format.activation_bits == 16 else weight_format.activations,
-        kv_cache=form,
+        kv_cache=form if not on_cuda or block_size in _ALIKE else f"{form} in blocks of {block_size}",
     ).signed()
 
 

@@ -53,3 +53,15 @@ def test_a_cpu_is_described_by_what_divides_its_sums() -> None:
     assert torch.backends.cpu.get_cpu_capability() in one.device
     assert (one.dtype, one.weights, one.activations, one.kv_cache) == ("bfloat16",) * 4
     assert f"torch {torch.__version__}" in one.libraries and len(one.libraries) > 1
+
+
+def test_blocks_that_fewer_kernels_read_are_part_of_the_version_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("photon_grpc.runner.numerics._gpu", lambda device: "a GPU")
+
+    def version(device: str, block_size: int) -> str:
+        made = numerics("strict", TORCH, torch.device(device), torch.bfloat16, block_size=block_size)
+        return made.version
+
+    assert len({version("cuda", size) for size in (8, 16, 64, 1024)}) == 1
+    assert len({version("cuda", size) for size in (4, 16, 24, 40)}) == 4
+    assert version("cpu", 24) == version("cpu", 16)

@@ -52,7 +52,8 @@ def numerics_version(config: ServeConfig) -> str:
         model_config = read_model_dir(config.model.model or demo.TARGET)
         weight_format = chosen_format(model_config.quantization, config.model.quantization)
         dtype = pick_dtype(model_config, config)
-        return numerics(config.device.numerics, kernels, device, dtype, weight_format).version
+        block_size = decide_sizes(model_config, config, on_cuda=device.type == "cuda").block_size
+        return numerics(config.device.numerics, kernels, device, dtype, weight_format, block_size).version
     return ""
 
 
