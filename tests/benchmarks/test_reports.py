@@ -173,6 +173,7 @@ def test_every_workload_without_the_wire_is_a_row_of_a_table(
         "sweep --out x.json",
         "chain_sweep --out x.json",
         "layer_sweep --out x.json",
+        "packed_sweep --out x.json",
         "__main__ fused_linear",
     ],
 )

@@ -9,7 +9,9 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 
 #: Every way to pack: per channel and in groups, with zeros and a norm or without.
 KINDS = [WeightKind(8, group, False, has_norm) for group in (0, 32, 64, 128) for has_norm in (False, True)]
-KINDS += [WeightKind(4, group, *has) for group in (32, 64, 128) for has in ((False, False), (True, False), (True, True))]
+KINDS += [
+    WeightKind(4, group, *has) for group in (32, 64, 128) for has in ((False, False), (True, False), (True, True))
+]
 
 
 def packed_weight(

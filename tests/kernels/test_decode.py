@@ -114,6 +114,7 @@ def test_a_word_has_the_columns_of_a_thread(bits: int) -> None:
     kind, columns = WeightKind(bits, 32), decode.WORD_COLUMNS[bits]
     weight = packed_weight(3, 128, kind)
     whole = numbers(weight._replace(scales=torch.ones_like(weight.scales), zeros=torch.zeros_like(weight.scales)))
+    blocks = whole.view(3, -1, columns)
     words = arranged(weight).values.view(torch.int32).long() & 0xFFFFFFFF
     word = words.view(3, -1, 4)
     for t in range(4):
@@ -121,7 +122,9 @@ def test_a_word_has_the_columns_of_a_thread(bits: int) -> None:
         for step in range(columns // 16):
             for half, column in columns_of_thread(t):
                 mine = halves(found[f"${2 * step + half}"], torch.bfloat16)[column % 2]
-                assert torch.equal(mine - (0 if bits == 8 else 128), whole.view(3, -1, columns)[:, :, 16 * step + column])
+                assert torch.equal(
+                    mine - (0 if bits == 8 else 128), whole.view(3, -1, columns)[:, :, 16 * step + column]
+                )
 
 
 @pytest.mark.parametrize(("parts", "rows", "width", "warps"), [(1, 16, 128, 1), (2, 32, 64, 4), (1, 128, 32, 4)])
@@ -132,7 +135,11 @@ def test_a_threads_bytes_are_words_of_the_rows_of_its_operand(parts: int, rows: 
         for lane in range(32):
             for register in range(1 << len(layout.reg_bases)):
                 at = [0, 0, 0]
-                for bases, number in ((layout.reg_bases, register), (layout.lane_bases, lane), (layout.warp_bases, warp)):
+                for bases, number in (
+                    (layout.reg_bases, register),
+                    (layout.lane_bases, lane),
+                    (layout.warp_bases, warp),
+                ):
                     for bit, base in enumerate(bases):
                         at = [a ^ b for a, b in zip(at, base, strict=True)] if number >> bit & 1 else at
                 part, row, byte = at
