@@ -30,6 +30,7 @@ from photon_grpc.kernels.linear import cost, fused_linear, head, slices, tiles
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.kernels.sampling import sample
@@ -109,7 +110,7 @@ class Chain:
         norms = (weights[0], weights[1]) if self.projection.end == "normed" else None
         return HeadOutput(q, cache, 0, Rotation(cos, sin, positions, slots), norms)
 
-    def launch(self, w: torch.Tensor, tile: Tile) -> None:
+    def launch(self, w: torch.Tensor | QuantizedWeight, tile: Tile) -> None:
         linear, end = Affine(w, slices=self.slices), self.projection.end
         if end == "head":
             head.sample_launch(self.x, linear, self.metadata, tile)

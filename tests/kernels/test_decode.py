@@ -114,6 +114,7 @@ def test_a_word_has_the_columns_of_a_thread(bits: int) -> None:
     kind, columns = WeightKind(bits, 32), decode.WORD_COLUMNS[bits]
     weight = packed_weight(3, 128, kind)
     whole = numbers(weight._replace(scales=torch.ones_like(weight.scales), zeros=torch.zeros_like(weight.scales)))
+    blocks = whole.view(3, -1, columns)
     words = arranged(weight).values.view(torch.int32).long() & 0xFFFFFFFF
     word = words.view(3, -1, 4)
     for t in range(4):

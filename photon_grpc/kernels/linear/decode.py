@@ -149,8 +149,8 @@ def halves(words, KW: gl.constexpr):
 def decoded(words, scales, zeros, norm, G: gl.constexpr, P: gl.constexpr, layout: gl.constexpr):
     """Return W [S, BN, columns] in `layout`, whose threads hold pairs of columns.
 
-    words: packed bytes in a `packed_layout`. scales and zeros: of G equal groups of columns, [S, G, BN] in shared
-    memory; of whole rows [S, BN] in a slice of `layout`. norm [S, 1, columns] in shared memory. None: as P.WEIGHT says.
+    words: packed bytes in a `packed_layout`. In shared memory: scales and zeros of G equal groups of columns,
+    [S, G, BN], norm [S, 1, columns]; None as P.WEIGHT says.
     """
     kind: gl.constexpr = scales.dtype
     numbers = gl.convert_layout(unpacked_columns(words, P.WEIGHT.BITS, kind), layout, assert_trivial=True)
@@ -161,7 +161,7 @@ def decoded(words, scales, zeros, norm, G: gl.constexpr, P: gl.constexpr, layout
     SCALING: gl.constexpr = scaling(HAS_OFFSET, kind == gl.bfloat16)
     groups = numbers.reshape([S, BN, G, COLUMNS // G])
     apart: gl.constexpr = gl.SliceLayout(3, groups.type.layout)
-    by = of_groups(scales, apart)[:, :, :, None]
+    by = scales.permute([0, 2, 1]).load(apart)[:, :, :, None]
     if HAS_OFFSET:
         offset = offsets(zeros, [S, BN, G], kind, apart)[:, :, :, None]
         groups = gl.inline_asm_elementwise(SCALING, "=r,r,r,r", [groups, by, offset], kind.value, True, 2)
@@ -175,19 +175,10 @@ def decoded(words, scales, zeros, norm, G: gl.constexpr, P: gl.constexpr, layout
 
 
 @gluon_jit
-def of_groups(scales, layout: gl.constexpr):
-    """Return scales or zeros [S, BN, G] in `layout`."""
-    if len(scales.shape) == 3:
-        return scales.permute([0, 2, 1]).load(layout)
-    else:
-        return gl.convert_layout(scales[:, :, None], layout, assert_trivial=True)
-
-
-@gluon_jit
 def offsets(zeros, shape: gl.constexpr, kind: gl.constexpr, layout: gl.constexpr):
     """Return what makes q - z of unpacked nibbles: -(128 + z) in bf16, -(1024 + z) in fp16."""
     BASE: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
     if zeros is None:
         return gl.full(shape, -BASE - 8.0, kind, layout)
     else:
-        return (-BASE - of_groups(zeros, layout).to(gl.float32)).to(kind)
+        return (-BASE - zeros.permute([0, 2, 1]).load(layout).to(gl.float32)).to(kind)

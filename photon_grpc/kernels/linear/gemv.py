@@ -17,9 +17,7 @@ from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.sides import (
-    fetch_groups,
-    fetch_norm,
-    load_rows,
+    fetch_sides,
     of_step,
     packed_columns,
     packed_left,
@@ -80,7 +78,8 @@ def gemv_kernel(
     xp = x + token[None, :, None] * K + within
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[None, :, None] < num_rows) & (within >= 0) if P.GUARD else None
-    w_left = K - within + (row * 0)[None, :, None] if WHOLE < STEPS else None
+    # Columns that are left, the same for all eight that are copied at a time.
+    w_left = K - within // 8 * 8 + (row * 0)[None, :, None] if WHOLE < STEPS else None
     if IS_PACKED:
         packed_within = packed_columns(0, S, P, TILE)
         wp = packed_pointers(weight.w, packed_within, S, P, TILE)
@@ -88,16 +87,12 @@ def gemv_kernel(
     scales = ring_of_groups(IS_PACKED, kind, S, P, TILE)
     zeros = ring_of_groups(P.WEIGHT.HAS_ZEROS, kind, S, P, TILE)
     norm = ring_of_norm(kind, S, P, TILE)
-    x_left = K - within + (token * 0)[None, :, None] if WHOLE < STEPS else None
+    x_left = K - within // 8 * 8 + (token * 0)[None, :, None] if WHOLE < STEPS else None
     for s in gl.static_range(NS):
         if s < STEPS:
             fetch(ws.index(s), wp, s * WIDTH, None, w_left)
-            fetch_groups(of_step(scales, None, s), weight.scales, 0, s * BK, S, P, TILE)
-            fetch_groups(of_step(zeros, None, s), weight.zeros, 0, s * BK, S, P, TILE)
-            fetch_norm(of_step(norm, None, s), weight.norm, 0, s * BK, S, P, TILE)
+            fetch_sides(scales, zeros, norm, weight, s, 0, s * BK, s == 0, S, P, TILE)
         async_copy.commit_group()
-    row_scales = load_rows(weight.scales, S, P, TILE, left)
-    row_zeros = load_rows(weight.zeros, S, P, TILE, left)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -115,18 +110,15 @@ def gemv_kernel(
         async_copy.wait_group(NS - 1)
         xt = xs.index(i % NS).permute([0, 2, 1]).load(right)
         if IS_PACKED:
-            scale = of_step(scales, row_scales, i % NS)
-            zero = of_step(zeros, row_zeros, i % NS)
             words = ws.index(i % NS).load(packed)
-            wt = decoded(words, scale, zero, of_step(norm, None, i % NS), G, P, left)
+            of_norm = norm.index(i % NS) if P.WEIGHT.HAS_NORM else None
+            wt = decoded(words, of_step(scales, i % NS, P), of_step(zeros, i % NS, P), of_norm, G, P, left)
         else:
             wt = ws.index(i % NS).load(left)
         acc = mma_v2(wt, xt, acc)
         if i + NS < STEPS:
             fetch(ws.index(i % NS), wp, (i + NS) * WIDTH, None, w_left)
-            fetch_groups(of_step(scales, None, i % NS), weight.scales, 0, (i + NS) * BK, S, P, TILE)
-            fetch_groups(of_step(zeros, None, i % NS), weight.zeros, 0, (i + NS) * BK, S, P, TILE)
-            fetch_norm(of_step(norm, None, i % NS), weight.norm, 0, (i + NS) * BK, S, P, TILE)
+            fetch_sides(scales, zeros, norm, weight, i % NS, 0, (i + NS) * BK, False, S, P, TILE)
             fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
         async_copy.commit_group()
     total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)

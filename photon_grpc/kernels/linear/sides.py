@@ -2,7 +2,7 @@
 
 They travel in the ring of W itself: a step's copies fetch its packed bytes and what they are multiplied by, so that
 neither is ever waited for alone. (A load into registers one step ahead would be late: a step takes 0.3 µs, memory 1.)
-A scale that a whole row has is loaded once, ahead of all steps.
+A scale that a whole row has is fetched once, with the first step.
 
 A step of BK columns has `tiles.num_pieces`, each within one group of columns with a scale.
 """
@@ -44,11 +44,12 @@ def _packed_copy(width: int, parts: int, num_warps: int) -> Any:
 
 @gluon_jit
 def ring_of_groups(HAS: gl.constexpr, kind: gl.constexpr, S: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """Return memory for scales or zeros of groups, [NS, S, G, BN]; None if there are none."""
-    if HAS and P.WEIGHT.GROUP > 0:
+    """Return memory for scales or zeros, [NS, S, G, BN], or [1, S, 1, BN] of whole rows; None if there are none."""
+    if HAS:
+        SLOTS: gl.constexpr = TILE.NS if P.WEIGHT.GROUP > 0 else 1
         G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, TILE.BK, P.K, P.SLICES)
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        return gl.allocate_shared_memory(kind, [TILE.NS, S, G, TILE.BN], plain)
+        return gl.allocate_shared_memory(kind, [SLOTS, S, G, TILE.BN], plain)
 
 
 @gluon_jit
@@ -74,7 +75,8 @@ def fetch_groups(to, source, number, first, S: gl.constexpr, P: gl.constexpr, TI
         row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(0, gl.SliceLayout(1, at)))
         column = (first + (number + part) * COLUMNS)[:, None, None] + (piece * (TILE.BK // G))[None, :, None]
         real = (column + (row * 0)[None, None, :]) < P.K if P.SLICES * COLUMNS != P.K else None
-        within = (column // P.WEIGHT.GROUP) * P.N + row[None, None, :]
+        group = column // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else column * 0
+        within = group * P.N + row[None, None, :]
         # Rows of a pair's half are neighbours in groups of eight, 16 bytes.
         pointers = gl.max_contiguous(gl.multiple_of(source + within, [1, 1, 16]), [1, 1, 8])
         async_copy.async_copy_global_to_shared(to, pointers, mask=real)
@@ -94,33 +96,37 @@ def fetch_norm(to, source, number, first, S: gl.constexpr, P: gl.constexpr, TILE
 
 
 @gluon_jit
-def of_step(ring, of_rows, slot):
-    """Return what a step has: of the ring, or what whole rows have; None for neither."""
+def of_step(ring, slot, P: gl.constexpr):
+    """Return the scales or zeros of a step; None for none."""
     if ring is not None:
-        return ring.index(slot)
-    elif of_rows is not None:
-        return of_rows
+        if P.WEIGHT.GROUP > 0:
+            return ring.index(slot)
+        else:
+            return ring.index(0)
+
+
+@gluon_jit
+def fetch_sides(
+    scales, zeros, norm, weight, slot, number, first,
+    IS_FIRST: gl.constexpr, S: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Begin the copies of a step into `slot` of the rings that there are; those of whole rows with the first step."""
+    if P.WEIGHT.GROUP > 0 or IS_FIRST:
+        fetch_groups(of_step(scales, slot, P), weight.scales, number, first, S, P, TILE)
+        fetch_groups(of_step(zeros, slot, P), weight.zeros, number, first, S, P, TILE)
+    if norm is not None:
+        fetch_norm(norm.index(slot), weight.norm, number, first, S, P, TILE)
 
 
 @gluon_jit
 def half_of(side, half: gl.constexpr, axis: gl.constexpr):
     """Return one half of a step's scales, zeros or norm along an axis; the whole where both halves share it."""
     if side is not None:
-        if len(side.shape) == 3 and side.shape[axis] > 1:
+        if side.shape[axis] > 1:
             HALF: gl.constexpr = side.shape[axis] // 2
             return side.slice(half * HALF, HALF, dim=axis)
         else:
             return side
-
-
-@gluon_jit
-def load_rows(source, S: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, layout: gl.constexpr):
-    """Return scales or zeros [S, BN] of whole rows in a slice of the operand's `layout`; None for none."""
-    if P.WEIGHT.BITS < 16 and P.WEIGHT.GROUP == 0 and source is not None:
-        at: gl.constexpr = gl.SliceLayout(2, layout)
-        row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(0, at))
-        part = gl.arange(0, S, layout=gl.SliceLayout(1, at))
-        return gl.load(source + (row[None, :] + (part * 0)[:, None]))
 
 
 @gluon_jit
@@ -143,7 +149,10 @@ def packed_pointers(w, within, S: gl.constexpr, P: gl.constexpr, TILE: gl.conste
 
 @gluon_jit
 def packed_left(within, P: gl.constexpr, TILE: gl.constexpr):
-    """Return the bytes [S, BN, width] that are left of a row; None where every slice is whole."""
+    """Return the bytes [S, BN, width] that are left of a row, the same for all 16 that are copied at a time.
+
+    None where every slice is whole.
+    """
     if P.SLICES * slice_columns(P.K, P.SLICES) != P.K:
         row = gl.arange(0, TILE.BN, layout=gl.SliceLayout(0, gl.SliceLayout(2, within.type.layout)))
-        return stored_width(P.WEIGHT.BITS, P.K) - within + (row * 0)[None, :, None]
+        return stored_width(P.WEIGHT.BITS, P.K) - within // 16 * 16 + (row * 0)[None, :, None]

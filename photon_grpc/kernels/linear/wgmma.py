@@ -28,10 +28,8 @@ from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, pa
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.gemv import fetch
 from photon_grpc.kernels.linear.sides import (
-    fetch_groups,
-    fetch_norm,
+    fetch_sides,
     half_of,
-    load_rows,
     of_step,
     packed_columns,
     packed_left,
@@ -146,7 +144,8 @@ def wgmma_kernel(
     xp = x + token[:, None] * K + column[None, :]
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[:, None] < num_rows) & (column >= 0)[None, :] if P.GUARD else None
-    w_left = (K - column)[None, :] + (row * 0)[:, None] if not IS_EVEN else None
+    # Columns that are left, the same for all eight that are copied at a time.
+    w_left = (K - column // 8 * 8)[None, :] + (row * 0)[:, None] if not IS_EVEN else None
     if IS_PACKED:
         packed_within = packed_columns(gl.program_id(1), 1, P, TILE)
         wp = packed_pointers(weight.w, packed_within, 1, P, TILE)
@@ -154,16 +153,12 @@ def wgmma_kernel(
     scales = ring_of_groups(IS_PACKED, kind, 1, P, TILE)
     zeros = ring_of_groups(P.WEIGHT.HAS_ZEROS, kind, 1, P, TILE)
     norm = ring_of_norm(kind, 1, P, TILE)
-    x_left = (K - column)[None, :] + (token * 0)[:, None] if not IS_EVEN else None
+    x_left = (K - column // 8 * 8)[None, :] + (token * 0)[:, None] if not IS_EVEN else None
     for s in gl.static_range(NS - 2):
         if s < STEPS:
             fetch(ws.index(s), wp, s * WIDTH, None, w_left)
-            fetch_groups(of_step(scales, None, s), weight.scales, gl.program_id(1), s * BK, 1, P, TILE)
-            fetch_groups(of_step(zeros, None, s), weight.zeros, gl.program_id(1), s * BK, 1, P, TILE)
-            fetch_norm(of_step(norm, None, s), weight.norm, gl.program_id(1), s * BK, 1, P, TILE)
+            fetch_sides(scales, zeros, norm, weight, s, gl.program_id(1), s * BK, s == 0, 1, P, TILE)
         async_copy.commit_group()
-    row_scales = load_rows(weight.scales, 1, P, TILE, left_layout(KW))
-    row_zeros = load_rows(weight.zeros, 1, P, TILE, left_layout(KW))
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -182,9 +177,9 @@ def wgmma_kernel(
         async_copy.wait_group(NS - 3)
         fence_async_shared()
         if IS_PACKED:
-            scale = of_step(scales, row_scales, i % NS)
-            zero = of_step(zeros, row_zeros, i % NS)
-            of_norm = of_step(norm, None, i % NS)
+            scale = of_step(scales, i % NS, P)
+            zero = of_step(zeros, i % NS, P)
+            of_norm = norm.index(i % NS) if P.WEIGHT.HAS_NORM else None
             acc = multiply_packed(acc, ws.index(i % NS), xs.index(i % NS), scale, zero, of_norm, P, TILE)
         else:
             acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
@@ -194,10 +189,9 @@ def wgmma_kernel(
         if i + NS - 2 < STEPS:
             fetch(ws.index((i + NS - 2) % NS), wp, (i + NS - 2) * WIDTH, None, w_left)
             if IS_PACKED:
-                slot, first = (i + NS - 2) % NS, (i + NS - 2) * BK
-                fetch_groups(of_step(scales, None, slot), weight.scales, gl.program_id(1), first, 1, P, TILE)
-                fetch_groups(of_step(zeros, None, slot), weight.zeros, gl.program_id(1), first, 1, P, TILE)
-                fetch_norm(of_step(norm, None, slot), weight.norm, gl.program_id(1), first, 1, P, TILE)
+                slot = (i + NS - 2) % NS
+                first = (i + NS - 2) * BK
+                fetch_sides(scales, zeros, norm, weight, slot, gl.program_id(1), first, False, 1, P, TILE)
             fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
         async_copy.commit_group()
     acc = warpgroup_mma_wait(0, deps=[acc])
