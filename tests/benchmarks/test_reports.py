@@ -173,11 +173,8 @@ def test_every_workload_without_the_wire_is_a_row_of_a_table(
         "sweep --out x.json",
         "chain_sweep --out x.json",
         "layer_sweep --out x.json",
-<<<<<<< HEAD
         "products8",
-=======
         "packed_sweep --out x.json",
->>>>>>> qkern
         "__main__ fused_linear",
     ],
 )
