@@ -168,6 +168,8 @@ def _known(config: ServeConfig, device: str) -> dict[str, tuple[Any, str]]:
 
         model = read_model_dir(model_path(config.model.model) if config.model.model else demo.TARGET)
         known["dtype"] = model.dtype, "config.json"
+        if model.quantization is not None:
+            known["quantization"] = model.quantization.name, "config.json"
         sizes = decide_sizes(model, config, on_cuda=device == "cuda")
         known["max_model_len"] = sizes.max_model_len, "config.json"
         if device:
@@ -278,6 +280,7 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
         ("architecture", f"{config.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", config.dtype),
+        ("quantization", "none" if config.quantization is None else config.quantization.name),
         ("vocabulary", f"{config.vocab_size:,}; EOS: {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),

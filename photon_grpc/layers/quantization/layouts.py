@@ -25,8 +25,8 @@ from photon_grpc.layers.quantization import random_codes
 from photon_grpc.layers.quantization.stored import (
     SCALES,
     Codes,
-    Shape,
     Stored,
+    WeightSizes,
     check_order,
     check_shape,
     checked_floats,
@@ -38,17 +38,17 @@ from photon_grpc.layers.quantization.stored import (
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SIGN = 0x80
 #: Name without its suffix, tensors by suffix -> the weight.
-Read = Callable[[str, dict[str, torch.Tensor], Shape], Codes]
+Read = Callable[[str, dict[str, torch.Tensor], WeightSizes], Codes]
 
 
 class Layout(NamedTuple):
     """The tensors of a weight, and how it is read from them."""
 
-    stored: Callable[[Shape], tuple[Stored, ...]]
+    stored: Callable[[WeightSizes], tuple[Stored, ...]]
     read: Read
 
 
-def _word_tensors(shape: Shape, qweight: Stored, zero: int) -> tuple[Stored, ...]:
+def _word_tensors(shape: WeightSizes, qweight: Stored, zero: int) -> tuple[Stored, ...]:
     """Return what GPTQ and AWQ have in common; `zero` is the stored zero point in the middle."""
     words = int.from_bytes((zero | zero << 4 if shape.format.bits == 4 else zero).to_bytes() * 4, signed=True)
     groups = shape.num_groups
@@ -64,13 +64,13 @@ def _word_tensors(shape: Shape, qweight: Stored, zero: int) -> tuple[Stored, ...
     )  # fmt: skip
 
 
-def _gptq_stored(shape: Shape, zero_offset: int) -> tuple[Stored, ...]:
+def _gptq_stored(shape: WeightSizes, zero_offset: int) -> tuple[Stored, ...]:
     words = (shape.columns // shape.per_word, shape.rows)
     qweight = Stored(".qweight", words, torch.int32, ("I32",), 1, 0, random=random_codes.words)
     return _word_tensors(shape, qweight, 2 ** (shape.format.bits - 1) - zero_offset)
 
 
-def _gptq(name: str, tensors: dict[str, torch.Tensor], shape: Shape, zero_offset: int) -> Codes:
+def _gptq(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes, zero_offset: int) -> Codes:
     check_order(name + ".g_idx", tensors[".g_idx"], shape)
     # Four bytes of a word are 4 or 8 columns of one row of W.
     values = tensors[".qweight"].view(torch.uint8).view(-1, shape.rows, 4).permute(1, 0, 2).reshape(shape.rows, -1)
@@ -80,13 +80,13 @@ def _gptq(name: str, tensors: dict[str, torch.Tensor], shape: Shape, zero_offset
     return Codes(values if shape.format.bits == 4 else _signed(values), scales, zeros)
 
 
-def _awq_stored(shape: Shape) -> tuple[Stored, ...]:
+def _awq_stored(shape: WeightSizes) -> tuple[Stored, ...]:
     words = (shape.columns, shape.rows // shape.per_word)
     qweight = Stored(".qweight", words, torch.int32, ("I32",), 1, 0, random=random_codes.words)
     return _word_tensors(shape, qweight, 8)[:-1]
 
 
-def _awq(name: str, tensors: dict[str, torch.Tensor], shape: Shape) -> Codes:
+def _awq(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
     values = packed(_in_awq_order(tensors[".qweight"]).t().contiguous())
     scales = checked_scales(name + ".scales", tensors[".scales"])
     numbers = _in_awq_order(tensors[".qzeros"])
@@ -100,7 +100,7 @@ def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
     return nibbles[:, :, places].flatten(1)
 
 
-def _pack_stored(shape: Shape) -> tuple[Stored, ...]:
+def _pack_stored(shape: WeightSizes) -> tuple[Stored, ...]:
     groups = shape.num_groups
     columns = 1 if shape.has_groups else None
     words = (shape.rows, shape.columns // shape.per_word)
@@ -120,7 +120,7 @@ def _pack_stored(shape: Shape) -> tuple[Stored, ...]:
     return tuple(found)
 
 
-def _pack(name: str, tensors: dict[str, torch.Tensor], shape: Shape) -> Codes:
+def _pack(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
     check_shape(name + ".weight_shape", tensors[".weight_shape"], shape)
     check_order(name + ".weight_g_idx", tensors[".weight_g_idx"], shape)
     values = tensors[".weight_packed"].view(torch.uint8)
@@ -132,28 +132,28 @@ def _pack(name: str, tensors: dict[str, torch.Tensor], shape: Shape) -> Codes:
     return Codes(values if shape.format.bits == 4 else _signed(values), scales, zeros)
 
 
-def _int_stored(shape: Shape) -> tuple[Stored, ...]:
+def _int_stored(shape: WeightSizes) -> tuple[Stored, ...]:
     values = (shape.rows, shape.columns)
     weight = Stored(".weight", values, torch.int8, ("I8",), random=random_codes.bytes_of)
     return weight, _scale(shape, ".weight_scale")
 
 
-def _int(name: str, tensors: dict[str, torch.Tensor], shape: Shape) -> Codes:
+def _int(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
     return Codes(tensors[".weight"], _scales(name + ".weight_scale", tensors[".weight_scale"], shape))
 
 
-def _float_stored(shape: Shape, suffix: str) -> tuple[Stored, ...]:
+def _float_stored(shape: WeightSizes, suffix: str) -> tuple[Stored, ...]:
     values = (shape.rows, shape.columns)
     weight = Stored(".weight", values, torch.float8_e4m3fn, ("F8_E4M3",), random=random_codes.floats)
     return weight, _scale(shape, suffix)
 
 
-def _float(name: str, tensors: dict[str, torch.Tensor], shape: Shape, suffix: str) -> Codes:
+def _float(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes, suffix: str) -> Codes:
     values = checked_floats(name + ".weight", tensors[".weight"])
     return Codes(values, _scales(name + suffix, tensors[suffix], shape))
 
 
-def _scale(shape: Shape, suffix: str) -> Stored:
+def _scale(shape: WeightSizes, suffix: str) -> Stored:
     """Return the tensor of scales: one number, one a row, one a group of a row, or one a block."""
     rows = shape.format.block[0]
     random = random_codes.scale(shape.format.kind)
@@ -163,7 +163,7 @@ def _scale(shape: Shape, suffix: str) -> Stored:
     return Stored(suffix, sizes, shape.dtype, SCALES, 0, 1 if shape.has_groups else None, random=random)
 
 
-def _scales(name: str, scales: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> torch.Tensor:
     """Return [groups or blocks of columns, N or blocks of rows]."""
     checked_scales(name, scales)
     if not shape.format.block[0]:

@@ -1,4 +1,4 @@
-"""What all quantized formats share."""
+"""The base of all quantized formats: storage that comes from a Source, and its size."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.quantization.layouts import LAYOUTS
 from photon_grpc.layers.quantization.rounding import quantized
-from photon_grpc.layers.quantization.stored import Codes, Shape, Stored, check_sizes, joined, target_of
+from photon_grpc.layers.quantization.stored import Codes, Stored, WeightSizes, check_sizes, joined, target_of
 from photon_grpc.layers.unquantized import Unquantized
 
 
@@ -62,7 +62,7 @@ class Staged:
     """The tensors of one output as the checkpoint stores them, by suffix."""
 
     name: str
-    shape: Shape
+    shape: WeightSizes
     stored: tuple[Stored, ...]
     tensors: dict[str, torch.Tensor]
 
@@ -78,7 +78,7 @@ class FromCheckpoint:
         linear.weight = [self._staged(linear, name, shape, device) for name, shape in _shapes(linear, self.form)]
         linear.bias = torch.empty(linear.out_features, dtype=linear.dtype, device=device) if linear.has_bias else None
 
-    def _staged(self, linear: Linear, name: str, shape: Shape, device: torch.device) -> Staged:
+    def _staged(self, linear: Linear, name: str, shape: WeightSizes, device: torch.device) -> Staged:
         check_sizes(name, shape, is_merged=len(linear.outputs) > 1)
         stored = LAYOUTS[self.form.layout].stored(shape)
         tensors = {one.suffix: torch.empty(one.shape, dtype=one.dtype, device=device) for one in stored}
@@ -112,10 +112,10 @@ def scale_dtype(linear: Linear, form: WeightFormat) -> torch.dtype:
     return torch.float32 if form.activation_bits == 8 else linear.dtype
 
 
-def _shapes(linear: Linear, form: WeightFormat) -> Iterator[tuple[str, Shape]]:
+def _shapes(linear: Linear, form: WeightFormat) -> Iterator[tuple[str, WeightSizes]]:
     """Return the name and the sizes of every output's weight."""
     for name, rows in linear.slices():
         sizes = rows.stop - rows.start, linear.in_features
         part = linear.part(sizes)
         whole, begin = (sizes, 0) if part is None else (part.whole, part.slices[1].start or 0)
-        yield name, Shape(*sizes, form, scale_dtype(linear, form), (whole[0], whole[1]), begin)
+        yield name, WeightSizes(*sizes, form, scale_dtype(linear, form), (whole[0], whole[1]), begin)

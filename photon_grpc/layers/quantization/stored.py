@@ -44,7 +44,7 @@ class Codes(NamedTuple):
     zeros: torch.Tensor | None = None
 
 
-class Shape(NamedTuple):
+class WeightSizes(NamedTuple):
     """The sizes of W here and its format.
 
     dtype: of scales. whole: the sizes in the whole model. begin: the first column of W among those.
@@ -86,7 +86,7 @@ def joined(parts: list[Codes]) -> Codes:
     return Codes(torch.cat(values), torch.cat(scales, 1).contiguous(), held)
 
 
-def check_sizes(name: str, shape: Shape, *, is_merged: bool) -> None:
+def check_sizes(name: str, shape: WeightSizes, *, is_merged: bool) -> None:
     """Raise ModelLoadError if a weight of these sizes cannot be in the format. Parts hold whole groups and words."""
     (rows, columns), form = (shape.rows, shape.columns), shape.format
     has_part = rows != shape.whole[0], columns != shape.whole[1]
@@ -122,7 +122,7 @@ def checked_scales(name: str, scales: torch.Tensor) -> torch.Tensor:
     return scales
 
 
-def checked_zeros(name: str, zeros: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor | None:
+def checked_zeros(name: str, zeros: torch.Tensor, shape: WeightSizes, dtype: torch.dtype) -> torch.Tensor | None:
     """Return integer zero points in the dtype of the scales, None if the format has none: then all are the middle."""
     largest, middle = 2**shape.format.bits - 1, 2 ** (shape.format.bits - 1)
     most = int(zeros.max())
@@ -150,7 +150,7 @@ def checked_floats(name: str, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def check_order(name: str, places: torch.Tensor, shape: Shape) -> None:
+def check_order(name: str, places: torch.Tensor, shape: WeightSizes) -> None:
     """Raise ModelLoadError unless each column is in the group that its number says."""
     expected = (torch.arange(shape.columns, device=places.device) + shape.begin) // shape.group
     wrong = (places != expected).nonzero()
@@ -163,7 +163,7 @@ def check_order(name: str, places: torch.Tensor, shape: Shape) -> None:
         )
 
 
-def check_shape(name: str, stored: torch.Tensor, shape: Shape) -> None:
+def check_shape(name: str, stored: torch.Tensor, shape: WeightSizes) -> None:
     """Raise ModelLoadError if weight_shape is not that of the weight."""
     if tuple(stored.tolist()) != shape.whole:
         raise ModelLoadError(
