@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import chosen_format
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.layers import unquantized
@@ -43,7 +44,7 @@ class ThreadGroup:
         return total
 
 
-def of_two_ranks(path: Path) -> list[Decoder]:
+def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
     config, kernels, ranks = read_model_dir(path), select("torch", "cpu"), Ranks(2)
     decoders = []
     for rank in range(2):
@@ -54,7 +55,7 @@ def of_two_ranks(path: Path) -> list[Decoder]:
             kernels=kernels,
             max_model_len=reference.MAX_LEN,
             mesh=Mesh(tp=ThreadGroup(ranks, rank)),
-            method=methods(config.quantization),
+            method=methods(chosen_format(config.quantization, quantization)),
         )
         load(decoder, config)
         decoders.append(decoder)

@@ -176,6 +176,32 @@ def test_two_ranks_have_the_weights_of_one(layout: str, written: Any) -> None:
                 torch.testing.assert_close(found, reference.reference_logits(model, ids), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("quantization", ["int8-g32", "int8-g64"])
+def test_two_ranks_quantize_groups_as_one_does(quantization: str, tmp_path: Path) -> None:
+    path = reference.save(quantized.make_model(), tmp_path)
+    whole = weights_of(reference.load_decoder(path, quantization=quantization))
+    parts = [weights_of(decoder) for decoder in of_two_ranks(path, quantization)]
+    for name, weight in whole.items():
+        axis = 1 if "o_proj" in name or "down_proj" in name else 0
+        assert torch.equal(torch.cat([part[name] for part in parts], axis), weight)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-g64", "int4-g128"])
+def test_fused_layers_equal_others_where_weights_were_quantized_with_their_norms(
+    quantization: str, tmp_path: Path
+) -> None:
+    decoder = reference.load_decoder(reference.save(quantized.make_model(), tmp_path), quantization=quantization)
+    fused = with_chains(decoder)
+    assert fused is not None
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in fused.layers)
+    for chunks in ([5, 1, 1], [1]):
+        pairs = (
+            reference.paged_logits(one, reference.prompts(), block_size=8, chunks=chunks) for one in (decoder, fused)
+        )
+        for expected, found in zip(*pairs, strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize("layout", ["gptq", "gptq-8-bits", "awq", "w4a16-asymmetric", "w8a16", "w8a8", "fp8"])
 def test_dummy_weights_in_a_layout_have_the_deviation_of_others(layout: str, written: Any) -> None:
     config = read_model_dir(written(layout)[0])
