@@ -32,6 +32,12 @@ WEIGHT_ONLY = ["int8", "int8-g32", "int8-g64", "int8-g128", "int4-g128"]
 EIGHT_BITS = ["w8a8", "fp8", "fp8-block"]
 
 
+@pytest.fixture(autouse=True)
+def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep weights as a GPU has them: not packed for this CPU."""
+    monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
+
+
 def made(name: str, dtype: torch.dtype, change: Callable[[torch.Tensor], object] = lambda w: None) -> Any:
     """Return a loaded Linear behind a norm, its float weight with the norm's folded into it, and the norm."""
     torch.manual_seed(11)
