@@ -35,8 +35,9 @@ class Dequantized(NamedTuple):
 
 
 class WeightOnly(Quantized):
-    """A format whose `linear.weight` is a QuantizedWeight; on CUDA its columns are arranged for kernels, and on a CPU it
-    is packed where that is supported.
+    """A format whose `linear.weight` is a QuantizedWeight, on CUDA with its columns arranged for kernels.
+
+    On a CPU it is packed where that is supported.
     """
 
     def after_load(self, linear: Linear) -> None:
