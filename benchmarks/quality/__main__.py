@@ -1,14 +1,17 @@
 """Compare the embedded model in every weight format with itself in 16 bits: divergence, flips, perplexity, drift.
 
-    python -m benchmarks.quality --wheels DIR [--formats int8 int4-g128] [--windows 64] [--save NAME] [-- FLAGS OF serve]
+    python -m benchmarks.quality --wheels DIR [--formats int8 int4-g128] [--windows 64] [--save NAME] [-- FLAGS]
 
 Each format is loaded with --quantization and computes held-out text through `LLM`: the files of the packages that the
 model has not learnt, whose wheels are downloaded to DIR (6 MB); without --wheels the held-out files of this
-interpreter's library. KL is that of the distribution in 16 bits to that of the format, a position at a time. A flip is
-a position where another id is the most likely; its margin is the distance, in the reference, between the first id and
-the second. "Own rounding" is KL between the engine's format and a second implementation in plain torch, which shares no
-code with it. Drift is the first position at which greedy outputs differ. The exit code is 1 if a format raises the
-perplexity by more than its limit.
+interpreter's library. FLAGS are those of serve. KL is that of the distribution in 16 bits to that of the format, a
+position at a time. A flip is a position where another id is the most likely; its margin is the distance, in the
+reference, between the first id and the second. Drift is the first position at which greedy outputs differ. The exit
+code is 1 if a format raises the perplexity by more than its limit.
+
+"Own rounding" is KL between the engine's format and a second implementation in plain torch, which shares no code with
+it. Activations of 8 bits amplify the last bit of a sum: with them it is as large between float32 and float64 sums of
+that implementation.
 """
 
 from __future__ import annotations
@@ -98,8 +101,8 @@ def measure(args: argparse.Namespace) -> bool:
     origin = "other people's packages" if args.wheels else "the standard library"
     print(
         f"{sum(map(len, texts.windows)):,} held-out ids of {origin} in windows of {args.length:,}; greedy outputs of "
-        f"{args.greedy:,} ids after {len(texts.prompts)} prompts of {PROMPT_LENGTH}; flags {flags or 'none'}. Perplexity "
-        f"in 16 bits {distance(texts, reference.logits, reference.logits).perplexity:.4f}.\n\n{HEAD}",
+        f"{args.greedy:,} ids after {len(texts.prompts)} prompts of {PROMPT_LENGTH}; flags {flags or 'none'}. "
+        f"Perplexity in 16 bits {distance(texts, reference.logits, reference.logits).perplexity:.4f}.\n\n{HEAD}",
         flush=True,
     )
     are_within = True

@@ -5,10 +5,10 @@
 | one a row of W    | FBGEMM's tiles of int8, 1 byte       | FBGEMM's product of integers, x in pieces    |
 | one a group       | rows of a table of bytes, 1.08 bytes | FBGEMM's sum of weighted rows of a table     |
 
-Milliseconds of the four products of a layer of Llama-3.2-1B's shape for one row, on a CPU with AVX2 (EPYC, Zen 3), one
-thread and two; in brackets the share of HalfWeight's time, in the same run: HalfWeight 8.5 and 4.7, tiles 0.48 and 0.46,
-table 0.54 and 0.69. torch's own products: `_weight_int8pack_mm` in bfloat16 0.85 and 0.84, `_weight_int4pack_mm_for_cpu`
-1.04 and about 1.0, both in float32 more than 5.
+Milliseconds of the four products of a layer of Llama-3.2-1B's shape for one row, on a CPU with AVX2 (EPYC, Zen 3): the
+least of nine, as a share of HalfWeight's in the same run, with one thread and two. Tiles 0.48 and 0.46, table 0.54 and
+0.69; torch's own `_weight_int8pack_mm` 0.85 and 0.84, `_weight_int4pack_mm_for_cpu` 1.04 and about 1, both in bfloat16;
+in float32 they take more than five times HalfWeight's. For 16 rows tiles take 1.5 and the table 3.2.
 
 Both compute (q - z) · s with s in float32, where a 16-bit weight would be that number rounded to the compute dtype, and
 both round their result once. `pack_quantized` declines what it cannot hold.

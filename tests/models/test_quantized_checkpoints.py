@@ -31,6 +31,12 @@ pytest.importorskip("compressed_tensors")
 WEIGHT_ONLY = [name for name in LAYOUTS if name not in EIGHT_BITS]
 
 
+@pytest.fixture(autouse=True)
+def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep weights as a GPU has them: not packed for this CPU."""
+    monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
     """Return layout -> a directory that no test changes, and transformers' model with its weights."""

@@ -1,0 +1,98 @@
+"""What formats of weights cost in quality: how it is measured, and that those of 8 bits stay within their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.quality import rounding
+from benchmarks.quality.__main__ import Texts, compute, distance
+from benchmarks.quality.compare import Distance, first_differences
+from benchmarks.quality.held_out import beginnings, held_out_documents, windows
+from benchmarks.quality.rounding import ROUNDINGS, Rounding, round_rows, round_weight
+from photon_grpc import demo
+from photon_grpc.config.quantization import FORMATS
+
+
+def test_divergence_and_losses_are_those_of_torch():
+    reference, other = torch.randn(50, 7).double(), torch.randn(50, 7).double()
+    ids = [position % 7 for position in range(50)]
+    found = Distance()
+    for part in (slice(0, 20), slice(20, 50)):
+        found.add(reference[part], other[part], ids[part])
+    expected = F.kl_div(other.log_softmax(-1), reference.softmax(-1), reduction="none").sum(-1)
+    assert found.mean_divergence == pytest.approx(float(expected.mean()))
+    assert found.divergence_at(0.9) == pytest.approx(float(expected.sort().values[45]))
+    assert found.perplexity == pytest.approx(float(F.cross_entropy(other, torch.tensor(ids)).exp()))
+    assert found.reference_perplexity == pytest.approx(float(F.cross_entropy(reference, torch.tensor(ids)).exp()))
+
+
+def test_a_flip_has_the_margin_of_the_reference():
+    reference = torch.tensor([[2.0, 0.0, -1.0], [2.0, 1.7, 0.0], [1.0, 0.0, 0.0]])
+    other = torch.tensor([[0.0, 0.0, 9.0], [1.0, 1.1, 0.0], [1.0, 0.9, 0.0]])
+    found = Distance()
+    found.add(reference, other, [0, 0, 0])
+    assert found.flips.tolist() == pytest.approx([2.0, 0.3], abs=1e-6)
+    assert (found.num_positions, found.num_defects) == (3, 1)
+
+
+def test_drift_is_the_first_id_that_differs():
+    assert first_differences([[1, 2, 3], [1, 2], [4]], [[1, 2, 4], [1, 2], [5]]) == [2, 2, 0]
+
+
+def test_every_format_of_the_flag_is_measured():
+    assert set(ROUNDINGS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_rounding_is_to_the_nearest_that_the_format_has(name):
+    """Half a step of the block's grid; e4m3 has three bits behind the first."""
+    of, weight = ROUNDINGS[name], torch.randn(256, 256) * torch.logspace(-3, 0, 256)
+    rows, columns = (size or 256 for size in of.block)
+    largest = weight.abs().view(256 // rows, rows, 256 // columns, columns).amax((1, 3))
+    largest = largest.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    step = {"int8": largest / 127, "int4": largest / 7, "fp8": torch.maximum(weight.abs() / 8, largest / 2**14)}[
+        of.kind
+    ]
+    assert bool(((round_weight(weight, of) - weight).abs() <= 0.5001 * step).all())
+
+
+def test_rounding_twice_changes_nothing_and_zeros_stay():
+    of = Rounding("int8", (1, 32), has_rounded_activations=True, limit=0.0)
+    weight = torch.randn(4, 64)
+    weight[1] = 0.0
+    once = round_weight(weight, of)
+    assert torch.allclose(round_weight(once, of), once, rtol=1e-6) and not once[1].any()
+    assert not round_rows(weight, of)[1].any()
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    documents = held_out_documents(None)
+    return Texts(windows(documents, 1024, 1), beginnings(documents, 16, 2), 12)
+
+
+@pytest.fixture(scope="module")
+def reference(texts: Texts) -> list[torch.Tensor]:
+    return compute(texts, {}).logits
+
+
+@pytest.mark.parametrize(
+    "name", ["int8-g128", "int8", *(pytest.param(name, marks=pytest.mark.full) for name in ("int8-g32", "w8a8"))]
+)
+def test_eight_bits_stay_within_their_limits_on_text_that_was_not_learnt(name, texts, reference):
+    computed = compute(texts, {"quantization": name})
+    found = distance(texts, reference, computed.logits)
+    assert found.perplexity_ratio - 1 <= ROUNDINGS[name].limit
+    assert found.num_defects == 0
+    assert {len(output) for output in computed.outputs} == {12}
+
+
+@pytest.mark.parametrize("name", [pytest.param("int8-g64", marks=pytest.mark.full), "int4-g128"])
+def test_an_engine_computes_what_the_definition_of_a_format_says(name, texts, reference):
+    """The second implementation shares no code with the engine's."""
+    model = rounding.rounded_model(demo.TARGET, ROUNDINGS[name])
+    own = [rounding.logits_of(model, window) for window in texts.windows]
+    assert distance(texts, own, compute(texts, {"quantization": name}).logits).mean_divergence < 1e-9
+    assert distance(texts, own, reference).mean_divergence > 1e-5
