@@ -146,7 +146,7 @@ def test_rescale(sums: str, dtype: str) -> None:
     types = {"sums": "*" + sums, "s_x": "*fp32", "s_w": "*fp32", "eps": "fp32"}
     types |= dict.fromkeys(["y", "h", "bias"], "*" + dtype)
     check(compiled(rescale.rescale_kernel, types, rescale.config(4096) | {"PDL": True}), "griddepcontrol.wait")
-    check(compiled(rescale.add_kernel, types, rescale.config(4096) | {"PDL": True}), "griddepcontrol.wait")
-    built = compiled(rescale.swiglu_kernel, types, rescale.swiglu_config(14336, 4096) | {"PDL": True})
+    check(compiled(rescale.rescale_add_kernel, types, rescale.config(4096) | {"PDL": True}), "griddepcontrol.wait")
+    built = compiled(rescale.rescale_swiglu_kernel, types, rescale.swiglu_config(14336, 4096) | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "ld.global.v4" in built.ptx

@@ -74,7 +74,7 @@ def rescale_kernel(sums, s_x, s_w, y, SIZE: tl.constexpr, BLOCK: tl.constexpr, P
 
 
 @jit
-def add_kernel(sums, s_x, s_w, bias, h, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def rescale_add_kernel(sums, s_x, s_w, bias, h, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Change BLOCK columns of one row of h per program."""
     if PDL:
         gdc_wait()
@@ -92,7 +92,7 @@ def add_kernel(sums, s_x, s_w, bias, h, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 
 
 @jit
-def swiglu_kernel(
+def rescale_swiglu_kernel(
     sums, s_x, s_w, bias, h, y, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +138,9 @@ def add_launch(
     rows, size = sums.shape
     meta = config(size)
     if rows:
-        add_kernel[(rows, cdiv(size, meta["BLOCK"]))](sums, s_x, s_w, b, h, **meta, **dependent_launch(h.device))
+        rescale_add_kernel[(rows, cdiv(size, meta["BLOCK"]))](
+            sums, s_x, s_w, b, h, **meta, **dependent_launch(h.device)
+        )
     return None
 
 
@@ -157,5 +159,5 @@ def swiglu_launch(
     rows, size = y.shape
     if rows:
         meta = swiglu_config(size, h.shape[1])
-        swiglu_kernel[(rows,)](sums, s_x, s_w, b, h, y, eps, **meta, **dependent_launch(h.device))
+        rescale_swiglu_kernel[(rows,)](sums, s_x, s_w, b, h, y, eps, **meta, **dependent_launch(h.device))
     return None
