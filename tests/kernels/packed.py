@@ -36,7 +36,7 @@ def arranged(weight: QuantizedWeight) -> QuantizedWeight:
 def numbers(weight: QuantizedWeight) -> torch.Tensor:
     """Return W in float64, each product rounded once to the dtype of the scales, value by value."""
     dtype, kind = weight.scales.dtype, weight.kind
-    n, k = weight.shape
+    k = weight.shape[1]
     if kind.BITS == 8:
         q = weight.values.double()
     else:

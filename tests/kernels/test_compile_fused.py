@@ -188,6 +188,12 @@ def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int
         assert "ld.global.cg.v4" in built.ptx
 
 
+@pytest.mark.parametrize(("tile", "rows"), [(Tile("gemv", 16, 64, 4, 3), 8), (Tile("wgmma", 64, 64, 4, 4), 16)])
+@pytest.mark.parametrize("weight", [WeightKind(), WeightKind(8, 128), WeightKind(4, 32, True, True)], ids=str)
+def test_the_last_slice_may_be_shorter(tile: Tile, rows: int, weight: WeightKind) -> None:
+    check(projection("plain", tile, Problem(64, 1152, rows, SLICES=4, WEIGHT=weight)))
+
+
 @pytest.mark.parametrize(("arch", "shared_bytes", "num_multiprocessors"), [(80, 166_912, 108), (89, 101_376, 128)])
 @pytest.mark.parametrize("rows", [8, 16, 32])
 def test_tiles_have_room_on_devices_with_less_shared_memory(

@@ -12,6 +12,7 @@ from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import H200, Device, Product
 from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.weight import WeightKind
 
 #: Multiprocessors, bytes of one, bytes of a program, wgmma: H200, A100, an RTX 4090, an H100 of 114.
 DEVICES = [
@@ -27,13 +28,15 @@ PUBLIC = sorted({projection.product(8) for shape in SHAPES.values() for projecti
 
 def assert_can(tile: Tile, product: Product, device: Device) -> None:
     """Check what the kernels require of a tile, by their own descriptions."""
-    n, k, rows, span, end, slices = product
+    n, k, rows, span, end, slices, weight = product
     assert (n % tile.BN, k % 8) == (0, 0)
     # Only the last slice may be shorter.
     assert slice_columns(k, slices) % tile.BK == 0
     assert slice_columns(k, slices) > tile.BK
     beside = slices if tile.kind == "gemv" else 1
-    assert tile.NS * beside * tile.BK * (tile.BN + rows) * 2 <= device.max_bytes
+    assert tile.NS * beside * tile.BK * (tile.BN * weight.BITS // 8 + rows * 2) <= device.max_bytes
+    # A row is copied 16 bytes at a time.
+    assert k * weight.BITS % 128 == 0
     if end == "swiglu":
         assert span % (tile.BN // 2) == 0
     if tile.kind == "gemv":
@@ -88,6 +91,27 @@ def test_the_table_comes_first_and_fits_its_products() -> None:
                 assert cost.choose(product._replace(rows=rows)) == tile
                 if tile is not None:
                     assert_can(tile, product._replace(rows=rows), H200)
+
+
+@pytest.mark.parametrize("rows", tiles.BUCKETS)
+@pytest.mark.parametrize("kind", [WeightKind(8), WeightKind(8, 32), WeightKind(4, 128, True, True)], ids=str)
+def test_every_public_shape_has_tiles_for_packed_weights_and_no_row_of_the_table(kind: WeightKind, rows: int) -> None:
+    for product in PUBLIC:
+        packed = product._replace(rows=rows, weight=kind)
+        if product.k % 128 == 0:
+            tile = cost.choose(packed, may_decline=False)
+            assert tile is not None and tile in cost.candidates(packed), packed
+            assert_can(tile, packed, H200)
+
+
+def test_a_packed_weight_takes_less_time_than_16_bits_where_memory_is_waited_for() -> None:
+    whole, eight, four = (Product(28672, 4096, 8, 14336, "swiglu", 1, kind) for kind in map(WeightKind, (16, 8, 4)))
+    tile = Tile("gemv", 64, 128, 4, 4)
+    assert cost.tile_us(tile, four) < cost.tile_us(tile, eight) < cost.tile_us(tile, whole)
+    assert tiles.shared_bytes(tile, eight.problem(0)) == 4 * (64 * 128 + 2 * 8 * 128)
+    assert tiles.shared_bytes(tile, four.problem(0)._replace(WEIGHT=WeightKind(4, 64, True, True))) == 4 * (
+        64 * 64 + 2 * 64 * 2 * 2 + 2 * 128 + 2 * 8 * 128
+    )
 
 
 def test_what_the_table_does_not_know_is_left_to_the_library_above_64_rows() -> None:

@@ -122,9 +122,7 @@ def test_a_word_has_the_columns_of_a_thread(bits: int) -> None:
         for step in range(columns // 16):
             for half, column in columns_of_thread(t):
                 mine = halves(found[f"${2 * step + half}"], torch.bfloat16)[column % 2]
-                assert torch.equal(
-                    mine - (0 if bits == 8 else 128), whole.view(3, -1, columns)[:, :, 16 * step + column]
-                )
+                assert torch.equal(mine - (0 if bits == 8 else 128), blocks[:, :, 16 * step + column])
 
 
 @pytest.mark.parametrize(("parts", "rows", "width", "warps"), [(1, 16, 128, 1), (2, 32, 64, 4), (1, 128, 32, 4)])
