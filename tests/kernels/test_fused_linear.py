@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near, stream
+from tests.kernels.packed import arranged, numbers, packed_weight
 
 TILE = Tile("gemv", 16, 32, 1, 2)
 SIZES = Sizes(hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=48)
@@ -46,6 +48,24 @@ def test_qkv(bias: bool, is_normed: bool) -> None:
     expected_q, expected_cache = problem.expected_qkv(SIZES, rotation, norms)
     assert_near(q, expected_q, torch.float32)
     assert_near(cache, expected_cache, torch.float32)
+
+
+@pytest.mark.parametrize("is_arranged", [False, True])
+def test_a_packed_weight_is_multiplied_as_the_numbers_that_it_stands_for(is_arranged: bool) -> None:
+    weight = packed_weight(64, 128, WeightKind(4, 32, True, True), torch.float32)
+    weight = arranged(weight) if is_arranged else weight
+    problem = Problem(64, 128, 3, torch.float32, "cpu")
+    h = problem.random(3, 64)
+    expected = h.double() + problem.x.double() @ numbers(weight).T
+    add_launch(stream(h), problem.x, Affine(weight), TILE, problem.counters)
+    assert_near(h, expected, torch.float32)
+
+
+def test_kernels_refuse_a_packed_weight_in_natural_order() -> None:
+    weight = packed_weight(16, 64, WeightKind(8))
+    assert Affine(arranged(weight)).operand.w.shape == (16, 64)
+    with pytest.raises(ValueError, match="natural order"):
+        _ = Affine(weight).operand
 
 
 @pytest.mark.parametrize(

@@ -57,22 +57,23 @@ class Affine(NamedTuple):
     @property
     def launches(self) -> bool:
         """Return whether a kernel multiplies."""
-        return launches(self.operand.w)
+        return launches(self.w.values if isinstance(self.w, QuantizedWeight) else self.w)
 
     @property
     def operand(self) -> WeightOperand:
-        """Return W as kernels take it."""
+        """Return W as kernels take it. Raise ValueError if its columns are not arranged."""
         w = self.w
-        return (
-            WeightOperand(w.values, w.scales, w.zeros, w.norm) if isinstance(w, QuantizedWeight) else WeightOperand(w)
-        )
+        if not isinstance(w, QuantizedWeight):
+            return WeightOperand(w)
+        if not w.is_arranged:
+            raise ValueError("the packed weight is in natural order, kernels need it arranged: call decode.arrange")
+        return WeightOperand(w.values, w.scales, w.zeros, w.norm)
 
     @property
     def matrix(self) -> torch.Tensor:
         """Return W in float32: [N, K]."""
-        return (
-            dequantize(self.w, self.w.scales.dtype).float() if isinstance(self.w, QuantizedWeight) else self.w.float()
-        )
+        w = self.w
+        return (dequantize(w, w.scales.dtype) if isinstance(w, QuantizedWeight) else w).float()
 
 
 class Fusion(NamedTuple):

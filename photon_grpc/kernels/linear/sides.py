@@ -1,4 +1,4 @@
-"""What stands beside a packed weight, its scales, its zeros and the norm before it, on the way into a product.
+"""The copies of a packed weight into a product, with its scales, its zeros and the weight of the norm before it.
 
 They travel in the ring of W itself: a step's copies fetch its packed bytes and what they are multiplied by, so that
 neither is ever waited for alone. (A load into registers one step ahead would be late: a step takes 0.3 µs, memory 1.)
@@ -20,7 +20,7 @@ from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 
 
 class WeightOperand(NamedTuple):
-    """What a kernel is given of a weight: w of 16 bits, or packed with what stands beside them."""
+    """A weight as a kernel takes it: w of 16 bits, or packed w with its scales, zeros and norm."""
 
     w: torch.Tensor
     scales: torch.Tensor | None = None

@@ -19,7 +19,7 @@ from photon_grpc.kernels.linear.decode import natural, unpacked
 
 
 class WeightKind(NamedTuple):
-    """The constants that kernels are compiled for: BITS a value, GROUP columns that share a scale (0: all of them)."""
+    """The constants of a weight: BITS a value, GROUP columns that share a scale (0: all columns of a row)."""
 
     BITS: int = 16
     GROUP: int = 0
