@@ -53,11 +53,11 @@ def test_qkv(bias: bool, is_normed: bool) -> None:
 @pytest.mark.parametrize("is_arranged", [False, True])
 def test_a_packed_weight_is_multiplied_as_the_numbers_that_it_stands_for(is_arranged: bool) -> None:
     weight = packed_weight(64, 128, WeightKind(4, 32, True, True), torch.float32)
-    weight = arranged(weight) if is_arranged else weight
+    given = arranged(weight) if is_arranged else weight
     problem = Problem(64, 128, 3, torch.float32, "cpu")
     h = problem.random(3, 64)
     expected = h.double() + problem.x.double() @ numbers(weight).T
-    add_launch(stream(h), problem.x, Affine(weight), TILE, problem.counters)
+    add_launch(stream(h), problem.x, Affine(given), TILE, problem.counters)
     assert_near(h, expected, torch.float32)
 
 
