@@ -38,7 +38,10 @@ GROUPS = (
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     ("fused projections", r"gemv_kernel|wgmma_kernel|fused_linear|gemv|add_slices"),
-    ("matrix products", r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn|dequantize"),
+    (
+        "matrix products",
+        r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn|dequantize",
+    ),
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|silu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
     ("slots and inputs", r"_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
