@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from photon_grpc.config.quantization import FORMATS
 from photon_grpc.kernels.linear.decode import arrange, packed
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 from photon_grpc.layers import prepacked_quantized
+from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.prepacked import multiplies_half
 from photon_grpc.layers.prepacked_quantized import FEW_ROWS, WIDTH, pack_quantized
+from photon_grpc.layers.quantization.methods import methods
+from photon_grpc.layers.quantization.rounding import quantized
 
 needs_fbgemm = pytest.mark.skipif(not multiplies_half(), reason="this build or this CPU has no FBGEMM")
 #: (outputs, inputs): less than a block, whole blocks, a part of a block at the end.
@@ -137,3 +141,20 @@ def test_zeros_between_two_numbers_and_norms_are_declined():
 def test_a_cpu_without_these_products_packs_nothing(monkeypatch):
     monkeypatch.setattr(prepacked_quantized, "multiplies_half", lambda: False)
     assert pack_quantized(drawn((WIDTH, 256), 8, 128), None) is None
+
+
+@needs_fbgemm
+@pytest.mark.parametrize(("name", "bytes_a_weight"), [("int8", 1.03), ("int8-g128", 1.45), ("int4-g128", 1.45)])
+def test_a_loaded_layer_of_a_cpu_is_packed_and_forgets_its_float_weight(name, bytes_a_weight):
+    linear = Linear("a.", 256, {"x": 150}, bias=True, dtype=torch.float32, method=methods(FORMATS[name])("a.x"))
+    linear.allocate(torch.device("cpu"))
+    linear.weight.normal_(generator=torch.Generator().manual_seed(0))
+    linear.bias.normal_(generator=torch.Generator().manual_seed(1))
+    rounded = quantized(linear.slices(), linear.weight, FORMATS[name], torch.float32)
+    weight = QuantizedWeight(*rounded, kind=WeightKind(FORMATS[name].bits, FORMATS[name].block[1]))
+    linear.after_load()
+    x = inputs(3, 256)
+    expected = x.double() @ exact(weight).t() + linear.bias.double()
+    assert torch.allclose(linear(x, None).double(), expected, atol=5e-3)
+    assert not list(linear.targets()) and linear.method.fold(linear) is Folded.NO
+    assert linear.method.num_bytes(linear) <= bytes_a_weight * 150 * 256
