@@ -5,17 +5,10 @@
 | one a row of W    | FBGEMM's tiles of int8, 1 byte       | FBGEMM's product of integers, x in pieces    |
 | one a group       | rows of a table of bytes, 1.08 bytes | FBGEMM's sum of weighted rows of a table     |
 
-<<<<<<< HEAD
-Time of the four products of a layer of Llama-3.2-1B's shape for one row, as a share of HalfWeight's, with one thread and
-with two of an EPYC (Zen 3) with AVX2: the product of tiles 0.45 and 0.46, the sum of the table 0.54 and 0.69; torch's
-own `_weight_int8pack_mm` 0.85 and 0.84, `_weight_int4pack_mm_for_cpu` 1.04 with one thread, both in bfloat16. More rows:
-`benchmarks/results/cpu_products.md`.
-=======
 Time of the four products of a layer of Llama-3.2-1B's shape for one row, as a share of HalfWeight's, with one thread
 and with two of an EPYC (Zen 3) with AVX2: the product of tiles 0.45 and 0.46, the sum of the table 0.54 and 0.69;
 torch's own product of int8 0.85 and 0.84, of int4 1.04 with one thread, both in bfloat16.
 More rows: `benchmarks/results/cpu_products.md`.
->>>>>>> 5d19acf (Name torch's products in words)
 
 Both compute (q - z) · s with s in float32, where a 16-bit weight would be that number rounded to the compute dtype, and
 both round their result once. `pack_quantized` declines what it cannot hold.
