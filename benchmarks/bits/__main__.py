@@ -300,7 +300,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="a directory for bits-SHAPE.json")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    least, most = args.outputs
+    if not 1 <= least <= most:
+        parser.error(f"--outputs: MIN must be at least 1 and at most MAX; got {least} {most}")
+    return args
 
 
 def main() -> int:

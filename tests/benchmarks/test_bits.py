@@ -123,3 +123,9 @@ def test_llm_gives_the_bits_that_the_engine_gives() -> None:
     for found in outcomes:
         if run.drawn[found.index].num_outputs <= 1:
             assert digest(found) == digest(run.reference[found.index, 0])
+
+
+@pytest.mark.parametrize("outputs", [("9", "3"), ("0", "3")])
+def test_lengths_of_outputs_that_cannot_be_drawn_are_refused(outputs: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(["--outputs", *outputs])
