@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import fused8, fused_linear, products8, slices
+from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, products8, slices, weight
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.products8 import Weight8
-from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
+from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
@@ -105,7 +105,12 @@ class PackedOperands(NamedTuple):
         return Affine(self.weight, self.bias, self.num_slices)
 
     def dense(self) -> DenseOperands:
-        return DenseOperands(dequantize(self.weight, self.weight.scales.dtype), self.bias, self.num_slices)
+        scales = self.weight.scales
+        if not self.weight.is_arranged:
+            return DenseOperands(weight.dequantize(self.weight, scales.dtype), self.bias, self.num_slices)
+        scratch = torch.empty(self.weight.shape, dtype=scales.dtype, device=scales.device)
+        dequantize.launch(self.weight, scratch)
+        return DenseOperands(scratch, self.bias, self.num_slices)
 
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
         self.dense().qkv(h, eps, out)
