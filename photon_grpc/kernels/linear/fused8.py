@@ -19,10 +19,10 @@ import torch
 
 from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import epilogue, rescale
-from photon_grpc.kernels.linear.fused_linear import Fusion, ResidualStream
-from photon_grpc.kernels.linear.products8 import PLAIN, Weight, by_library, launch, library_sums, product, quantized
+from photon_grpc.kernels.linear.fused_linear import Fusion, ResidualStream, heads_fusion
+from photon_grpc.kernels.linear.products8 import PLAIN, Weight8, by_library, launch, library_sums, product, quantized
 from photon_grpc.kernels.linear.rescale import sums_dtype
-from photon_grpc.kernels.linear.tiles import HeadSplit, holds_heads
+from photon_grpc.kernels.linear.tiles import holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -31,7 +31,7 @@ from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 class Linear8(NamedTuple):
     """The map x -> W x + b; b [N] in 16 bits or None."""
 
-    weight: Weight
+    weight: Weight8
     b: torch.Tensor | None = None
 
 
@@ -77,22 +77,13 @@ def qkv_launch(
     stream: ResidualStream, linear: Linear8, eps: float, out: HeadOutput, way: Way, counters: torch.Tensor
 ) -> None:
     """Fill out.q and change out.cache with norm_qkv."""
-    h, weight, (q, cache, layer, rotation, norms) = stream.h, linear.weight, out
-    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    h, weight = stream.h, linear.weight
     rows = quantized(h, weight)
-    if norms is not None or not rotates(way, head_dim // 2):
+    if out.norms is not None or not rotates(way, out.cache.shape[-1] // 2):
         qkv = torch.empty((h.shape[0], weight.values.shape[0]), dtype=sums_dtype(h.dtype), device=h.device)
         launch(PLAIN, way, weight, rows, qkv, counters=counters)
         return rotate_store.launch(qkv, h, linear.b, eps, out, stream.partial)
-    fusion = Fusion(
-        epilogue.load_angles,
-        epilogue.store_heads,
-        (rotation, cache[:, layer], cache.stride(0)),
-        eps,
-        span=head_dim // 2,
-        heads=HeadSplit(q.shape[1] // head_dim, kv_heads, block_size),
-    )
-    return launch(fusion, way, weight, rows, q, stream.partial, linear.b, counters)
+    return launch(heads_fusion(out, eps), way, weight, rows, out.q, stream.partial, linear.b, counters)
 
 
 def rotates(way: Way, span: int) -> bool:

@@ -147,24 +147,23 @@ def qkv_launch(
     h = stream.h
     if not linear.launches:
         return qkv_reference(h, linear, eps, out)
-    q, cache, layer, rotation, norms = out
-    _, _, _, kv_heads, block_size, head_dim = cache.shape
-    if norms is not None or not holds_heads(tile, head_dim // 2):
+    if out.norms is not None or not holds_heads(tile, out.cache.shape[-1] // 2):
         wide = h.dtype != torch.bfloat16
         product = torch.empty(
             (h.shape[0], linear.w.shape[0]), dtype=torch.float32 if wide else h.dtype, device=h.device
         )
         launch(Fusion(epilogue.load_nothing, epilogue.store_sums), tile, linear, h, product, counters=counters)
         return rotate_store.launch(product, h, linear.b, eps, out, stream.partial)
-    fusion = Fusion(
-        epilogue.load_angles,
-        epilogue.store_heads,
-        (rotation, cache[:, layer], cache.stride(0)),
-        eps,
-        span=head_dim // 2,
-        heads=HeadSplit(q.shape[1] // head_dim, kv_heads, block_size),
-    )
-    return launch(fusion, tile, linear, h, q, stream.partial, counters)
+    return launch(heads_fusion(out, eps), tile, linear, h, out.q, stream.partial, counters)
+
+
+def heads_fusion(out: HeadOutput, eps: float) -> Fusion:
+    """Return the norm before heads, and their rotation on the way to queries and pages."""
+    q, cache, layer, rotation, _ = out
+    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    operands = rotation, cache[:, layer], cache.stride(0)
+    heads = HeadSplit(q.shape[1] // head_dim, kv_heads, block_size)
+    return Fusion(epilogue.load_angles, epilogue.store_heads, operands, eps, span=head_dim // 2, heads=heads)
 
 
 def launch(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,20 +30,11 @@ from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
 
 
-class Weight(Protocol):
-    """A weight in 8 bits: values int8 or e4m3 [N, K], scales float32 [1, N] or [K / 128, N / 128]."""
-
-    @property
-    def values(self) -> torch.Tensor: ...
-    @property
-    def scales(self) -> torch.Tensor: ...
-    @property
-    def norm(self) -> torch.Tensor | None:
-        """The weight [K] of the norm before the product, which multiplies x; None: it is in W, or there is none."""
-
-
 class Weight8(NamedTuple):
-    """A Weight."""
+    """A weight in 8 bits: values int8 or e4m3 [N, K], scales float32 [1, N] or [K / 128, N / 128].
+
+    norm: the weight [K] of the norm before the product, which multiplies x; None: it is in W, or there is none.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -55,11 +46,11 @@ PARTS = Way(Tile("wgmma", 128, 128, 8, 5), 128), Way(Tile("wgmma", 64, 128, 4, 5
 PLAIN = Fusion(epilogue.load_nothing, epilogue.store_sums)
 
 
-def kind_of(weight: Weight) -> Weights:
+def kind_of(weight: Weight8) -> Weights:
     return Weights(weight.values.dtype == torch.int8, library8.has_blocks(*_tensors(weight)))
 
 
-def quantized(x: torch.Tensor, weight: Weight) -> QuantizedRows:
+def quantized(x: torch.Tensor, weight: Weight8) -> QuantizedRows:
     """Return x in the 8 bits of the weight."""
     x = x if weight.norm is None else x * weight.norm
     return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
@@ -71,7 +62,7 @@ def has_wgmma(device: torch.device) -> bool:
     return can_fuse(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def way_of(weight: Weight, num_rows: int, end: str = "add", span: int = 0) -> Way | None:
+def way_of(weight: Weight8, num_rows: int, end: str = "add", span: int = 0) -> Way | None:
     """Return how a product of so many rows is multiplied with its epilogue; None: by the library, or not at once."""
     rows = tiles8.bucket(num_rows)
     if not num_rows or rows is None or not has_wgmma(weight.values.device):
@@ -81,12 +72,12 @@ def way_of(weight: Weight, num_rows: int, end: str = "add", span: int = 0) -> Wa
     return tiles8.choose(Product(n, k, rows, span, end), kind_of(weight), may_decline=may_decline)
 
 
-def product(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:
+def product(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return x Wᵀ [T, N], in x's dtype if no other is given."""
     return multiply(quantized(x, weight), weight, dtype or x.dtype)
 
 
-def multiply(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+def multiply(rows: QuantizedRows, weight: Weight8, dtype: torch.dtype) -> torch.Tensor:
     """Return the product of rows that are quantized."""
     tokens, device = rows.values.shape[0], rows.values.device
     y = torch.empty((tokens, weight.values.shape[0]), dtype=dtype, device=device)
@@ -103,7 +94,7 @@ def multiply(rows: QuantizedRows, weight: Weight, dtype: torch.dtype) -> torch.T
     return y
 
 
-def library_sums(rows: QuantizedRows, weight: Weight) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
+def library_sums(rows: QuantizedRows, weight: Weight8) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
     """Return the library's sums and the scales of some rows after the other."""
     at_once = library8.rows_at_once(weight.values.shape[0])
     for first in range(0, rows.values.shape[0], at_once):
@@ -111,12 +102,12 @@ def library_sums(rows: QuantizedRows, weight: Weight) -> Iterator[tuple[slice, t
         yield where, (library8.sums(rows.values[where], weight.values), rows.scales[where])
 
 
-def by_library(weight: Weight, num_rows: int) -> bool:
+def by_library(weight: Weight8, num_rows: int) -> bool:
     """Return whether the library multiplies so many rows by the weight."""
     return library8.takes(*_tensors(weight)) and way_of(weight, num_rows) is None
 
 
-def reference(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None) -> torch.Tensor:
+def reference(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return x Wᵀ in torch, on any device."""
     values, scales = _tensors(weight)
     x = x if weight.norm is None else x * weight.norm
@@ -124,7 +115,7 @@ def reference(x: torch.Tensor, weight: Weight, dtype: torch.dtype | None = None)
     return library8.reference(rows, values, scales).to(dtype or x.dtype)
 
 
-def _tensors(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(weight: Weight8) -> tuple[torch.Tensor, torch.Tensor]:
     return weight.values, weight.scales
 
 
@@ -134,7 +125,7 @@ def _counters(device: torch.device) -> torch.Tensor:
     return torch.zeros(8192, dtype=torch.int32, device=device)
 
 
-def _parts(weight: Weight) -> Way | None:
+def _parts(weight: Weight8) -> Way | None:
     """Return how rows are multiplied in parts; None if no tile divides the weight, or the device has no wgmma."""
     if not has_wgmma(weight.values.device):
         return None
@@ -143,7 +134,7 @@ def _parts(weight: Weight) -> Way | None:
 
 
 def launch(
-    fusion: Fusion, way: Way, weight: Weight, rows: QuantizedRows, y: torch.Tensor,
+    fusion: Fusion, way: Way, weight: Weight8, rows: QuantizedRows, y: torch.Tensor,
     partial: torch.Tensor | None = None, bias: torch.Tensor | None = None, counters: torch.Tensor | None = None,
     *, in_parts: bool = False,
 ) -> None:  # fmt: skip
