@@ -16,6 +16,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
 
 import argparse
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,11 +46,12 @@ MEMORY_BYTES_PER_US = 4.2e6
 
 
 class PackedChain(Chain):
-    """Calls over packed weights: as many as together exceed the second-level cache."""
+    """Calls over `count` packed weights."""
 
-    def __init__(self, projection: Projection, rows: int, kind: WeightKind, device: torch.device) -> None:
+    def __init__(
+        self, projection: Projection, rows: int, kind: WeightKind, device: torch.device, count: int = 1
+    ) -> None:
         super().__init__(projection, rows, 1, device)
-        count = num_weights(projection) * 16 // kind.BITS
         self.kind = kind
         self.packed = [self._random(seed, device) for seed in range(count)]
         self.weights[0].copy_(self._dense(self.packed[0]))
@@ -89,19 +92,30 @@ def us_of_16_bits(projection: Projection, rows: int, device: torch.device) -> fl
     return chain.us(chain.library if tile is None else lambda w: chain.launch(w, tile))
 
 
-def timed(projection: Projection, rows: int, name: str, device: torch.device) -> dict[str, Any]:
+def right_tiles(projection: Projection, rows: int, name: str, share: slice) -> list[Tile]:
+    """Return those of a share of the candidates that write the right bits; compile each, and name the others."""
+    kind, found = KINDS[name], []
+    with torch.inference_mode():
+        chain = PackedChain(projection, rows, kind, torch.device("cuda"))
+        for tile in cost.candidates(projection.product(rows)._replace(weight=kind))[share]:
+            try:
+                if chain.is_equal(tile):
+                    found.append(tile)
+                else:
+                    print(
+                        f"WRONG {name} {projection.name} {projection.n}x{projection.k} {rows} {tuple(tile)}", flush=True
+                    )
+            except RuntimeError as failure:
+                print(f"FAILED {name} {projection.name} {rows} {tuple(tile)}: {str(failure)[:100]}", flush=True)
+    return found
+
+
+def timed(projection: Projection, rows: int, name: str, right: list[Tile], device: torch.device) -> dict[str, Any]:
     kind = KINDS[name]
     product = projection.product(rows)._replace(weight=kind)
-    chain = PackedChain(projection, rows, kind, device)
-    found = []
-    for tile in cost.candidates(product):
-        try:
-            if not chain.is_equal(tile):
-                print(f"WRONG {name} {projection.name} {projection.n}x{projection.k} {rows} {tuple(tile)}", flush=True)
-                continue
-            found.append((round(chain.packed_us(tile), 2), tile))
-        except RuntimeError as failure:
-            print(f"FAILED {name} {projection.name} {rows} {tuple(tile)}: {str(failure)[:100]}", flush=True)
+    # As many weights as together exceed the second-level cache.
+    chain = PackedChain(projection, rows, kind, device, num_weights(projection) * 16 // kind.BITS)
+    found = [(round(chain.packed_us(tile), 2), tile) for tile in right]
     chosen = cost.choose(product, may_decline=False)
     whole = Tile("gemv", projection.n, projection.k, 1, 1)
     floor = step_bytes(whole, kind, projection.k, 1) / MEMORY_BYTES_PER_US
@@ -119,19 +133,30 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=["int8-g128", "int8", "int4-g128"])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["8b"])
     parser.add_argument("--rows", nargs="+", type=int, choices=tiles.BUCKETS, default=tiles.BUCKETS)
+    parser.add_argument("--processes", type=int, default=8, help="that compile and check tiles before any is timed")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     needs_gpu("benchmarks.kernels.packed_sweep")
     device, lines = torch.device("cuda"), []
+    wanted = [
+        (projection, rows, name)
+        for projection in dict.fromkeys(
+            p for name in arguments.shape for p in projections(SHAPES[name]) if p.end != "head"
+        )
+        for rows in arguments.rows
+        for name in arguments.kind
+    ]
+    shares = [slice(first, None, 4) for first in range(4)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, mp_context=spawn) as pool:
+        checks = [[pool.submit(right_tiles, *each, share) for share in shares] for each in wanted]
+        right = [[tile for check in of_one for tile in check.result()] for of_one in checks]
     with torch.inference_mode():
-        for projection in dict.fromkeys(p for name in arguments.shape for p in projections(SHAPES[name])):
-            for rows in arguments.rows:
-                for name in arguments.kind:
-                    found = timed(projection, rows, name, device)
-                    lines.append(json.dumps(found))
-                    best = found["tiles"][:3]
-                    print(f"{name} {found['product']} floor {found['floor']} 16 bits {found['16 bits']}"
-                          f" chosen {found['chosen']} best {best}", flush=True)  # fmt: skip
+        for each, found in zip(wanted, right, strict=True):
+            line = timed(*each, found, device)
+            lines.append(json.dumps(line))
+            print(f"{each[2]} {line['product']} floor {line['floor']} 16 bits {line['16 bits']}"
+                  f" chosen {line['chosen']} best {line['tiles'][:3]}", flush=True)  # fmt: skip
     if arguments.out:
         arguments.out.write_text("\n".join(lines) + "\n")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels.linear import decode
-from photon_grpc.kernels.linear.decode import arrange, natural, scaling, unpacking
+from photon_grpc.kernels.linear.decode import arrange, holds, natural, product, products, unpacking
 from photon_grpc.kernels.linear.weight import WeightKind, dequantize
 from tests.kernels.packed import KINDS, arranged, numbers, packed_weight
 
@@ -34,9 +34,10 @@ def carried_out(ptx: str, given: dict[str, torch.Tensor]) -> Registers:
         operation, operands = line.split(None, 1)
         to, *names = [name.strip() for name in operands.split(",")]
         inputs = [value(name) for name in names]
-        registers[to] = {"mov": lambda a: a, "shr": lambda a, b: a >> b, "lop3": lop3, "fma": fma(operation)}[
-            operation.split(".")[0]
-        ](*inputs)
+        registers[to] = {
+            "mov": lambda a: a, "shr": lambda a, b: a >> b, "and": lambda a, b: a & b, "lop3": lop3, "prmt": prmt,
+            "fma": fma(operation),
+        }[operation.split(".")[0]](*inputs)  # fmt: skip
     return registers
 
 
@@ -47,6 +48,13 @@ def lop3(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: torch.Tensor)
         index = (a >> bit & 1) * 4 + (b >> bit & 1) * 2 + (c >> bit & 1)
         found = found | (table >> index & 1) << bit
     return found
+
+
+def prmt(a: torch.Tensor, b: torch.Tensor, selector: torch.Tensor) -> torch.Tensor:
+    """Take four of the eight bytes of a and b, the lowest first."""
+    both = a | b << 32
+    chosen = [int(selector) >> 4 * place & 7 for place in range(4)]
+    return sum(((both >> 8 * byte & 0xFF) << 8 * place for place, byte in enumerate(chosen)), torch.zeros_like(a))
 
 
 def fma(operation: str):  # type: ignore[no-untyped-def]
@@ -69,39 +77,69 @@ def joined(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return (low.view(torch.int16).long() & 0xFFFF) | (high.view(torch.int16).long() & 0xFFFF) << 16
 
 
+#: What a word's number is a multiple of, and what it is above.
+UNIT = {torch.bfloat16: (2.0**-133, 0), torch.float16: (1.0, 1024)}
+SCALES = [2e-7, 0.0123, 0.0431, 1.0, 7.3, -0.3, 0.0]
+
+
 @each_dtype
 def test_every_byte_is_decoded_wherever_it_is_in_its_word(dtype: torch.dtype) -> None:
-    byte = torch.arange(256)
+    byte, (unit, base) = torch.arange(256), UNIT[dtype]
     for place in range(4):
         # Other bytes of the word are anything.
         word = byte << 8 * place | (byte * 0x9E3779B1 & 0xFFFFFFFF & ~(0xFF << 8 * place))
         found = carried_out(unpacking(8, dtype == torch.bfloat16), {"$2": word})
-        assert torch.equal(halves(found[f"${place % 2}"], dtype)[place // 2], byte.to(torch.int8).double())
+        assert torch.equal(halves(found[f"${place % 2}"], dtype)[place // 2], byte * unit + base)
+
+
+def test_a_number_and_its_scale_are_rounded_once() -> None:
+    scale = torch.cat((torch.tensor(SCALES), torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.01))
+    scale = scale.bfloat16()
+    for middle, step in ((128, 1), (8, 1), (8, 16)):
+        q = torch.arange(2 * middle)
+        numbers = (q * step * 2.0**-133).bfloat16()
+        by, offset = scale * (2.0**117 / step), scale * (-middle / 65536)
+        given = {"$1": joined(numbers, numbers)[:, None], "$2": joined(by, by), "$3": joined(offset, offset)}
+        mine = halves(carried_out("fma.rn.bf16x2 $0, $1, $2, $3;", given)["$0"], torch.bfloat16)
+        expected = ((q - middle).double()[:, None] * scale.double()).bfloat16().double()
+        assert torch.equal(mine[0] * 65536, expected)
 
 
 @each_dtype
 @pytest.mark.parametrize("zero", range(17))
 def test_every_nibble_less_any_zero_is_scaled(zero: int, dtype: torch.dtype) -> None:
-    nibble, base = torch.arange(16), 128.0 if dtype == torch.bfloat16 else 1024.0
-    scale = torch.tensor([2e-7, 0.0123, 0.0431, 1.0, 7.3, -0.3], dtype=dtype)
-    offset = torch.tensor(-base - zero).to(dtype)
+    nibble, (unit, base), is_bf16 = torch.arange(16), UNIT[dtype], dtype == torch.bfloat16
+    scale = torch.tensor(SCALES, dtype=dtype)
+    by = scale * 2.0**-9 if is_bf16 else scale
     for place in range(8):
         word = nibble << 4 * place | (nibble * 0x9E3779B1 & 0xFFFFFFFF & ~(0xF << 4 * place))
-        found = carried_out(unpacking(4, dtype == torch.bfloat16), {"$4": word})[f"${place % 4}"]
-        assert torch.equal(halves(found, dtype)[place // 4], nibble + base)
-        given = {"$1": found[:, None], "$2": joined(scale, scale), "$3": joined(offset, offset)}
-        mine = halves(carried_out(scaling(True, dtype == torch.bfloat16), given)["$0"], dtype)[place // 4]
+        pair = place % 4
+        # The first and the third pair of a word are in registers 0 and 1.
+        found = carried_out(unpacking(4, is_bf16), {"$4": word})[f"${pair // 2 + pair % 2 * 2}"]
+        is_high = pair % 2 == 1
+        step = 16 if is_high else 1
+        assert torch.equal(halves(found, dtype)[place // 4], nibble * step * unit + base)
+        offset = torch.tensor(-zero / 128 if is_bf16 else -base / step - zero).to(dtype)
+        given = {"$1": found[:, None], "$2": joined(by, by), "$3": joined(offset, offset)}
+        mine = halves(carried_out(products(is_bf16, is_high), given)["$0"], dtype)[place // 4]
         expected = ((nibble - zero).double()[:, None] * scale.double()).to(dtype).double()
-        assert torch.equal(mine, expected)
+        assert torch.equal(mine * (65536 if is_bf16 else 1), expected)
 
 
 @each_dtype
 def test_a_product_is_rounded_once(dtype: torch.dtype) -> None:
-    q = torch.arange(-128, 128).to(dtype)
-    scale = (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.01).to(dtype)
-    given = {"$1": joined(q, q)[:, None], "$2": joined(scale, scale)}
-    mine = halves(carried_out(scaling(False, dtype == torch.bfloat16), given)["$0"], dtype)
-    assert torch.equal(mine[0], (q.double()[:, None] * scale.double()).to(dtype).double())
+    w = torch.arange(-128, 128).to(dtype)
+    norm = (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.01).to(dtype)
+    given = {"$1": joined(w, w)[:, None], "$2": joined(norm, norm)}
+    mine = halves(carried_out(product(dtype == torch.bfloat16), given)["$0"], dtype)
+    assert torch.equal(mine[0], (w.double()[:, None] * norm.double()).to(dtype).double())
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(0.0, True), (-1e-4, True), (1000.0, True), (2e3, False), (1e-30, False)]
+)
+def test_scales_that_leave_the_range_of_numbers_are_declined(scale: float, expected: bool) -> None:
+    assert holds(torch.tensor([1.0, scale])) is expected
 
 
 def columns_of_thread(t: int) -> list[tuple[int, int]]:
@@ -121,8 +159,9 @@ def test_a_word_has_the_columns_of_a_thread(bits: int) -> None:
         found = carried_out(unpacking(bits, True), {f"${16 // bits}": word[:, :, t]})
         for step in range(columns // 16):
             for half, column in columns_of_thread(t):
-                mine = halves(found[f"${2 * step + half}"], torch.bfloat16)[column % 2]
-                assert torch.equal(mine - (0 if bits == 8 else 128), blocks[:, :, 16 * step + column])
+                register, factor = (half, 1) if bits == 8 else (step + 2 * half, 1 + 15 * half)
+                mine = halves(found[f"${register}"], torch.bfloat16)[column % 2] * 2.0**133 / factor
+                assert torch.equal(mine - (128 if bits == 8 else 0), blocks[:, :, 16 * step + column])
 
 
 @pytest.mark.parametrize(("parts", "rows", "width", "warps"), [(1, 16, 128, 1), (2, 32, 64, 4), (1, 128, 32, 4)])

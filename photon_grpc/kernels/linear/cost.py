@@ -137,7 +137,7 @@ ENDS = {
 
 
 #: Bits -> what a warp issues for a byte of W, as a multiple of what it issues for a byte of 16-bit numbers.
-ISSUED = {16: 1.0, 8: 4.0, 4: 7.0}
+ISSUED = {16: 1.0, 8: 2.0, 4: 2.0}
 
 
 def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants = TILES) -> float:

@@ -8,9 +8,14 @@ with a weight of 16 bits.
     8 bits: byte 2i + h of word t          of 16 columns is column 8h + 2t + i
     4 bits: nibble 4i + 2c + h of word t   of 32 columns is column 16c + 8h + 2t + i
 
-Device functions decode two columns (i = 0 and 1) at a time with masks and sums that are exact: bits below those of
-128.0 in bf16, or of 1024.0 in fp16, are an integer. The products with s and with g round once each, so that they have
-the bits of `weight.dequantize`. All are fma, which sm_80 has for bf16: x + c as x · 1 + c, x · y as x · y - 0.
+In bf16 the bits of q that are left of a word, alone in a half of a register, are the number q · 2^-133: below 2^8 they
+are a subnormal or of the first binade, which have the same steps. One fma makes of it the weight, with one rounding:
+
+    round((q - z) · s) · 2^-16 = fma(q · 2^-133, s · 2^117, -z · s · 2^-16)       z = 128 or 8: the last is exact
+
+where q of 8 bits has its sign's bit flipped when it is arranged, so that it is 128 more. With zeros of its own a weight
+needs two. `unshifted` multiplies sums by 2^16. In fp16 the bits on those of 1024.0 are an integer, which is made exact
+by one fma and multiplied by s in another. All are fma, which sm_80 has for bf16: x · y as x · y - 0.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ def arrange(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Return values, int8 [N, K] or uint8 [N, K / 2], as kernels hold them."""
     rows = values.shape[0]
     if bits == 8:
-        return values.view(rows, -1, 2, 4, 2).permute(0, 1, 3, 4, 2).reshape(values.shape)
+        return (values ^ -128).view(rows, -1, 2, 4, 2).permute(0, 1, 3, 4, 2).reshape(values.shape)
     parts = unpacked(values).view(rows, -1, 2, 2, 4, 2)
     return packed(parts.permute(0, 1, 4, 5, 2, 3).reshape(rows, -1))
 
@@ -38,7 +43,7 @@ def natural(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Return what was arranged."""
     rows = values.shape[0]
     if bits == 8:
-        return values.view(rows, -1, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(values.shape)
+        return (values ^ -128).view(rows, -1, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(values.shape)
     parts = unpacked(values).view(rows, -1, 4, 2, 2, 2)
     return packed(parts.permute(0, 1, 4, 5, 2, 3).reshape(rows, -1))
 
@@ -54,41 +59,56 @@ def packed(nibbles: torch.Tensor) -> torch.Tensor:
     return low | high << 4
 
 
+def holds(scales: torch.Tensor) -> bool:
+    """Return whether kernels can multiply by these scales: 0, or of size 2^-60 to 2^10."""
+    size = scales.abs()
+    return bool(((size == 0) | (size >= 2.0**-60) & (size < 2.0**10)).all())
+
+
 @constexpr_function
 def unpacking(bits: int, is_bf16: bool) -> str:
-    """Return PTX from a word of 8 bits a value to q, of 4 to 128 + q or 1024 + q; two columns a register."""
-    constants, count = "", 2
-    if bits == 8 and is_bf16:
-        # The seven low bits on 128, less 128, or less 256 if the value is negative.
-        constants = "mov.b32 one, 0x3f803f80;"
-        pair = (
-            "lop3.b32 a, w, 0x007f007f, 0x43004300, 0xea;"
-            "lop3.b32 b, w, 0x00800080, 0xc300c300, 0xea;"
-            "fma.rn.bf16x2 $OUT, a, one, b;"
-        )
-    elif bits == 8:
-        # 1024 + 128 + q, less 1152.
-        constants = "mov.b32 one, 0x3c003c00; mov.b32 b, 0xe480e480;"
-        pair = "lop3.b32 a, w, 0x00ff00ff, 0x64806480, 0x6a; fma.rn.f16x2 $OUT, a, one, b;"
-    else:
-        count = 4
-        magic = "0x43004300" if is_bf16 else "0x64006400"
-        pair = "lop3.b32 $OUT, w, 0x000f000f, " + magic + ", 0xea;"
-    lines = [
-        "shr.u32 w, $" + str(count) + ", " + str(bits * i) + ";" + pair.replace("OUT", str(i)) for i in range(count)
-    ]
-    return "{.reg .b32 w, a, b, one;" + constants + "".join(lines) + "}"
+    """Return PTX from a word to registers of two columns: q · 2^-133 in bf16, 1024 + q in fp16; 16 q for q in some.
+
+    Those are registers 2 and 3 of 4 bits, which have the columns of h = 1.
+    """
+    if bits == 8:
+        taken = ["prmt.b32 $0, w, 0, 0x4240;", "prmt.b32 $1, w, 0, 0x4341;"]
+        if not is_bf16:
+            taken = ["prmt.b32 $0, w, 0x64, 0x4240;", "prmt.b32 $1, w, 0x64, 0x4341;"]
+        return "{.reg .b32 w; mov.b32 w, $2;" + "".join(taken) + "}"
+    lines = ["mov.b32 w, $4;"]
+    for register, half in ((0, 0), (2, 4), (1, 8), (3, 12)):
+        if half == 8:
+            lines.append("shr.u32 w, w, 8;")
+        mask = "0x00f000f0" if register > 1 else "0x000f000f"
+        taken = "and.b32 $" + str(register) + ", w, " + mask + ";"
+        if not is_bf16:
+            taken = "lop3.b32 $" + str(register) + ", w, " + mask + ", 0x64006400, 0xea;"
+        lines.append(taken)
+    return "{.reg .b32 w;" + "".join(lines) + "}"
 
 
 @constexpr_function
-def scaling(has_offset: bool, is_bf16: bool) -> str:
-    """Return PTX of two products: $1 · $2, or ($1 + $3) · $2 with the sum exact."""
-    kind, unit = ("bf16x2", "0x3f803f80") if is_bf16 else ("f16x2", "0x3c003c00")
-    given, added = "$1", ""
-    if has_offset:
-        given, added = "a", "mov.b32 one, " + unit + "; fma.rn." + kind + " a, $1, one, $3;"
-    product = "fma.rn." + kind + " $0, " + given + ", $2, nothing;"
-    return "{.reg .b32 a, one, nothing; mov.b32 nothing, 0x80008000;" + added + product + "}"
+def products(is_bf16: bool, is_high: bool) -> str:
+    """Return PTX of ($1 · c + $3) · $2, the sum exact, of q as it is unpacked.
+
+    c is 2^126 in bf16, where $3 is -z · 2^-7, and 1 in fp16, where it is -(1024 + z). For 16 q it is a 16th, and
+    $3 in fp16 is -(64 + z).
+    """
+    if is_bf16:
+        kind, factor = "bf16x2", "0x7c807c80" if is_high else "0x7e807e80"
+    else:
+        kind, factor = "f16x2", "0x2c002c00" if is_high else "0x3c003c00"
+    lines = "mov.b32 c, " + factor + "; mov.b32 nothing, 0x80008000;"
+    lines += "fma.rn." + kind + " a, $1, c, $3; fma.rn." + kind + " $0, a, $2, nothing;"
+    return "{.reg .b32 a, c, nothing;" + lines + "}"
+
+
+@constexpr_function
+def product(is_bf16: bool) -> str:
+    """Return PTX of $1 · $2."""
+    kind = "bf16x2" if is_bf16 else "f16x2"
+    return "{.reg .b32 nothing; mov.b32 nothing, 0x80008000; fma.rn." + kind + " $0, $1, $2, nothing;}"
 
 
 @constexpr_function
@@ -118,23 +138,6 @@ def packed_swizzle(width: int) -> Any:
 
 
 @gluon_jit
-def unpacked_columns(words, BITS: gl.constexpr, kind: gl.constexpr):
-    """Return packed bytes [S, BN, width] as numbers of `kind` [S, BN, columns] in natural order: see `unpacking`."""
-    S: gl.constexpr = words.shape[0]
-    BN: gl.constexpr = words.shape[1]
-    BLOCKS: gl.constexpr = words.shape[2] // 16
-    ASM: gl.constexpr = unpacking(BITS, kind == gl.bfloat16)
-    if BITS == 8:
-        numbers = gl.inline_asm_elementwise(ASM, "=r,=r,r", [words], kind.value, True, 4)
-        blocks = numbers.reshape([S, BN, BLOCKS, 4, 2, 2]).permute([0, 1, 2, 4, 3, 5])
-        return blocks.reshape([S, BN, BLOCKS * 16])
-    else:
-        first, second = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r", [words], (kind.value, kind.value), True, 4)
-        blocks = gl.join(first, second).reshape([S, BN, BLOCKS, 4, 2, 2, 2]).permute([0, 1, 2, 6, 4, 3, 5])
-        return blocks.reshape([S, BN, BLOCKS * 32])
-
-
-@gluon_jit
 def halves(words, KW: gl.constexpr):
     """Return both halves of the columns of packed bytes [1, BN, width], each in its `packed_layout`."""
     BN: gl.constexpr = words.shape[1]
@@ -147,38 +150,66 @@ def halves(words, KW: gl.constexpr):
 
 @gluon_jit
 def decoded(words, scales, zeros, norm, G: gl.constexpr, P: gl.constexpr, layout: gl.constexpr):
-    """Return W [S, BN, columns] in `layout`, whose threads hold pairs of columns.
+    """Return W [S, BN, columns] in `layout`, whose threads hold pairs of columns; times 2^-16 in bf16 (`unshifted`).
 
     words: packed bytes in a `packed_layout`. In shared memory: scales and zeros of G equal groups of columns,
     [S, G, BN], norm [S, 1, columns]; None as P.WEIGHT says.
     """
     kind: gl.constexpr = scales.dtype
-    numbers = gl.convert_layout(unpacked_columns(words, P.WEIGHT.BITS, kind), layout, assert_trivial=True)
-    S: gl.constexpr = numbers.shape[0]
-    BN: gl.constexpr = numbers.shape[1]
-    COLUMNS: gl.constexpr = numbers.shape[2]
-    HAS_OFFSET: gl.constexpr = P.WEIGHT.BITS == 4
-    SCALING: gl.constexpr = scaling(HAS_OFFSET, kind == gl.bfloat16)
-    groups = numbers.reshape([S, BN, G, COLUMNS // G])
-    apart: gl.constexpr = gl.SliceLayout(3, groups.type.layout)
-    by = scales.permute([0, 2, 1]).load(apart)[:, :, :, None]
-    if HAS_OFFSET:
-        offset = offsets(zeros, [S, BN, G], kind, apart)[:, :, :, None]
-        groups = gl.inline_asm_elementwise(SCALING, "=r,r,r,r", [groups, by, offset], kind.value, True, 2)
+    BITS: gl.constexpr = P.WEIGHT.BITS
+    S: gl.constexpr = words.shape[0]
+    BN: gl.constexpr = words.shape[1]
+    BLOCKS: gl.constexpr = words.shape[2] // 16
+    ASM: gl.constexpr = unpacking(BITS, kind == gl.bfloat16)
+    if BITS == 8:
+        numbers = gl.inline_asm_elementwise(ASM, "=r,=r,r", [words], kind.value, True, 4)
+        numbers = scaled(numbers, scales, zeros, G, BITS, False)
+        blocks = numbers.reshape([S, BN, BLOCKS, 4, 2, 2]).permute([0, 1, 2, 4, 3, 5])
+        w = blocks.reshape([S, BN, BLOCKS * 16])
     else:
-        groups = gl.inline_asm_elementwise(SCALING, "=r,r,r", [groups, by], kind.value, True, 2)
-    w = gl.convert_layout(groups.reshape([S, BN, COLUMNS]), layout, assert_trivial=True)
+        low, high = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r", [words], (kind.value, kind.value), True, 4)
+        both = gl.join(scaled(low, scales, zeros, G, BITS, False), scaled(high, scales, zeros, G, BITS, True))
+        blocks = both.reshape([S, BN, BLOCKS, 4, 2, 2, 2]).permute([0, 1, 2, 4, 6, 3, 5])
+        w = blocks.reshape([S, BN, BLOCKS * 32])
+    w = gl.convert_layout(w, layout, assert_trivial=True)
     if norm is not None:
-        TIMES: gl.constexpr = scaling(False, kind == gl.bfloat16)
+        TIMES: gl.constexpr = product(kind == gl.bfloat16)
         w = gl.inline_asm_elementwise(TIMES, "=r,r,r", [w, norm.load(layout)], kind.value, True, 2)
     return w
 
 
 @gluon_jit
-def offsets(zeros, shape: gl.constexpr, kind: gl.constexpr, layout: gl.constexpr):
-    """Return what makes q - z of unpacked nibbles: -(128 + z) in bf16, -(1024 + z) in fp16."""
-    BASE: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
-    if zeros is None:
-        return gl.full(shape, -BASE - 8.0, kind, layout)
+def scaled(numbers, scales, zeros, G: gl.constexpr, BITS: gl.constexpr, IS_HIGH: gl.constexpr):
+    """Return the weights, times 2^-16 in bf16, of numbers [S, BN, ...] as `unpacking` leaves them; IS_HIGH: of 16 q."""
+    kind: gl.constexpr = numbers.dtype
+    IS_BF16: gl.constexpr = kind == gl.bfloat16
+    S: gl.constexpr = numbers.shape[0]
+    BN: gl.constexpr = numbers.shape[1]
+    WIDTH: gl.constexpr = numbers.shape[2]
+    STEP: gl.constexpr = 16.0 if IS_HIGH else 1.0
+    MIDDLE: gl.constexpr = 128.0 if BITS == 8 else 8.0
+    groups = numbers.reshape([S, BN, G, WIDTH // G])
+    apart: gl.constexpr = gl.SliceLayout(3, groups.type.layout)
+    scale = scales.permute([0, 2, 1]).load(apart).to(gl.float32)
+    if IS_BF16 and zeros is None:
+        ASM: gl.constexpr = "fma.rn.bf16x2 $0, $1, $2, $3;"
+        by = scale * (2.0**117 / STEP)
+        offset = scale * (-MIDDLE / 65536)
     else:
-        return (-BASE - zeros.permute([0, 2, 1]).load(layout).to(gl.float32)).to(kind)
+        ASM: gl.constexpr = products(IS_BF16, IS_HIGH)
+        by = scale * (2.0**-9) if IS_BF16 else scale
+        zero = scale * 0.0 + MIDDLE if zeros is None else zeros.permute([0, 2, 1]).load(apart).to(gl.float32)
+        offset = zero * (-1.0 / 128) if IS_BF16 else -1024 / STEP - zero
+    by = by.to(kind)[:, :, :, None]
+    offset = offset.to(kind)[:, :, :, None]
+    groups = gl.inline_asm_elementwise(ASM, "=r,r,r,r", [groups, by, offset], kind.value, True, 2)
+    return groups.reshape([S, BN, WIDTH])
+
+
+@gluon_jit
+def unshifted(sums, kind: gl.constexpr, P: gl.constexpr):
+    """Return the sums of a product with `decoded` weights of this dtype, or with weights of 16 bits, as they are."""
+    if P.WEIGHT.BITS < 16 and kind == gl.bfloat16:
+        return sums * 65536.0
+    else:
+        return sums

@@ -23,11 +23,11 @@ def reference(quantized: QuantizedWeight, w: torch.Tensor) -> None:
 
 
 @jit
-def number(words, index, BITS: tl.constexpr):
+def number(words, index, BITS: tl.constexpr, IS_ARRANGED: tl.constexpr):
     """Return value `index` of each word, in float32: signed with 8 bits."""
     q = words << (32 - BITS * (index + 1))
     if BITS == 8:
-        return (q >> 24).to(tl.float32)
+        return ((q ^ (-(2**31))) >> 24).to(tl.float32) if IS_ARRANGED else (q >> 24).to(tl.float32)
     else:
         return ((q >> 28) & 15).to(tl.float32)
 
@@ -59,10 +59,10 @@ def dequantize_kernel(
     for pair in tl.static_range(PAIRS):
         if IS_ARRANGED:
             first = word // 4 * (8 * PAIRS) + word % 4 * 2 + 8 * pair
-            low, high = number(given, pair, BITS), number(given, pair + PAIRS, BITS)
+            low, high = number(given, pair, BITS, True), number(given, pair + PAIRS, BITS, True)
         else:
             first = word * (2 * PAIRS) + 2 * pair
-            low, high = number(given, 2 * pair, BITS), number(given, 2 * pair + 1, BITS)
+            low, high = number(given, 2 * pair, BITS, False), number(given, 2 * pair + 1, BITS, False)
         column = first[:, None] + tl.arange(0, 2)[None, :]
         value = tl.join((low - zero) * scale, (high - zero) * scale).to(kind)
         if norm is not None:

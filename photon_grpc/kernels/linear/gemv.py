@@ -14,7 +14,7 @@ from __future__ import annotations
 from photon_grpc.kernels.lang.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
 from photon_grpc.kernels.lang.squares import load_partials, padded_groups, totals, totals_at_once
 from photon_grpc.kernels.linear.cut import slice_columns
-from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle
+from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle, unshifted
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.sides import (
     fetch_sides,
@@ -121,7 +121,7 @@ def gemv_kernel(
             fetch_sides(scales, zeros, norm, weight, i % NS, 0, (i + NS) * BK, False, S, P, TILE)
             fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
         async_copy.commit_group()
-    total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)
+    total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
         total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
     STORE(total, ahead, (y, operands, num_rows), P, TILE)

@@ -24,7 +24,7 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.squares import totals_at_once
 from photon_grpc.kernels.linear.cut import slice_columns
-from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, packed_swizzle
+from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, packed_swizzle, unshifted
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.gemv import fetch
 from photon_grpc.kernels.linear.sides import (
@@ -194,7 +194,7 @@ def wgmma_kernel(
                 fetch_sides(scales, zeros, norm, weight, slot, gl.program_id(1), first, False, 1, P, TILE)
             fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
         async_copy.commit_group()
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    acc = unshifted(warpgroup_mma_wait(0, deps=[acc]), kind, P)
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
     first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
     tile = gl.convert_layout(acc, first)

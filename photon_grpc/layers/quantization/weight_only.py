@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels.linear import cut
-from photon_grpc.kernels.linear.decode import WORD_COLUMNS, arrange
+from photon_grpc.kernels.linear.decode import WORD_COLUMNS, arrange, holds
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import End, Gemm, Logits
@@ -37,7 +37,7 @@ class WeightOnly(Quantized):
         values, scales, zeros = self.source.codes(linear)
         form = self.source.form
         kind = WeightKind(form.bits, form.block[1], zeros is not None)
-        is_arranged = values.is_cuda and linear.in_features % WORD_COLUMNS[form.bits] == 0
+        is_arranged = values.is_cuda and linear.in_features % WORD_COLUMNS[form.bits] == 0 and holds(scales)
         held = arrange(values, form.bits) if is_arranged else values
         linear.weight = QuantizedWeight(held, scales, zeros, kind=kind, is_arranged=is_arranged)
         packed = pack_quantized(linear.weight, linear.bias)
