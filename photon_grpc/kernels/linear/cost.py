@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from photon_grpc.kernels.linear.tiles import (
+    PACKED_TABLE,
     SHARED_BYTES,
     TABLE,
     Problem,
@@ -316,8 +317,9 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
         product: `rows` is one of `tiles.BUCKETS`.
         may_decline: whether the library can take it. If it cannot, None means that no tile divides the product.
     """
-    known = TABLE.get((product.n, product.k), {})
-    is_timed = device.has_wgmma and product.end != "normed" and product.weight.BITS == 16
+    n, k, bits = product.n, product.k, product.weight.BITS
+    known = TABLE.get((n, k), {}) if bits == 16 else PACKED_TABLE.get((n, k, bits), {})
+    is_timed = device.has_wgmma and product.end != "normed"
     if is_timed and product.rows in known:
         tile = known[product.rows]
         if tile is None or fits(tile, product.problem(product.span), device.max_bytes):

@@ -158,6 +158,17 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
 }
 
+#: (rows of W, columns of W, bits) -> bucket -> tile of packed weights.
+PACKED_TABLE: dict[tuple[int, int, int], dict[int, Tile | None]] = {
+    # Llama-3.1-8B: output, gate and up, down
+    (4096, 4096, 8): {8: Tile("gemv", 64, 256, 4, 8)},
+    (4096, 4096, 4): {8: Tile("gemv", 64, 256, 4, 14)},
+    (28672, 4096, 8): {64: Tile("wgmma", 128, 128, 8, 6)},
+    (28672, 4096, 4): {8: Tile("gemv", 64, 256, 2, 5), 64: Tile("wgmma", 128, 128, 8, 6)},
+    (4096, 14336, 8): {8: Tile("gemv", 16, 256, 1, 12)},
+    (4096, 14336, 4): {8: Tile("gemv", 64, 256, 4, 10)},
+}
+
 
 def bucket(num_rows: int) -> int | None:
     """Return the smallest bucket that holds num_rows; None above them all."""
