@@ -18,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,13 +134,14 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=["int8-g128", "int8", "int4-g128"])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["8b"])
     parser.add_argument("--rows", nargs="+", type=int, choices=tiles.BUCKETS, default=tiles.BUCKETS)
+    parser.add_argument("--slices", type=int, default=0, help="of K, to try another cut; 0: as serving cuts it")
     parser.add_argument("--processes", type=int, default=8, help="that compile and check tiles before any is timed")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     needs_gpu("benchmarks.kernels.packed_sweep")
     device, lines = torch.device("cuda"), []
     wanted = [
-        (projection, rows, name)
+        (replace(projection, slices=arguments.slices), rows, name)
         for projection in dict.fromkeys(
             p for name in arguments.shape for p in projections(SHAPES[name]) if p.end != "head"
         )

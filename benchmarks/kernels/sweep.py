@@ -58,9 +58,15 @@ class Projection:
     end: str
     #: Of queries, of keys.
     heads: tuple[int, int] = field(default=(1, 1), compare=False)
+    #: Slices of K; 0: as serving cuts it.
+    slices: int = 0
+
+    @property
+    def num_slices(self) -> int:
+        return self.slices or num_slices(self.n, self.k)
 
     def product(self, rows: int) -> cost.Product:
-        return cost.Product(self.n, self.k, rows, self.span, self.end, num_slices(self.n, self.k))
+        return cost.Product(self.n, self.k, rows, self.span, self.end, self.num_slices)
 
 
 def projections(shape: Config) -> Iterator[Projection]:
@@ -86,7 +92,7 @@ class Chain:
 
     def __init__(self, projection: Projection, rows: int, count: int, device: torch.device) -> None:
         p, dtype = projection, torch.bfloat16
-        self.projection, self.rows, self.slices = p, rows, num_slices(p.n, p.k)
+        self.projection, self.rows, self.slices = p, rows, p.num_slices
         generator = torch.Generator(device).manual_seed(p.n + p.k)
         self.weights = torch.randn(count, p.n, p.k, device=device, dtype=dtype, generator=generator) * 0.02
         self.x = torch.randn(rows, p.k, device=device, dtype=dtype, generator=generator)
