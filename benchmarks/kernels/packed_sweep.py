@@ -29,6 +29,7 @@ from benchmarks.kernels.sweep import Chain, Projection, num_weights, projections
 from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.linear import cost, dequantize, tiles
+from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.decode import arrange
 from photon_grpc.kernels.linear.tiles import Tile, step_bytes
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
@@ -87,7 +88,8 @@ class PackedChain(Chain):
 
 
 def us_of_16_bits(projection: Projection, rows: int, device: torch.device) -> float:
-    """Return what serving takes today."""
+    """Return what serving takes of a weight of 16 bits."""
+    projection = replace(projection, slices=0)
     chain = Chain(projection, rows, num_weights(projection), device)
     tile = cost.choose(projection.product(rows))
     return chain.us(chain.library if tile is None else lambda w: chain.launch(w, tile))
@@ -129,6 +131,10 @@ def timed(projection: Projection, rows: int, name: str, right: list[Tile], devic
     }  # fmt: skip
 
 
+def _num_slices(projection: Projection) -> int:
+    return num_slices(projection.n, projection.k, is_packed=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=["int8-g128", "int8", "int4-g128"])
@@ -141,7 +147,7 @@ def main() -> None:
     needs_gpu("benchmarks.kernels.packed_sweep")
     device, lines = torch.device("cuda"), []
     wanted = [
-        (replace(projection, slices=arguments.slices), rows, name)
+        (replace(projection, slices=arguments.slices or _num_slices(projection)), rows, name)
         for projection in dict.fromkeys(
             p for name in arguments.shape for p in projections(SHAPES[name]) if p.end != "head"
         )

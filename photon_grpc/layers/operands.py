@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, products8, slices, weight
+from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, products8, slices, weight, wide
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.products8 import Weight8
@@ -46,18 +47,10 @@ class Operands(Protocol):
         """Return x Wᵀ in float32, not rounded first."""
 
 
-class DenseOperands(NamedTuple):
-    """W [N, K] in the dtype of x; the sum over K is cut into `num_slices` (kernels/linear/cut.py)."""
+class _Products:
+    """Ends of a product that one kernel computes and another ends."""
 
-    weight: torch.Tensor
     bias: torch.Tensor | None
-    num_slices: int
-
-    launchers = fused_linear
-
-    @property
-    def map(self) -> Affine:
-        return Affine(self.weight, self.bias, self.num_slices)
 
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
         rotate_store.launch(self._product(h), h, self.bias, eps, out)
@@ -67,6 +60,25 @@ class DenseOperands(NamedTuple):
         if product.dim() == 3:
             product = functools.reduce(torch.add, product).to(h.dtype)
         swiglu.norm_launch(product, h, self.bias, eps, y)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices of K."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseOperands(_Products):
+    """W [N, K] in the dtype of x; the sum over K is cut into `num_slices` (kernels/linear/cut.py)."""
+
+    launchers: ClassVar[Any] = fused_linear
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    num_slices: int
+
+    @property
+    def map(self) -> Affine:
+        return Affine(self.weight, self.bias, self.num_slices)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         if self.num_slices > 1:
@@ -85,20 +97,20 @@ class DenseOperands(NamedTuple):
         return F.linear(x, self.weight).float()
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices of K."""
         if self.num_slices > 1:
             return slices.products(x, self.weight, self.num_slices)
         return x @ self.weight.t()
 
 
-class PackedOperands(NamedTuple):
-    """W in 8 or 4 bits, multiplied in the dtype of x; the library multiplies a scratch of the whole weight."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedOperands(_Products):
+    """W in 8 or 4 bits, multiplied in the dtype of x: by `wide.py`, or by the library, from a scratch of all of W."""
+
+    launchers: ClassVar[Any] = fused_linear
 
     weight: QuantizedWeight
     bias: torch.Tensor | None
     num_slices: int
-
-    launchers = fused_linear
 
     @property
     def map(self) -> Affine:
@@ -112,17 +124,21 @@ class PackedOperands(NamedTuple):
         dequantize.launch(self.weight, scratch)
         return DenseOperands(scratch, self.bias, self.num_slices)
 
-    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
-        self.dense().qkv(h, eps, out)
-
-    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
-        self.dense().swiglu(h, eps, y)
-
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
-        self.dense().add_to(h, x)
+        tile = wide.choose(x, self.map)
+        if tile is None:
+            return self.dense().add_to(h, x)
+        return slices.add_launch(h, wide.launch(x, self.map, tile), self.bias)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return self.dense().logits(x)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        tile = wide.choose(x, self.map)
+        if tile is None:
+            return self.dense()._product(x)
+        sums = wide.launch(x, self.map, tile, None if self.num_slices > 1 else x.dtype)
+        return sums if self.num_slices > 1 else sums[0]
 
 
 class EightBitOperands(NamedTuple):

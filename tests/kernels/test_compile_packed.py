@@ -8,10 +8,10 @@ import re
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, tiles
+from photon_grpc.kernels.linear import cost, dequantize, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.tiles import Tile, fits
 from photon_grpc.kernels.linear.weight import WeightKind
 from tests.kernels.packed import KINDS, packed_weight
 from tests.kernels.test_compile import check, compiled
@@ -26,7 +26,7 @@ SAMPLE = [WeightKind(8), WeightKind(8, 128), WeightKind(4, 32), WeightKind(4, 12
 
 def considered(end: str, n: int, k: int, span: int, rows: int, kind: WeightKind) -> tuple[Product, list[Tile]]:
     """Return the product and its tiles, the best by the model of cost first."""
-    product = Product(n, k, rows, span, "head" if end == "plain" else end, num_slices(n, k), kind)
+    product = Product(n, k, rows, span, "head" if end == "plain" else end, num_slices(n, k, is_packed=True), kind)
     return product, sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))
 
 
@@ -44,6 +44,15 @@ def built_well(end: str, tile: Tile, product: Product) -> None:
 def test_tiles_that_are_chosen(shape: tuple[str, int, int, int], rows: int, kind: WeightKind) -> None:
     product, found = considered(*shape, rows, kind)
     built_well(shape[0], found[0], product)
+
+
+@pytest.mark.parametrize("kind", [SAMPLE[1], SAMPLE[3]], ids=str)
+@pytest.mark.parametrize("tile", wide.WIDE, ids=str)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_tiles_of_many_rows(slices: int, tile: wide.WideTile, kind: WeightKind) -> None:
+    of_program = wide.problem(tile, 6144, 4096, slices, kind)
+    assert fits(tile.tile, of_program, wide.MAX_BYTES)
+    check(projection("plain", tile.tile, of_program), "wgmma.mma_async")
 
 
 @pytest.mark.full

@@ -41,7 +41,8 @@ class Problem(NamedTuple):
     """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
     SPAN: the distance of W's paired rows; 0 if they are not paired. GUARD: x ends after its rows, which may be fewer
-    than BM. SLICES: of K (cut.py). WEIGHT: how W is stored.
+    than BM. SLICES: of K (cut.py). WEIGHT: how W is stored. IS_WIDE: x has more rows than BM, which further programs
+    take, and the sums of slices are stored apart (wide.py).
     """
 
     N: int
@@ -52,6 +53,7 @@ class Problem(NamedTuple):
     HEADS: HeadSplit | None = None
     SLICES: int = 1
     WEIGHT: WeightKind = WeightKind()
+    IS_WIDE: bool = False
 
 
 #: Rows of x are padded to one of these.
@@ -161,12 +163,20 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
 #: (rows of W, columns of W, bits) -> bucket -> tile of packed weights.
 PACKED_TABLE: dict[tuple[int, int, int], dict[int, Tile | None]] = {
     # Llama-3.1-8B: output, gate and up, down
-    (4096, 4096, 8): {8: Tile("gemv", 64, 256, 4, 8)},
-    (4096, 4096, 4): {8: Tile("gemv", 64, 256, 4, 14)},
+    (4096, 4096, 8): {
+        8: Tile("gemv", 32, 256, 4, 5),
+        64: Tile("wgmma", 64, 128, 4, 8),
+        128: Tile("wgmma", 64, 64, 4, 8),
+    },
+    (4096, 4096, 4): {8: Tile("gemv", 64, 256, 8, 7), 64: Tile("wgmma", 64, 128, 4, 8)},
     (28672, 4096, 8): {64: Tile("wgmma", 128, 128, 8, 6)},
     (28672, 4096, 4): {8: Tile("gemv", 64, 256, 2, 5), 64: Tile("wgmma", 128, 128, 8, 6)},
-    (4096, 14336, 8): {8: Tile("gemv", 16, 256, 1, 12)},
-    (4096, 14336, 4): {8: Tile("gemv", 64, 256, 4, 10)},
+    (4096, 14336, 8): {
+        8: Tile("gemv", 16, 256, 2, 6),
+        64: Tile("wgmma", 64, 128, 4, 8),
+        128: Tile("wgmma", 64, 64, 4, 8),
+    },
+    (4096, 14336, 4): {8: Tile("gemv", 16, 256, 2, 8), 64: Tile("wgmma", 64, 128, 4, 8)},
 }
 
 

@@ -109,7 +109,8 @@ def wgmma_kernel(
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
-    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128.
+    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128. IS_WIDE: it has a third axis for blocks of BM
+    rows of x, and y is [SLICES, num_rows, N].
 
     A slice is a multiple of BK columns; where the last one is shorter, it multiplies zeros in the end. LOAD and STORE
     are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
@@ -128,6 +129,10 @@ def wgmma_kernel(
     kind: gl.constexpr = x.dtype.element_ty
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     COLUMNS: gl.constexpr = slice_columns(K, P.SLICES)
+    if P.IS_WIDE:
+        x += gl.program_id(2) * BM * K
+        y += (gl.program_id(1) * num_rows + gl.program_id(2) * BM) * P.N
+        num_rows -= gl.program_id(2) * BM
     STEPS: gl.constexpr = COLUMNS // BK
     IS_EVEN: gl.constexpr = P.SLICES * COLUMNS == K
     IS_PACKED: gl.constexpr = P.WEIGHT.BITS < 16
@@ -199,7 +204,7 @@ def wgmma_kernel(
     first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
     tile = gl.convert_layout(acc, first)
     is_last = True
-    if P.SLICES > 1:
+    if P.SLICES > 1 and not P.IS_WIDE:
         is_last, tile = merge_slices(tile, partials, P, TILE)
     if is_last:
         y_tile = gl.convert_layout(tile, whole)

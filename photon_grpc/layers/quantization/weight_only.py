@@ -2,8 +2,8 @@
 
     y = x Wᵀ + b,  W as in `kernels/linear/weight.py`
 
-A product has the bits of a product with the dequantized weight in 16 bits. Where the norm stays beside a weight, fused
-products multiply round(W · g), g the norm's weight.
+A product has the bits of a product with the dequantized weight in 16 bits, K cut as `cut.py` cuts packed weights. Where
+the norm stays beside a weight, fused products multiply round(W · g), g the norm's weight.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WeightOnly(Quantized):
         return Folded.NO if linear.norm is None else self.source.folded
 
     def num_slices(self, linear: Linear) -> int:
-        return cut.num_slices(linear.out_features, linear.in_features)
+        return cut.num_slices(linear.out_features, linear.in_features, is_packed=True)
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         weight = self.fused_weight(linear)

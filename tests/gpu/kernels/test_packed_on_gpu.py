@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, epilogue, tiles
+from photon_grpc.kernels.linear import cost, dequantize, epilogue, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch, swiglu_launch
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.tiles import Tile, fits
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 from tests.kernels.fused import EPS, padded, stream
 from tests.kernels.packed import KINDS, arranged, packed_weight
@@ -31,7 +33,7 @@ def sums(w: torch.Tensor | QuantizedWeight, x: torch.Tensor, tile: Tile) -> torc
     n, k = w.shape
     y = torch.full((x.shape[0], n), torch.nan, device="cuda")
     counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
-    launch(SUMS, tile, Affine(w, slices=num_slices(n, k)), x, y, counters=counters)
+    launch(SUMS, tile, Affine(w, slices=num_slices(n, k, is_packed=True)), x, y, counters=counters)
     assert not counters.any()
     return y
 
@@ -48,13 +50,33 @@ def test_a_weight_is_dequantized_as_the_reference_does(kind: WeightKind, dtype: 
 
 
 @each_kind
+@pytest.mark.parametrize("rows", [129, 256, 700])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_many_rows_have_the_bits_of_the_16_bit_kernel(
+    shape: tuple[int, int], rows: int, kind: WeightKind
+) -> None:
+    n, k = shape
+    weight, slices = arranged(packed_weight(n, k, kind, device="cuda")), num_slices(n, k, is_packed=True)
+    x = torch.randn(rows, k, device="cuda").bfloat16()
+    parts = [sums(dense(weight), part, Tile("wgmma", 64, 64, 4, 6)) for part in x.split(64)]
+    linear = Affine(weight, slices=slices)
+    tried = [tile for tile in wide.WIDE if fits(tile.tile, wide.problem(tile, n, k, slices, kind), wide.MAX_BYTES)]
+    assert tried
+    for tile in tried:
+        found = wide.launch(x, linear, tile)
+        assert torch.equal(functools.reduce(torch.add, found), torch.cat(parts)), tile
+    if slices == 1:
+        assert torch.equal(wide.launch(x, linear, tried[0], x.dtype)[0], torch.cat(parts).bfloat16())
+
+
+@each_kind
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_tile_has_the_bits_of_the_16_bit_kernel(shape: tuple[int, int], rows: int, kind: WeightKind) -> None:
     n, k = shape
     weight = arranged(packed_weight(n, k, kind, device="cuda"))
     x = torch.randn(rows - 3, k, device="cuda").bfloat16()
-    plain = Product(n, k, rows, 0, "head", num_slices(n, k))
+    plain = Product(n, k, rows, 0, "head", num_slices(n, k, is_packed=True))
     # The library has the same sums, but this test does not depend on its settings.
     of_16_bits = cost.choose(plain, may_decline=False) or Tile("wgmma", 64, 64, 4, 6)
     expected = sums(dense(weight), x, of_16_bits)
