@@ -125,7 +125,7 @@ def timed(projection: Projection, rows: int, name: str, most: int, device: torch
             found.append((case.us(partial(case.launch, way)), way))
         except RuntimeError as failure:
             print(f"FAILED {projection.name} {rows} {name} {tuple(way)}: {str(failure)[:100]}", flush=True)
-    library = case.us(case.apart) if library8.takes(*case.weights[0]) else None
+    library = case.us(case.apart) if library8.takes(*case.weights[0][:2]) else None
     quantizing = case.us(lambda w: products8.quantized(case.x, w) and None)
     sixteen = case.sixteen_us()
     first, best = (f"{found[0][0]:.2f}", min(found)) if found else ("–", None)
