@@ -152,10 +152,12 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_model(variant: str) -> Any:
+def make_model(variant: str, **sizes: int) -> Any:
     """Return transformers' model of that variant, float32, every parameter random and large enough to matter."""
     prefix, options = VARIANTS[variant]
-    config = getattr(transformers, CONFIG_NAMES.get(prefix, prefix + "Config"))(**copy.deepcopy(SIZES | options))
+    config = getattr(transformers, CONFIG_NAMES.get(prefix, prefix + "Config"))(
+        **copy.deepcopy(SIZES | options | sizes)
+    )
     torch.manual_seed(17)
     model = getattr(transformers, prefix + "ForCausalLM")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
