@@ -54,12 +54,13 @@ def add_reference(
 
 @jit
 def norm_rows(x, weight, eps, SIZE: tl.constexpr, ONCE: tl.constexpr):
-    """Return w · round(x / rms(x)) in x's dtype for a tile x [rows, SIZE_PAD], zero in columns from SIZE on."""
+    """Return rms_norm in x's dtype for a tile x [rows, SIZE_PAD], zero in columns from SIZE on."""
     x_float = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x_float * x_float, axis=1) / SIZE + eps)
     if ONCE:
         return (x_float * scale[:, None] * weight.to(tl.float32)[None, :]).to(x.dtype)
-    return (x_float * scale[:, None]).to(x.dtype) * weight[None, :]
+    else:
+        return (x_float * scale[:, None]).to(x.dtype) * weight[None, :]
 
 
 @jit

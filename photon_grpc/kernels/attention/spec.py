@@ -1,4 +1,4 @@
-"""What a layer's attention is, beside its pages."""
+"""The facts of a layer's attention beside its pages."""
 
 from __future__ import annotations
 
