@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 #: Which layers have a sliding window if config.json does not name `layer_types`.
@@ -42,6 +42,12 @@ class Family:
     has_local_rotary: bool = False
     #: Whether config.json scales scores by `query_pre_attn_scalar`.
     has_query_scale: bool = False
+    #: Whether the keys are in `text_config`, beside those of other parts.
+    has_text_config: bool = False
+    #: What the names of the model's tensors begin with before "model." and "lm_head".
+    tensor_prefix: str = ""
+    #: What the names of tensors begin with that other parts have.
+    other_parts: tuple[str, ...] = ()
     #: Further names of kinds of rotary scaling.
     rope_synonyms: Mapping[str, str] = field(default_factory=dict)
     #: What transformers takes for keys that config.json lacks, where it is not our default.
@@ -49,6 +55,26 @@ class Family:
 
 
 _WINDOW = {"sliding_window": 4096}
+_GEMMA3 = Family(
+    "gemma3_text",
+    mlp_bias=False,
+    qk_norm=True,
+    head_dim=256,
+    activation="gelu_pytorch_tanh",
+    slides="pattern",
+    has_local_rotary=True,
+    has_query_scale=True,
+    defaults=_WINDOW
+    | {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "vocab_size": 262_208,
+    },
+)
 
 #: Architectures that can be served; `models/builder.py` builds each from its ModelConfig.
 FAMILIES = {
@@ -75,24 +101,13 @@ FAMILIES = {
         defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
     ),
     "Olmo2ForCausalLM": Family("olmo2", mlp_bias=False, qk_norm=True, defaults={"rms_norm_eps": 1e-5}),
-    "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        mlp_bias=False,
-        qk_norm=True,
-        head_dim=256,
-        activation="gelu_pytorch_tanh",
-        slides="pattern",
-        has_local_rotary=True,
-        has_query_scale=True,
-        defaults=_WINDOW
-        | {
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131_072,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": True,
-            "vocab_size": 262_208,
-        },
+    "Gemma3ForCausalLM": _GEMMA3,
+    # The text part; images are not taken.
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA3,
+        model_type="gemma3",
+        has_text_config=True,
+        tensor_prefix="language_model.",
+        other_parts=("vision_tower.", "multi_modal_projector."),
     ),
 }

@@ -55,6 +55,10 @@ _AS_READ = (
 )
 
 
+#: Keys beside `text_config` that override those in it.
+_OF_ALL_PARTS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """All facts about a model directory; sizes are counts of elements or tokens."""
@@ -95,6 +99,10 @@ class ModelConfig:
     chat_template: str | None
     #: (name, text) of the tokens that a chat template may use, such as ("bos_token", "<s>").
     special_tokens: tuple[tuple[str, str], ...]
+    #: What the names of its tensors begin with before "model." and "lm_head".
+    tensor_prefix: str
+    #: What the names of tensors begin with that are not read: those of a model's other parts.
+    other_parts: tuple[str, ...]
     #: sha256 of config.json and the names, sizes and headers of the safetensors files.
     revision: str
 
@@ -113,7 +121,7 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
     values = parse_object(raw_config, CONFIG_FILE)
     architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE))
     family = FAMILIES[architecture]
-    values = dict(family.defaults) | values
+    values = dict(family.defaults) | (_text_values(values) if family.has_text_config else values)
     config = _read_config(values, family)
     headers = fingerprint(path) if has_weights else b""
     generation = _read_optional(path / GENERATION_FILE, GenerationDefaults)
@@ -132,9 +140,19 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
         special_tokens=_special_tokens(tokenizer),
+        tensor_prefix=family.tensor_prefix,
+        other_parts=family.other_parts,
         revision=hashlib.sha256(hashlib.sha256(raw_config).digest() + headers).hexdigest(),
         **_dimensions(config, values, family),
     )
+
+
+def _text_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of `text_config`, and those beside it that are of the whole model."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise refusal(CONFIG_FILE, "text_config", f"must be an object, is {shown(text)}")
+    return text | {key: values[key] for key in _OF_ALL_PARTS if values.get(key) is not None}
 
 
 def _read_config(values: dict[str, Any], family: Family) -> ConfigJson:

@@ -18,6 +18,7 @@ from photon_grpc.models.phi3 import Phi3Builder
 #: Architecture -> its builder, for those that have one of their own.
 BUILDERS: dict[str, type[DecoderBuilder]] = {
     "Gemma3ForCausalLM": Gemma3Builder,
+    "Gemma3ForConditionalGeneration": Gemma3Builder,
     "Olmo2ForCausalLM": Olmo2Builder,
     "Phi3ForCausalLM": Phi3Builder,
 }

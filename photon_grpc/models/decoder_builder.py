@@ -46,7 +46,8 @@ class DecoderBuilder:
     max_model_len: int
     mesh: Mesh
 
-    #: The classes of parts that a family may replace: of all norms, of attention, of the feed-forward block.
+    #: The classes of the parts that a family may replace.
+    embedding_class: ClassVar[type[Embedding]] = Embedding
     norm_class: ClassVar[type[RMSNorm]] = RMSNorm
     attention_class: ClassVar[type[Attention]] = Attention
     mlp_class: ClassVar[type[GatedMLP]] = GatedMLP
@@ -63,7 +64,7 @@ class DecoderBuilder:
         return Decoder(
             embedding,
             [self.layer(layer) for layer in range(config.num_layers)],
-            self.norm("model.norm"),
+            self.norm(self.named("model.norm")),
             self.head(embedding),
             self.kernels,
             dtype=self.dtype,
@@ -71,18 +72,24 @@ class DecoderBuilder:
             max_model_len=self.max_model_len,
         )
 
+    def named(self, name: str) -> str:
+        """Return the name in the checkpoint for the `name`, or its beginning, in a model of text alone."""
+        return self.config.tensor_prefix + name
+
     def embedding(self) -> Embedding:
         config = self.config
-        return Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size, dtype=self.dtype)
+        name = self.named("model.embed_tokens.weight")
+        return self.embedding_class(name, config.vocab_size, config.hidden_size, dtype=self.dtype)
 
     def head(self, embedding: Embedding) -> LMHead:
         tied = self.config.tie_word_embeddings
-        method = Unquantized() if tied else self.method("lm_head")
-        return LMHead("lm_head", embedding, tied=tied, method=method, sample=self.kernels.sample)
+        name = self.named("lm_head")
+        method = Unquantized() if tied else self.method(name)
+        return LMHead(name, embedding, tied=tied, method=method, sample=self.kernels.sample)
 
     def layer(self, layer: int) -> DecoderLayer:
         """Build layer number `layer`, counted from 0."""
-        prefix = f"model.layers.{layer}."
+        prefix = self.named(f"model.layers.{layer}.")
         norms = self.norm(prefix + "input_layernorm"), self.norm(prefix + "post_attention_layernorm")
         return DecoderLayer(
             norms[0],

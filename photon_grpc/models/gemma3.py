@@ -69,15 +69,12 @@ class SandwichLayer(DecoderLayer):
 class Gemma3Builder(DecoderBuilder):
     """Builder of SandwichLayers."""
 
+    embedding_class: ClassVar[type[Embedding]] = ScaledEmbedding
     norm_class: ClassVar[type[RMSNorm]] = OffsetRMSNorm
     mlp_class: ClassVar[type[GatedMLP]] = GegluMLP
 
-    def embedding(self) -> Embedding:
-        config = self.config
-        return ScaledEmbedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size, dtype=self.dtype)
-
     def layer(self, layer: int) -> DecoderLayer:
-        prefix = f"model.layers.{layer}."
+        prefix = self.named(f"model.layers.{layer}.")
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
         norms = SandwichNorms(*(self.norm(f"{prefix}{name}_layernorm") for name in names))
         return SandwichLayer(

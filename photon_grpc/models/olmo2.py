@@ -58,7 +58,7 @@ class Olmo2Builder(DecoderBuilder):
             raise ModelLoadError(f"q_norm cannot be shared out over {self.mesh.tp.size} ranks", field="q_norm")
 
     def layer(self, layer: int) -> DecoderLayer:
-        prefix = f"model.layers.{layer}."
+        prefix = self.named(f"model.layers.{layer}.")
         return PostNormLayer(
             self.attention(layer, prefix + "self_attn.", None),
             self.norm(prefix + "post_attention_layernorm"),

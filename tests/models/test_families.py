@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM
@@ -152,6 +153,34 @@ def test_a_tensor_that_is_wrong_is_refused_by_name(saved: tuple[str, Any, Path],
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=name.replace(".", "[.]")):
         reference.load_decoder(path)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_text_part_of_a_model_with_images_is_transformers_own(is_tied: bool, tmp_path: Path) -> None:
+    text = reference.SIZES | reference.VARIANTS["gemma3"][1]
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=copy.deepcopy(text) | {"tie_word_embeddings": is_tied},
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        tie_word_embeddings=is_tied,
+        **dict.fromkeys(("boi_token_index", "eoi_token_index", "image_token_index"), 130),
+    )
+    torch.manual_seed(3)
+    kind = transformers.Gemma3ForConditionalGeneration
+    model = kind._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    path = reference.save(model, tmp_path)
+    reread = kind.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    ids = [number % 130 for number in reference.prompts()[2]]
+    (found,) = reference.paged_logits(reference.load_decoder(path), [ids], block_size=8, chunks=[11, 30])
+    torch.testing.assert_close(found, reference.reference_logits(reread, ids), atol=1e-4, rtol=0)
+    values = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(values | {"text_config": 7}))
+    with pytest.raises(ModelLoadError, match="text_config must be an object, is 7"):
+        read_model_dir(path)
 
 
 class TwoRanks:
