@@ -106,6 +106,10 @@ class ModelConfig:
     #: sha256 of config.json and the names, sizes and headers of the safetensors files.
     revision: str
 
+    def has_long_rotary(self, max_model_len: int) -> bool:
+        """Return whether `max_model_len` chooses long factors of a rotary embedding."""
+        return any(rope is not None and rope.is_long(max_model_len) for rope in self.ropes)
+
 
 def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig:
     """Read and check a model directory, without the data of its weights, and without `has_weights` their headers.

@@ -97,6 +97,10 @@ class RopeSpec:
         """Return how many numbers of a head are rotated, as transformers rounds it."""
         return int(head_dim * self.partial_rotary_factor)
 
+    def is_long(self, max_model_len: int) -> bool:
+        """Return whether contexts of up to `max_model_len` tokens have longrope's long factors: then all have them."""
+        return self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
+
 
 def read_rope(config: RopeKeys, family: Family = PLAIN) -> RopeSpec:
     """Read `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is a synonym of `rope_type`."""

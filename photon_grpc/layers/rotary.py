@@ -83,9 +83,8 @@ def inverse_frequencies(spec: RopeSpec, rotated: int, max_model_len: int) -> tor
     """Return float32 [rotated / 2] on the CPU, in transformers' order of operations."""
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     if spec.kind == "longrope":
-        is_long = max_model_len > spec.original_max_position_embeddings
-        factors = torch.tensor(spec.long_factor if is_long else spec.short_factor, dtype=torch.float32)
-        return 1.0 / (factors * spec.theta**exponents)
+        factors = spec.long_factor if spec.is_long(max_model_len) else spec.short_factor
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * spec.theta**exponents)
     frequencies = 1.0 / spec.theta**exponents
     if spec.kind == "default":
         return frequencies

@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.layers.parallel import Mesh
 from photon_grpc.models import Decoder, build
 from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.fused import CHAINS, with_chains
+from photon_grpc.service.processes import check_start
 from tests.models import reference
 
 #: A variant of each family.
@@ -135,6 +137,18 @@ def test_a_model_is_served_with_its_text(saved: tuple[str, Any, Path], tmp_path:
     for _ in range(12):
         expected.append(int(reference.reference_logits(model, expected)[-1].argmax()))
     assert list(found.token_ids) == expected[len(prompt) :]
+
+
+def test_long_factors_belong_to_the_version_of_the_numerics(tmp_path: Path) -> None:
+    path = reference.save(reference.make_model("phi3-window-partial-longrope-tied"), tmp_path)
+    given = {"model": str(path), "device": "cpu"}
+    versions = [
+        check_start.numerics_version(resolve(given | {"max_model_len": length}, {}).config) for length in (50, 96, 97)
+    ]
+    assert versions[0] == versions[1] != versions[2]
+    with LLM(path, device="cpu", max_model_len=97, num_blocks=16) as llm:
+        found = llm._program.model_facts().numerics
+    assert (found.version, found.kv_cache) == (versions[2], "float32, rotated by long factors")
 
 
 @pytest.mark.parametrize("change", ["missing", "surplus", "shape"])
