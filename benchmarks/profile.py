@@ -42,7 +42,7 @@ GROUPS = (
         "matrix products",
         r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn|dequantize",
     ),
-    ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|silu|squares"),
+    ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|geglu|silu|gelu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
     ("slots and inputs", r"_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),

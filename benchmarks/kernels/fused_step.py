@@ -56,7 +56,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
         context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
         block_tables=tables,
-        scale=decoder.attention_scale,
+        scale=decoder.attention_specs[0].scale,
         max_query_len=1,
         max_context_len=MAX_LEN,
     )

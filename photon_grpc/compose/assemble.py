@@ -270,7 +270,13 @@ def _facts(
         kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
         quantization="" if weight_format is None else weight_format.name,
         numerics=numerics(
-            _mode(config, decoder.device), kernels, decoder.device, decoder.dtype, weight_format, sizes.block_size
+            _mode(config, decoder.device),
+            kernels,
+            decoder.device,
+            decoder.dtype,
+            weight_format,
+            sizes.block_size,
+            is_long=model_config.has_long_rotary(sizes.max_model_len),
         ),
     )
 

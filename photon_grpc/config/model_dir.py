@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from photon_grpc.config.checkpoint import fingerprint, read_checkpoint
+from photon_grpc.config.families import FAMILIES, Family
 from photon_grpc.config.json_file import T, as_struct, parse_object, read_bytes, refusal, shown
 from photon_grpc.config.model_json import (
     AddedToken,
@@ -25,7 +26,16 @@ from photon_grpc.config.model_json import (
 )
 from photon_grpc.config.quantization import WeightFormat
 from photon_grpc.config.quantization_config import read_quantization
-from photon_grpc.config.rope import CONFIG_FILE, RopeSpec, read_rope, refuse_per_layer
+from photon_grpc.config.rope import (
+    CONFIG_FILE,
+    RopeSpec,
+    check_rope,
+    read_local_ropes,
+    read_rope,
+    read_rotated_layers,
+    refuse_per_layer,
+)
+from photon_grpc.config.windows import read_windows
 from photon_grpc.errors import ModelLoadError
 
 GENERATION_FILE = "generation_config.json"
@@ -37,39 +47,16 @@ MAX_HEAD_DIM = 1024
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The facts about an architecture that are in its code, not in config.json."""
-
-    model_type: str
-    #: Bias of the q, k and v projections; None: as in `attention_bias`.
-    qkv_bias: bool | None = None
-    #: Bias of the output projection; None: as in `attention_bias`.
-    output_bias: bool | None = None
-    #: RMSNorm over each head of q and k.
-    qk_norm: bool = False
-    #: Default of head_dim; 0: hidden_size / num_attention_heads.
-    head_dim: int = 0
-    #: Whether config.json may give layers a sliding window.
-    may_slide: bool = False
-
-
-#: Architectures that can be served; `models/builder.py` builds each from its ModelConfig.
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama"),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False, may_slide=True),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, may_slide=True),
-}
-
 
 #: Fields of ModelConfig that are taken from config.json unchanged.
 _AS_READ = (
     *("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings"),
-    *("rms_norm_eps", "tie_word_embeddings", "mlp_bias"),
+    *("rms_norm_eps", "tie_word_embeddings"),
 )
+
+
+#: Keys beside `text_config` that override those in it.
+_OF_ALL_PARTS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +75,10 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope: RopeSpec
+    #: The rotary embedding of each layer; None: it has none.
+    ropes: tuple[RopeSpec | None, ...]
+    #: Factor of q · k.
+    attention_scale: float
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
@@ -109,8 +99,16 @@ class ModelConfig:
     chat_template: str | None
     #: (name, text) of the tokens that a chat template may use, such as ("bos_token", "<s>").
     special_tokens: tuple[tuple[str, str], ...]
+    #: What the names of its tensors begin with before "model." and "lm_head".
+    tensor_prefix: str
+    #: What the names of tensors begin with that are not read: those of a model's other parts.
+    other_parts: tuple[str, ...]
     #: sha256 of config.json and the names, sizes and headers of the safetensors files.
     revision: str
+
+    def has_long_rotary(self, max_model_len: int) -> bool:
+        """Return whether `max_model_len` chooses long factors of a rotary embedding."""
+        return any(rope is not None and rope.is_long(max_model_len) for rope in self.ropes)
 
 
 def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig:
@@ -126,7 +124,9 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
     raw_config = read_bytes(path / CONFIG_FILE)
     values = parse_object(raw_config, CONFIG_FILE)
     architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE))
-    config = _read_config(values)
+    family = FAMILIES[architecture]
+    values = dict(family.defaults) | (_text_values(values) if family.has_text_config else values)
+    config = _read_config(values, family)
     headers = fingerprint(path) if has_weights else b""
     generation = _read_optional(path / GENERATION_FILE, GenerationDefaults)
     tokenizer = _read_optional(path / TOKENIZER_CONFIG_FILE, TokenizerJson)
@@ -134,7 +134,7 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
     return ModelConfig(
         path=path,
         architecture=architecture,
-        model_type=FAMILIES[architecture].model_type,
+        model_type=family.model_type,
         quantization=read_quantization(values.get("quantization_config")),
         dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
@@ -144,18 +144,27 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
         special_tokens=_special_tokens(tokenizer),
+        tensor_prefix=family.tensor_prefix,
+        other_parts=family.other_parts,
         revision=hashlib.sha256(hashlib.sha256(raw_config).digest() + headers).hexdigest(),
-        **_dimensions(config, FAMILIES[architecture]),
+        **_dimensions(config, values, family),
     )
 
 
-def _read_config(values: dict[str, Any]) -> ConfigJson:
+def _text_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of `text_config`, and those beside it that are of the whole model."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise refusal(CONFIG_FILE, "text_config", f"must be an object, is {shown(text)}")
+    return text | {key: values[key] for key in _OF_ALL_PARTS if values.get(key) is not None}
+
+
+def _read_config(values: dict[str, Any], family: Family) -> ConfigJson:
     config = as_struct(values, ConfigJson, CONFIG_FILE)
-    refuse_per_layer(values)
-    _refuse_unsupported(config)
-    # As in transformers, null means no window, and a missing one 4,096.
-    no_window = values.get("sliding_window", 0) is None
-    return structs.replace(config, use_sliding_window=False) if no_window else config
+    if not family.has_local_rotary:
+        refuse_per_layer(values)
+    _refuse_unsupported(config, family)
+    return config
 
 
 def _read_optional(path: Path, kind: type[T]) -> T:
@@ -173,57 +182,55 @@ def _architecture(config: ArchitectureJson) -> str:
     return architecture
 
 
-def _refuse_unsupported(config: ConfigJson) -> None:
+def _refuse_unsupported(config: ConfigJson, family: Family) -> None:
     """Raise ModelLoadError for keys that change the model's formulas in a way that is not implemented."""
-    if config.hidden_act != "silu":
-        raise refusal(CONFIG_FILE, "hidden_act", f"is {shown(config.hidden_act)}; only silu is supported")
+    for key in ("hidden_act", "hidden_activation"):
+        if getattr(config, key) not in (None, family.activation):
+            problem = f"is {shown(getattr(config, key))}; only {family.activation} is supported"
+            raise refusal(CONFIG_FILE, key, problem)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, key) is not None:
+            raise refusal(CONFIG_FILE, key, f"is {shown(getattr(config, key))}; soft-capping is not supported")
+    if config.use_bidirectional_attention:
+        raise refusal(CONFIG_FILE, "use_bidirectional_attention", "is true, which is not supported")
+    for key, of_family in (("attention_bias", family.qkv_bias), ("mlp_bias", family.mlp_bias)):
+        if getattr(config, key) and of_family is False:
+            raise refusal(CONFIG_FILE, key, f"is true; {family.model_type} has no such biases")
 
 
-def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
+def _dimensions(config: ConfigJson, values: dict[str, Any], family: Family) -> dict[str, Any]:
     num_kv_heads = config.num_kv_heads or config.num_heads
     if config.num_heads % num_kv_heads:
         problem = f"{config.num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
         raise refusal(CONFIG_FILE, "num_attention_heads", problem)
+    head_dim = _head_dim(config, family)
+    rotates = read_rotated_layers(config, config.num_layers, family)
+    windows = read_windows(config, family, rotates)
     return {name: getattr(config, name) for name in _AS_READ} | {
         "num_kv_heads": num_kv_heads,
-        "head_dim": _head_dim(config, family),
-        "rope": read_rope(config),
+        "head_dim": head_dim,
+        "ropes": _ropes(config, values, family, head_dim, rotates, windows),
+        "attention_scale": ((family.has_query_scale and config.query_pre_attn_scalar) or head_dim) ** -0.5,
         "qkv_bias": config.attention_bias if family.qkv_bias is None else family.qkv_bias,
         "output_bias": config.attention_bias if family.output_bias is None else family.output_bias,
+        "mlp_bias": config.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         "qk_norm": family.qk_norm,
-        "windows": _windows(config, family),
+        "windows": windows,
     }
 
 
-def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none: by `layer_types`, else from layer max_window_layers on."""
-    window, kinds, num_layers = _window(config, family), config.layer_types, config.num_layers
-    if kinds is None:
-        return tuple(window if layer >= config.max_window_layers else 0 for layer in range(num_layers))
-    unknown = next((kind for kind in kinds if kind not in LAYER_TYPES), None)
-    if unknown is not None:
-        problem = f"must be a list of {' and '.join(LAYER_TYPES)}, holds {shown(unknown)}"
-        raise refusal(CONFIG_FILE, "layer_types", problem)
-    if len(kinds) != num_layers:
-        problem = f"must name each of the {num_layers} layers once, names {len(kinds)}"
-        raise refusal(CONFIG_FILE, "layer_types", problem)
-    sliding = [kind == "sliding_attention" for kind in kinds]
-    if any(sliding) and not window:
-        problem = "names sliding_attention, but there is no window: set use_sliding_window true and sliding_window"
-        raise refusal(CONFIG_FILE, "layer_types", problem)
-    return tuple(window if slide else 0 for slide in sliding)
-
-
-def _window(config: ConfigJson, family: Family) -> int:
-    """Return the window of the layers that have one; 0 if none has."""
-    if not config.use_sliding_window:
-        return 0
-    if not family.may_slide:
-        problem = f"is true; {family.model_type} has no sliding-window attention"
-        raise refusal(CONFIG_FILE, "use_sliding_window", problem)
-    if not config.sliding_window:
-        raise refusal(CONFIG_FILE, "sliding_window", "must be at least 1 if use_sliding_window is true, is 0")
-    return config.sliding_window
+def _ropes(
+    config: ConfigJson, values: dict[str, Any], family: Family, head_dim: int,
+    rotates: tuple[bool, ...], windows: tuple[int, ...],
+) -> tuple[RopeSpec | None, ...]:  # fmt: skip
+    if family.has_local_rotary:
+        full, local = read_local_ropes(config, values, family)
+    else:
+        full = local = read_rope(config, family)
+    for spec in (full, local):
+        check_rope(spec, head_dim)
+    of_layers = (local if window else full for window in windows)
+    return tuple(spec if is_rotated else None for spec, is_rotated in zip(of_layers, rotates, strict=True))
 
 
 def _head_dim(config: ConfigJson, family: Family) -> int:

@@ -35,13 +35,21 @@ class ConfigJson(RopeKeys, kw_only=True):
     num_heads: Heads = field(name="num_attention_heads")
     num_kv_heads: Heads | None = field(name="num_key_value_heads", default=None)
     head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    hidden_act: str = "silu"
+    hidden_act: str | None = None
+    #: Gemma's name of hidden_act.
+    hidden_activation: str | None = None
+    #: Scores are divided by its square root; None: by that of head_dim.
+    query_pre_attn_scalar: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool = False
     rms_norm_eps: Annotated[float, Meta(ge=0.0, le=1.0)] = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     use_sliding_window: bool = False
-    sliding_window: Count = 4096
+    sliding_window: Count | None = None
+    sliding_window_pattern: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 6
     max_window_layers: Count = 28
     layer_types: list[str] | None = None
     bos_token_id: Ids = ()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from photon_grpc.config.json_file import refusal, shown
+from photon_grpc.config.families import Family
+from photon_grpc.config.json_file import as_struct, refusal, shown
 
 CONFIG_FILE = "config.json"
 #: Supported kinds, with the keys that each needs.
@@ -15,11 +17,16 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
 }
+#: A family with nothing of its own.
+PLAIN = Family("")
 
 Theta = Annotated[float, Meta(ge=1.0, le=1e12)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+#: One for each rotated pair of a head.
+Factors = Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=512)]
 #: A count of tokens.
 Context = Annotated[int, Meta(ge=1, le=2**27)]
 
@@ -33,8 +40,11 @@ class RopeJson(Struct, kw_only=True):
     factor: Factor | None = None
     low_freq_factor: Factor | None = None
     high_freq_factor: Factor | None = None
+    short_factor: Factors | None = None
+    long_factor: Factors | None = None
+    attention_factor: Factor | None = None
     original_max_position_embeddings: Context | None = None
-    partial_rotary_factor: Share = 1.0
+    partial_rotary_factor: Share | None = None
 
 
 class RopeKeys(Struct, kw_only=True):
@@ -42,10 +52,26 @@ class RopeKeys(Struct, kw_only=True):
 
     max_position_embeddings: Annotated[int, Meta(ge=2, le=2**27)]
     rope_theta: Theta = 10000.0
+    #: Theta of the layers with a window, in families that have one for them.
+    rope_local_base_freq: Theta = 10000.0
     partial_rotary_factor: Share = 1.0
     original_max_position_embeddings: Context | None = None
     rope_parameters: RopeJson | None = None
     rope_scaling: RopeJson | None = None
+    #: 0 for each layer without rotary embedding, else 1.
+    no_rope_layers: list[Annotated[int, Meta(ge=0, le=1)]] | None = None
+    no_rope_layer_interval: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4
+
+
+class RopesByType(Struct, kw_only=True):
+    """`rope_parameters` of families with several kinds of layers."""
+
+    full_attention: RopeJson | None = None
+    sliding_attention: RopeJson | None = None
+
+
+class TypedRopeKeys(Struct):
+    rope_parameters: RopesByType
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +79,139 @@ class RopeSpec:
     """Parameters of the rotary embedding, named as in config.json; `layers/rotary.py` has the formulas."""
 
     theta: float
-    #: "default", "linear" or "llama3".
+    #: "default", "linear", "llama3" or "longrope".
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    #: Of longrope; one for each rotated pair.
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    #: Of cos and sin.
+    attention_factor: float = 1.0
+    #: The rotated share of each head, its first numbers.
+    partial_rotary_factor: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Return how many numbers of a head are rotated, as transformers rounds it."""
+        return int(head_dim * self.partial_rotary_factor)
+
+    def is_long(self, max_model_len: int) -> bool:
+        """Return whether contexts of up to `max_model_len` tokens have longrope's long factors: then all have them."""
+        return self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
 
 
-def read_rope(config: RopeKeys) -> RopeSpec:
+def read_rope(config: RopeKeys, family: Family = PLAIN) -> RopeSpec:
     """Read `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is a synonym of `rope_type`."""
     name = "rope_scaling" if config.rope_parameters is None else "rope_parameters"
-    rope = getattr(config, name) or RopeJson()
-    for place, share in (("", config.partial_rotary_factor), (f"{name}.", rope.partial_rotary_factor)):
-        if share != 1.0:
-            problem = f"is {share:g}, below 1; partial rotary embedding is not supported"
-            raise refusal(CONFIG_FILE, place + "partial_rotary_factor", problem)
-    theta = config.rope_theta if rope.rope_theta is None else rope.rope_theta
+    return _read(getattr(config, name) or RopeJson(), name, config.rope_theta, config, family)
+
+
+def read_local_ropes(config: RopeKeys, values: dict[str, Any], family: Family) -> tuple[RopeSpec, RopeSpec]:
+    """Return the parameters of the layers without and with a window.
+
+    They are in `rope_parameters` by the type of the layer, else `rope_theta` with `rope_scaling`, and
+    `rope_local_base_freq`. `values` are those of config.json.
+    """
+    name = "rope_parameters"
+    found = values.get(name)
+    if not isinstance(found, dict):
+        full = _read(config.rope_scaling or RopeJson(), "rope_scaling", config.rope_theta, config, family)
+        return full, RopeSpec(config.rope_local_base_freq)
+    for key in found.keys() - RopesByType.__struct_fields__:
+        raise refusal(CONFIG_FILE, f"{name}.{key}", "is not the name of a type of layers")
+    present = {key: _present(value) for key, value in found.items()}
+    typed = as_struct({name: present}, TypedRopeKeys, CONFIG_FILE).rope_parameters
+    thetas = {"full_attention": config.rope_theta, "sliding_attention": config.rope_local_base_freq}
+    full, local = (
+        _read(getattr(typed, kind) or RopeJson(), f"{name}.{kind}", theta, config, family)
+        for kind, theta in thetas.items()
+    )
+    return full, local
+
+
+def read_rotated_layers(config: RopeKeys, num_layers: int, family: Family) -> tuple[bool, ...]:
+    """Return which layers have rotary embedding: as `no_rope_layers` says, else all but every n-th."""
+    if not family.may_skip_rotary:
+        return (True,) * num_layers
+    named = config.no_rope_layers
+    if named is None:
+        return tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(num_layers))
+    if len(named) < num_layers:
+        problem = f"must have a number for each of the {num_layers} layers, has {len(named)}"
+        raise refusal(CONFIG_FILE, "no_rope_layers", problem)
+    return tuple(map(bool, named[:num_layers]))
+
+
+def _read(rope: RopeJson, name: str, theta: float, config: RopeKeys, family: Family) -> RopeSpec:
     key = "type" if rope.rope_type is None else "rope_type"
-    kind = getattr(rope, key)
+    kind = family.rope_synonyms.get(getattr(rope, key), getattr(rope, key))
     if kind not in NEEDED:
         problem = f"is {shown(kind)}, which is not supported; supported: {', '.join(NEEDED)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
     numbers: dict[str, Any] = {key: _required(rope, key, name) for key in NEEDED[kind]}
-    if kind != "llama3":
-        return RopeSpec(theta, kind, **numbers)
-    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
-    if high <= low:
-        raise refusal(CONFIG_FILE, f"{name}.high_freq_factor", f"must be above low_freq_factor {low:g}, is {high:g}")
+    theta = theta if rope.rope_theta is None else rope.rope_theta
+    spec = {"theta": theta, "kind": kind, "partial_rotary_factor": _share(rope, name, config, family)} | numbers
     original = config.original_max_position_embeddings or rope.original_max_position_embeddings
-    return RopeSpec(theta, kind, **numbers, original_max_position_embeddings=original or config.max_position_embeddings)
+    original = original or config.max_position_embeddings
+    if kind == "llama3":
+        _check_llama3(name, **numbers)
+        spec["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        spec["original_max_position_embeddings"] = original
+        spec["attention_factor"] = rope.attention_factor or _attention_factor(
+            rope.factor or config.max_position_embeddings / original, original
+        )
+    return RopeSpec(**spec)
 
 
-def _required(rope: RopeJson, key: str, name: str) -> float:
-    value: float | None = getattr(rope, key)
+def _attention_factor(factor: float, original: int) -> float:
+    """Return LongRoPE's factor of cos and sin for a context that is `factor` times the original one."""
+    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(max(2, original)))
+
+
+def _check_llama3(name: str, factor: float, low_freq_factor: float, high_freq_factor: float) -> None:
+    if high_freq_factor <= low_freq_factor:
+        problem = f"must be above low_freq_factor {low_freq_factor:g}, is {high_freq_factor:g}"
+        raise refusal(CONFIG_FILE, f"{name}.high_freq_factor", problem)
+
+
+def _share(rope: RopeJson, name: str, config: RopeKeys, family: Family) -> float:
+    """Return the rotated share of a head; refuse one below 1 where the family rotates whole heads."""
+    shares = {"": config.partial_rotary_factor}
+    if rope.partial_rotary_factor is not None:
+        shares[f"{name}."] = rope.partial_rotary_factor
+    for place, share in shares.items():
+        if share != 1.0 and not family.may_rotate_part:
+            problem = f"is {share:g}, below 1; partial rotary embedding is not supported"
+            raise refusal(CONFIG_FILE, place + "partial_rotary_factor", problem)
+    return list(shares.values())[-1]
+
+
+def check_rope(spec: RopeSpec, head_dim: int) -> None:
+    """Raise ModelLoadError if `spec` does not suit heads of `head_dim`."""
+    rotated = spec.rotated(head_dim)
+    if rotated < 2 or rotated % 2:
+        problem = f"{spec.partial_rotary_factor:g} of head_dim {head_dim} is {rotated}, which is not a number of pairs"
+        raise refusal(CONFIG_FILE, "partial_rotary_factor", problem)
+    for key in ("short_factor", "long_factor"):
+        found = getattr(spec, key)
+        if found and len(found) != rotated // 2:
+            problem = f"must have {rotated // 2} numbers, one for each rotated pair of a head, has {len(found)}"
+            raise refusal(CONFIG_FILE, key, problem)
+
+
+def _required(rope: RopeJson, key: str, name: str) -> Any:
+    value = getattr(rope, key)
     if value is None:
         raise refusal(CONFIG_FILE, f"{name}.{key}", "is missing")
     return value
+
+
+def _present(value: Any) -> Any:
+    """Return an object without its nulls."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def refuse_per_layer(values: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ class CallSyntax:
     close: str = ""
     #: Calls may also stand without `open`: at the start, or after another call with an optional semicolon.
     is_bare: bool = False
+    #: Calls are the entries of one JSON list.
+    is_list: bool = False
     #: The key under which the model writes the arguments; any of _ARGUMENTS is read.
     arguments: str = "arguments"
 
@@ -23,6 +25,8 @@ class CallSyntax:
 TAGGED = CallSyntax("<tool_call>", "</tool_call>")
 #: Llama 3 writes only `{"name": …, "parameters": {…}}`, possibly after a special token.
 BARE = CallSyntax("<|python_tag|>", is_bare=True, arguments="parameters")
+#: Mistral writes one list `[{"name": …, "arguments": {…}}, …]` after a special token.
+LISTED = CallSyntax("[TOOL_CALLS]", is_bare=True, is_list=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import rms_norm, slot_state, swiglu
+from photon_grpc.kernels import geglu, rms_norm, slot_state, swiglu
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
@@ -33,8 +34,12 @@ class Kernels:
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+    #: The two with `once`.
+    rms_norm_once: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm_once: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
+    geglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
     process_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LogitsProcessing], torch.Tensor]
     sample: Callable[[torch.Tensor, SamplingMetadata, LogitsProcessing | None], torch.Tensor]
@@ -51,8 +56,11 @@ class Kernels:
 TORCH = Kernels(
     rms_norm=rms_norm.reference,
     add_rms_norm=rms_norm.add_reference,
+    rms_norm_once=partial(rms_norm.reference, once=True),
+    add_rms_norm_once=partial(rms_norm.add_reference, once=True),
     rotary=rotary.reference,
     swiglu=swiglu.reference,
+    geglu=geglu.reference,
     attention=torch_backend,
     process_logits=process_logits.reference,
     sample=sample.reference,
@@ -67,8 +75,11 @@ TORCH = Kernels(
 TRITON = Kernels(
     rms_norm=rms_norm.launch,
     add_rms_norm=rms_norm.add_launch,
+    rms_norm_once=partial(rms_norm.launch, once=True),
+    add_rms_norm_once=partial(rms_norm.add_launch, once=True),
     rotary=rotary.launch,
     swiglu=swiglu.launch,
+    geglu=geglu.launch,
     attention=dispatch,
     process_logits=process_logits.launch,
     sample=sample.launch,

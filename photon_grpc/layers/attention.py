@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.core.kv import LayerKV
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
@@ -16,7 +17,7 @@ from photon_grpc.layers.rotary import RotaryEmbedding
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """RMSNorm over every head of the queries and of the keys."""
+    """The norms of the queries and of the keys: of every head, but in ProjectionNormAttention of all heads."""
 
     q: RMSNorm
     k: RMSNorm
@@ -27,7 +28,7 @@ class Attention:
 
     def __init__(
         self,
-        num_heads: int,
+        spec: AttentionSpec,
         kv: LayerKV,
         *,
         qkv: Linear,
@@ -42,22 +43,33 @@ class Attention:
         self.output = output
         self.rotary = rotary
         self.qk_norm = qk_norm
-        self.num_heads = num_heads
-        self._heads = (num_heads, kv.format.heads, kv.format.heads)
+        self.spec = spec
+        self._heads = (spec.num_heads, kv.format.heads, kv.format.heads)
         self._qkv_shape = (sum(self._heads), kv.format.width)
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Attend: [T, hidden] -> [T, hidden]. Writes the keys and values of all T tokens before any attends."""
         num_tokens = x.shape[0]
         q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split_with_sizes(self._heads, 1)
-        if self.qk_norm is not None:
-            q, k = self.qk_norm.q(q), self.qk_norm.k(k)
-        q, k = self.rotary(q, k, ctx)
+        q, k = self.rotary(*self.normalised(q, k), ctx)
         attention = ctx.kv[self.group].attention
         attention.write(k, v, self.layer)
         attended = attention.attend(q, self.layer)
         return self.output(attended.view(num_tokens, self.output.in_features), ctx)
 
+    def normalised(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise q [T, Hq, D] and k [T, Hkv, D] if there are norms for them."""
+        return (q, k) if self.qk_norm is None else (self.qk_norm.q(q), self.qk_norm.k(k))
+
     def leaves(self) -> tuple[ParameterOwner, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)
         return (self.qkv, *norms, self.output)
+
+
+class ProjectionNormAttention(Attention):
+    """Attention that normalises queries over all their heads together, and so keys; its norms are of that size."""
+
+    def normalised(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.qk_norm is None:
+            return q, k
+        return self.qk_norm.q(q.flatten(1)).view(q.shape), self.qk_norm.k(k.flatten(1)).view(k.shape)

@@ -34,3 +34,14 @@ class Embedding:
 
     def after_load(self) -> None:
         """Leave the table as it is: it is read row by row."""
+
+
+class ScaledEmbedding(Embedding):
+    """An embedding times sqrt(hidden_size), which is rounded to the weights' dtype. A tied head has W without it."""
+
+    def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__(name, vocab_size, hidden_size, dtype=dtype)
+        self._factor = float(torch.tensor(hidden_size**0.5, dtype=dtype))
+
+    def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        return super().__call__(token_ids, ctx).mul_(self._factor)

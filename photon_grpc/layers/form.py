@@ -13,8 +13,8 @@ class LayerForm(NamedTuple):
     """
 
     layer: type
-    #: The norms before attention and before the feed-forward.
-    norms: tuple[type, type]
+    #: All norms of the residual stream and of what is added to it, in the order of the layer.
+    norms: tuple[type, ...]
     attention: type
     #: The norms of query and of key heads, or ().
     qk_norms: tuple[type, ...]

@@ -1,4 +1,4 @@
-"""The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+"""The gated feed-forward block: down(silu(gate(x)) · up(x)), or with gelu for silu."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ class GatedMLP:
     def __init__(self, gate_up: Linear, down: Linear, kernels: Kernels) -> None:
         self.gate_up = gate_up
         self.down = down
-        self._swiglu = kernels.swiglu
+        self._product = kernels.swiglu
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
-        return self.down(self._swiglu(self.gate_up(x, ctx)), ctx)
+        return self.down(self._product(self.gate_up(x, ctx)), ctx)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:
         return self.gate_up, self.down
+
+
+class GegluMLP(GatedMLP):
+    """A gated feed-forward block with the tanh form of gelu."""
+
+    def __init__(self, gate_up: Linear, down: Linear, kernels: Kernels) -> None:
+        super().__init__(gate_up, down, kernels)
+        self._product = kernels.geglu

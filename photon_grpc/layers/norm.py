@@ -1,4 +1,7 @@
-"""RMSNorm: y = w · x / sqrt(mean(x²) + eps) over the last dimension."""
+"""RMSNorm: y = w · x / sqrt(mean(x²) + eps) over the last dimension.
+
+RMSNorm rounds before it multiplies by w, as Llama does; the others once, after it, as OLMo and Gemma do.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,26 @@ class RMSNorm:
 
     def after_load(self) -> None:
         """Do nothing: the weight is used as it is stored."""
+
+
+class OnceRoundedRMSNorm(RMSNorm):
+    """RMSNorm that multiplies by w in float32."""
+
+    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__(name, size, eps, dtype=dtype, kernels=kernels)
+        self._norm = kernels.rms_norm_once
+        self._add_norm = kernels.add_rms_norm_once
+
+
+class OffsetRMSNorm(OnceRoundedRMSNorm):
+    """RMSNorm with 1 + w for w, in float32 whatever the dtype of the model."""
+
+    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__(name, size, eps, dtype=torch.float32, kernels=kernels)
+
+    def targets(self) -> Iterator[Target]:
+        yield Target(self.name, self.weight)
+
+    def after_load(self) -> None:
+        """Add 1 to the stored weight."""
+        self.weight.add_(1.0)

@@ -3,6 +3,11 @@
 linear:  inv_freq / factor
 llama3:  by wavelength 2π / inv_freq against the original context L: shorter than L / high_freq_factor unchanged, longer
          than L / low_freq_factor divided by factor, in between interpolated linearly in L / wavelength
+longrope: inv_freq[i] / short_factor[i], or long_factor[i]; cos and sin times attention_factor
+
+A model in which longrope's short factors are for contexts up to L, the long ones for longer contexts, has one of them:
+the long ones if it may have a context above L. transformers chooses anew in every call, by the longest sequence of the
+batch, so that keys of one sequence may be rotated in two ways.
 """
 
 from __future__ import annotations
@@ -18,14 +23,15 @@ from photon_grpc.layers.context import StepContext
 
 
 class RotaryEmbedding:
-    """Rotation of queries and keys by tables of cos and sin [max_model_len, D/2]; one object for all layers."""
+    """Rotation of queries and keys by tables of cos and sin [max_model_len, D/2]; one object for all its layers."""
 
     def __init__(
         self, spec: RopeSpec, head_dim: int, max_model_len: int, *, device: torch.device, kernels: Kernels
     ) -> None:
-        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse_frequencies(spec, head_dim))
-        self.cos = angles.cos().to(device)
-        self.sin = angles.sin().to(device)
+        frequencies = inverse_frequencies(spec, spec.rotated(head_dim), max_model_len)
+        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
+        self.cos = (angles.cos() * spec.attention_factor).to(device)
+        self.sin = (angles.sin() * spec.attention_factor).to(device)
         self._rotary = kernels.rotary
         self._apply = self._with_rows if device.type == "cpu" else self._with_tables
 
@@ -44,9 +50,42 @@ class RotaryEmbedding:
         return rotary.rotate(q, k, *rows)
 
 
-def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
-    """Return float32 [head_dim / 2] on the CPU, in transformers' order of operations."""
-    frequencies = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+class PartialRotaryEmbedding(RotaryEmbedding):
+    """Rotation of the first numbers of each head, by tables of half as many columns; the others stay as they are."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        rotated = 2 * self.cos.shape[1]
+        self._apply(q[..., :rotated], k[..., :rotated], ctx)
+        return q, k
+
+
+class NoRotaryEmbedding(RotaryEmbedding):
+    """The identity, for layers that know no positions. Its tables are empty."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cos = self.sin = torch.empty(0, 0, device=device)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        return q, k
+
+
+def rotary_embedding(
+    spec: RopeSpec | None, head_dim: int, max_model_len: int, *, device: torch.device, kernels: Kernels
+) -> RotaryEmbedding:
+    """Return the rotary embedding of layers with these parameters; None: they have none."""
+    if spec is None:
+        return NoRotaryEmbedding(device)
+    kind = RotaryEmbedding if spec.rotated(head_dim) == head_dim else PartialRotaryEmbedding
+    return kind(spec, head_dim, max_model_len, device=device, kernels=kernels)
+
+
+def inverse_frequencies(spec: RopeSpec, rotated: int, max_model_len: int) -> torch.Tensor:
+    """Return float32 [rotated / 2] on the CPU, in transformers' order of operations."""
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+    if spec.kind == "longrope":
+        factors = spec.long_factor if spec.is_long(max_model_len) else spec.short_factor
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * spec.theta**exponents)
+    frequencies = 1.0 / spec.theta**exponents
     if spec.kind == "default":
         return frequencies
     if spec.kind == "linear":

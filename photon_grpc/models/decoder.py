@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from photon_grpc.core.kv import KVGroup, kv_groups, place
+from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import AttentionMetadata, Kernels
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import GroupContext, StepContext
@@ -36,11 +38,16 @@ class DecoderLayer:
         self.mlp = mlp
 
     @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        """The norms, in the order in which they are computed."""
+        return self.input_norm, self.post_attention_norm
+
+    @property
     def form(self) -> LayerForm:
         attention, heads = self.attention, self.attention.qk_norm
         return LayerForm(
             layer=type(self),
-            norms=(type(self.input_norm), type(self.post_attention_norm)),
+            norms=tuple(type(norm) for norm in self.norms),
             attention=type(attention),
             qk_norms=() if heads is None else (type(heads.q), type(heads.k)),
             rope=type(attention.rotary),
@@ -102,8 +109,8 @@ class Decoder:
             dict.fromkeys((layer.attention.group, layer.chain) for layer in self.layers if layer.chain is not None)
         )
         self.vocab_size = embedding.weight.shape[0]
-        #: Factor of q · k in every layer.
-        self.attention_scale = self.kv_groups[0].format.width ** -0.5
+        #: Of each KVGroup.
+        self.attention_specs = tuple(self._spec(group) for group in self.kv_groups)
         #: Tied weights count once.
         self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
 
@@ -111,17 +118,26 @@ class Decoder:
         self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """Return the context of KVGroup `number` for the T tokens of `slot_mapping`, with its kernels chosen.
+        """Return the context of KVGroup `group` for the T tokens of `slot_mapping`, with its kernels chosen.
+
+        `meta` has the scale of the group's AttentionSpec.
 
         `history_is_settled`: of the keys of this step a row attends only to its newest (to none of a prefix that
         another row computes in the same step), so older keys may be read before this step's are written.
         """
-        num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
+        num_tokens, num_heads = slot_mapping.shape[0], self.attention_specs[group].num_heads
         chain = next((chain for of, chain in self._chains if of == group and chain.takes(num_tokens)), None)
         dependent = chain and chain.dependent(history_is_settled)
         return GroupContext(
             pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, dependent)
         )
+
+    def _spec(self, group: KVGroup) -> AttentionSpec:
+        """Return the AttentionSpec of the group's layers: kernels are chosen once for all of them."""
+        specs = {self.layers[layer].attention.spec for layer in group.layers}
+        if len(specs) != 1:
+            raise ModelLoadError("layers that share pages, but attend differently, are not supported")
+        return specs.pop()
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute token_ids [T] int32 or int64 -> hidden [T, hidden_size] after the final norm.

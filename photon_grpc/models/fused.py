@@ -98,7 +98,7 @@ class FusedDecoderLayer(DecoderLayer):
         super().__init__(layer.input_norm, layer.attention, layer.post_attention_norm, layer.mlp)
         self.chain = chain
         self._gemms = gemms
-        self._heads = -1, layer.attention.num_heads, layer.attention.kv.format.width
+        self._heads = -1, layer.attention.spec.num_heads, layer.attention.kv.format.width
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext

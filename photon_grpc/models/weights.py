@@ -77,7 +77,7 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
     targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
     needed = {name for name, target in targets.items() if not target.is_optional}
     _refuse_names("are missing", needed - checkpoint.tensors.keys())
-    surplus = (name for name in checkpoint.tensors.keys() - targets.keys() if not _is_tolerated(name, decoder))
+    surplus = (name for name in checkpoint.tensors.keys() - targets.keys() if not _is_tolerated(name, decoder, config))
     _refuse_names(f"do not belong to {config.architecture}", surplus)
     for name, target in targets.items():
         if name in checkpoint.tensors:
@@ -109,8 +109,10 @@ def _refuse_names(problem: str, names: Iterable[str]) -> None:
     raise ModelLoadError(f"tensors of the safetensors files {problem}: {shown}{more}", field=found[0])
 
 
-def _is_tolerated(name: str, decoder: Decoder) -> bool:
-    """Return whether old exporters stored this tensor although it follows from others."""
+def _is_tolerated(name: str, decoder: Decoder, config: ModelConfig) -> bool:
+    """Return whether this tensor is of another part, or old exporters stored it although it follows from others."""
+    if name.startswith(config.other_parts):
+        return True
     return name.endswith(".rotary_emb.inv_freq") or (decoder.head.is_tied and name == decoder.head.name)
 
 

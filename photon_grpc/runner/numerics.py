@@ -31,8 +31,13 @@ def numerics(
     dtype: torch.dtype,
     weight_format: WeightFormat | None = None,
     block_size: int = 64,
+    *,
+    is_long: bool = False,
 ) -> Numerics:
-    """Return the numerics of an engine, with their version; `mode` is the value of --numerics."""
+    """Return the numerics of an engine, with their version.
+
+    `mode` is the value of --numerics; `is_long` says whether keys are rotated by the long factors of LongRoPE.
+    """
     has_triton = kernels is not TORCH
     form = str(dtype).removeprefix("torch.")
     on_cuda = device.type == "cuda"
@@ -49,7 +54,8 @@ def numerics(
         dtype=form,
         weights=form if weight_format is None else weight_format.name,
         activations=form if weight_format is None or weight_format.activation_bits == 16 else weight_format.activations,
-        kv_cache=form if not on_cuda or block_size in _ALIKE else f"{form} in blocks of {block_size}",
+        kv_cache=(form if not on_cuda or block_size in _ALIKE else f"{form} in blocks of {block_size}")
+        + (", rotated by long factors" if is_long else ""),
     ).signed()
 
 

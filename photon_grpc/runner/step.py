@@ -148,7 +148,7 @@ class Step:
                 query_start=found.query_start,
                 context_len=rows.context_len,
                 block_tables=found.block_tables[number],
-                scale=self._decoder.attention_scale,
+                scale=self._decoder.attention_specs[number].scale,
                 window=group.window,
                 **bounds._asdict(),
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from photon_grpc.config.model_dir import FAMILIES
+from photon_grpc.config.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.config import checkpoint
-from photon_grpc.config.model_dir import FAMILIES, ModelConfig, read_model_dir
+from photon_grpc.config.families import FAMILIES
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.model_json import ArchitectureJson, ConfigJson, GenerationDefaults, TokenizerJson
 from photon_grpc.config.rope import RopeJson, RopeSpec
 from photon_grpc.errors import ModelLoadError
@@ -28,6 +29,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONG = {"short_factor": [1.0], "long_factor": [2.0], "attention_factor": 1.0}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -80,7 +82,7 @@ def test_every_number_is_read(tmp_path: Path) -> None:
     assert (found.hidden_size, found.intermediate_size, found.num_layers, found.vocab_size) == (2048, 8192, 16, 128256)
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (32, 8, 64)
     assert (found.rms_norm_eps, found.max_position_embeddings, found.dtype) == (1e-5, 131072, "bfloat16")
-    assert found.rope == RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    assert found.ropes == (RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192),) * 16
     assert (found.tie_word_embeddings, found.qkv_bias, found.output_bias, found.mlp_bias, found.qk_norm) == (
         True,
         *[False] * 4,
@@ -105,7 +107,7 @@ def test_defaults_written_by_transformers_are_read_as_it_reads_them(tmp_path: Pa
     assert found.hidden_size == config.hidden_size
     assert found.num_kv_heads == config.num_key_value_heads
     assert found.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    assert found.rope.theta == config.rope_parameters["rope_theta"]
+    assert found.ropes[0].theta == config.rope_parameters["rope_theta"]
     assert found.rms_norm_eps == config.rms_norm_eps
     assert found.tie_word_embeddings == config.tie_word_embeddings
     assert (found.qkv_bias, found.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
@@ -124,7 +126,7 @@ def test_the_fewest_keys_that_a_config_needs(tmp_path: Path) -> None:
     found = read_model_dir(write(tmp_path, least))
     theirs = transformers.LlamaConfig(**least)
     assert (found.num_kv_heads, found.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
-    assert (found.rms_norm_eps, found.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+    assert (found.rms_norm_eps, found.ropes[0].theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
     assert (found.tie_word_embeddings, found.dtype) == (theirs.tie_word_embeddings, "float32")
     for key in required:
         assert (
@@ -311,8 +313,17 @@ EVERY_KEY: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
         "rope_theta": 10000.0,
-        "rope_parameters": LLAMA3 | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
-        "rope_scaling": LLAMA3 | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
+        "rope_local_base_freq": 10000.0,
+        "no_rope_layers": [1] * 16,
+        "no_rope_layer_interval": 4,
+        "sliding_window_pattern": 6,
+        "hidden_activation": "silu",
+        "query_pre_attn_scalar": 64.0,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+        "rope_parameters": LLAMA3 | LONG | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
+        "rope_scaling": LLAMA3 | LONG | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
     },
     "generation_config": {
         "bos_token_id": 1,

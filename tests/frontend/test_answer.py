@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from photon_grpc.core.ask import ChatInput, ChatMessage
-from photon_grpc.core.call_form import BARE, TAGGED
+from photon_grpc.core.call_form import BARE, LISTED, TAGGED
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output.answer import PLAIN, Answer, AnswerFormat, AnswerParser, joined_answer
 from photon_grpc.frontend.output.call_ids import CallIds
@@ -59,6 +59,8 @@ def test_marks_are_found_in_the_template() -> None:
         ("<tool_call>\n<function=f>\n<parameter=a>\n</function>\n</tool_call>{{ call.arguments }}", None),
         ("<tool_call>{'arguments': 1}", None),
         ("{{ tool.function.name }} {{ tool.function.parameters | tojson }}", None),
+        ('{{- "[TOOL_CALLS] [" }}{{ call.function | tojson }}{{- "]" }}', LISTED),
+        ('{{- "[TOOL_CALLS]" + call.function.name + "[ARGS]" }}', None),
         (r'{{ "{\"name\": function name, \"parameters\": its values}" }}', BARE),
     ],
 )
@@ -135,6 +137,35 @@ WELL_FORMED = [
     ('<tool_call>{"name": "f", "arguments": {}} \n</tool', "", calls(("f", "{}"))),
     ("<tool_call>" * 3 + CALL, "<tool_call>" * 3, calls(("f", '{"a": 1}'))),
 ]
+ENTRY = '{"name": "f", "arguments": {"a": [1, {}]}, "id": "abcdefghi"}'
+ENTRY_CALL = ("f", '{"a": [1, {}]}')
+
+
+@pytest.mark.parametrize("cut", range(9))
+@pytest.mark.parametrize(
+    ("text", "content", "wanted"),
+    [
+        (f"[{ENTRY}]", "", [ENTRY_CALL]),
+        (f" \n[ {ENTRY} ,\n{ENTRY} ] ", " ", [ENTRY_CALL] * 2),
+        (f"[TOOL_CALLS] [{ENTRY}]", "", [ENTRY_CALL]),
+        (f"See: [TOOL_CALLS][{ENTRY}, {ENTRY}] done", "See:  done", [ENTRY_CALL] * 2),
+        # An output that ends within the list.
+        (f"[{ENTRY}", "", [ENTRY_CALL]),
+        (f"[{ENTRY}, {ENTRY[:-1]}", f", {ENTRY[:-1]}", [ENTRY_CALL]),
+        # No calls.
+        ("[1, 2]", "[1, 2]", []),
+        ("[]", "[]", []),
+        ("The list [TOOL", "The list [TOOL", []),
+        (ENTRY, ENTRY, []),
+        (f"[{ENTRY}; {ENTRY}]", f"; {ENTRY}]", [ENTRY_CALL]),
+        ('[{"name": "f"}]', '[{"name": "f"}]', []),
+    ],
+)
+def test_calls_of_a_list(text: str, content: str, wanted: list[tuple[str, str]], cut: int) -> None:
+    answer = parts(text, AnswerFormat(calls=LISTED), cut=cut)
+    assert (answer.content, answer.tool_calls) == (content, calls(*wanted))
+
+
 MALFORMED = [
     "<tool_call>",
     "<tool_call>  ",

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from photon_grpc.core.ask import ChatInput, ChatMessage, ConstraintAsk
-from photon_grpc.core.call_form import BARE, TAGGED, CallForm
+from photon_grpc.core.call_form import BARE, LISTED, TAGGED, CallForm
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
@@ -243,3 +243,23 @@ def test_parameters_may_refer_to_exclusive_branches() -> None:
     constraint = try_out(ask(tools=[{"name": "f", "parameters": parameters}]))
     call = '<tool_call>\n{"name": "f", "arguments": {"x": {"k": "%s"}}}\n</tool_call>'
     assert satisfies(call % "b", constraint) and not satisfies(call % "c", constraint)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one", "is_many"),
+    [
+        (f"[{OSLO}]", True, True),
+        (f'[{OSLO}, {{"name": "now", "arguments": {{}}}}]', False, True),
+        (OSLO, False, False),
+        (f"[{OSLO}", False, False),
+        ("[]", False, False),
+        (f"[TOOL_CALLS][{OSLO}]", False, False),
+    ],
+)
+def test_a_list_of_calls_is_accepted_and_read(text: str, is_one: bool, is_many: bool) -> None:
+    form = CallForm(LISTED)
+    assert satisfies(text, try_out(ask(form, "weather"))) is is_one
+    assert satisfies(text, try_out(ask(form))) is is_many
+    if is_many:
+        answer = read(text, AnswerFormat(calls=LISTED))
+        assert answer.content == "" and len(answer.tool_calls) == text.count('"name"')

@@ -93,7 +93,7 @@ class Rows:
             query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device="cuda"),
             context_len=torch.tensor(contexts, dtype=torch.int32, device="cuda"),
             block_tables=self.tables,
-            scale=self.decoder.attention_scale,
+            scale=self.decoder.attention_specs[0].scale,
             max_query_len=max(counts),
             max_context_len=MAX_LEN,
         )

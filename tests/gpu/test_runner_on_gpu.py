@@ -13,14 +13,14 @@ from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
 from tests.runner.launched import step_of
-from tests.runner.models import FAMILIES, WINDOWED, greedy, model
+from tests.runner.models import FAMILIES, FURTHER, WINDOWED, greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import NUM_GROUPS, prompts
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
+@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED, *FURTHER])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_greedy_output_in_float32_equals_transformers(family: str, block_size: int) -> None:
     directory, reference = model(family)
@@ -69,7 +69,7 @@ def test_a_seed_draws_the_same_on_both_devices() -> None:
     assert on_gpu == on_cpu
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
+@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED, *FURTHER])
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) -> None:
     directory, reference = model(family)
     prompt = prompts(9, (50,))[0]

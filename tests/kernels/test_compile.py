@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import rms_norm, swiglu
+from photon_grpc.kernels import geglu, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
@@ -158,6 +158,8 @@ def test_rms_norm(name: str, dtype: torch.dtype) -> None:
         )
     )
     check(compiled(rms_norm.add_rms_norm_kernel, types, rms_norm.config(model.hidden)))
+    types["weight"] = "*fp32"
+    check(compiled(rms_norm.add_rms_norm_kernel, types, rms_norm.config(model.hidden, once=True)))
 
 
 @each_model
@@ -172,6 +174,14 @@ def test_rotary(name: str, dtype: torch.dtype) -> None:
 def test_swiglu(name: str, dtype: torch.dtype) -> None:
     types = {"gate_up": "*" + NAMES[dtype], "y": "*" + NAMES[dtype], "stride": "i32"}
     built = compiled(swiglu.swiglu_kernel, types, swiglu.config(MODELS[name].intermediate))
+    check(built)
+    assert "ld.global.v" in built.ptx
+
+
+@each_model
+def test_geglu(name: str, dtype: torch.dtype) -> None:
+    types = {"gate_up": "*" + NAMES[dtype], "y": "*" + NAMES[dtype], "stride": "i32"}
+    built = compiled(geglu.geglu_kernel, types, geglu.config(MODELS[name].intermediate))
     check(built)
     assert "ld.global.v" in built.ptx
 

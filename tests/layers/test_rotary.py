@@ -59,7 +59,7 @@ def test_frequencies_equal_transformers(rope: dict[str, Any], head_dim: int, spe
     keys = {"rope_parameters": rope} if spelling == "5" else spelled_for_transformers_4(rope, spelling)
     expected = theirs(head_dim, {name: dict(v) if isinstance(v, dict) else v for name, v in keys.items()}).inv_freq
     spec = spec_of(keys)
-    torch.testing.assert_close(inverse_frequencies(spec, head_dim), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(spec, head_dim, 4096), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("head_dim", [20, 64])

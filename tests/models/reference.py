@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,13 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SHORT_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+    "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 #: name -> (transformers' class prefix, configuration): grouped, multi- and single-KV heads, odd head sizes.
@@ -73,7 +81,64 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "mistral": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": None, "head_dim": 20}),
+    "mistral-window": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": 13}),
+    "phi3": ("Phi3", {"rope_parameters": DEFAULT_ROPE, "pad_token_id": 0}),
+    "phi3-window-partial-longrope-tied": (
+        "Phi3",
+        {
+            "hidden_size": 64,
+            # Of a window that hides nothing, as Phi-4-mini's.
+            "sliding_window": 1000,
+            "rope_parameters": SHORT_ROPE,
+            "original_max_position_embeddings": 96,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT_ROPE, "no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "smollm3-window-untied": (
+        "SmolLM3",
+        {
+            "rope_parameters": DEFAULT_ROPE,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "tie_word_embeddings": False,
+            "pad_token_id": 0,
+        },
+    ),
+    "olmo2": ("Olmo2", {"rope_parameters": DEFAULT_ROPE}),
+    "olmo2-tied-bias": (
+        "Olmo2",
+        {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_theta": 500.0}},
+        },
+    ),
+    "gemma3-untied": (
+        "Gemma3",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 21,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
+#: Classes of configurations that are not named as their models.
+CONFIG_NAMES = {"Gemma3": "Gemma3TextConfig"}
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 112,
@@ -87,15 +152,17 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_model(variant: str) -> Any:
+def make_model(variant: str, **sizes: int) -> Any:
     """Return transformers' model of that variant, float32, every parameter random and large enough to matter."""
     prefix, options = VARIANTS[variant]
-    config = getattr(transformers, prefix + "Config")(**(SIZES | options))
+    config = getattr(transformers, CONFIG_NAMES.get(prefix, prefix + "Config"))(
+        **copy.deepcopy(SIZES | options | sizes)
+    )
     torch.manual_seed(17)
     model = getattr(transformers, prefix + "ForCausalLM")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            center = 1.0 if "norm" in name else 0.0
+            center = 1.0 if "norm" in name and prefix != "Gemma3" else 0.0
             parameter.normal_(center, 0.2)
     return model
 
@@ -178,7 +245,7 @@ def step_inputs(
         query_start=torch.tensor([0, *itertools.accumulate(live_counts)], dtype=torch.int32),
         context_len=torch.tensor(contexts, dtype=torch.int32),
         block_tables=torch.tensor([row.blocks for row, _ in live], dtype=torch.int32),
-        scale=decoder.attention_scale,
+        scale=decoder.attention_specs[0].scale,
         max_query_len=max(live_counts),
         max_context_len=max(contexts),
     )

@@ -24,8 +24,8 @@ from tests.models.reference import load_decoder, make_model, paged_logits, promp
 
 #: A CPU does not look into it.
 TILE = Tile("gemv", 16, 32, 1, 2)
-ALL = ("q_proj", "o_proj", "gate_proj", "down_proj")
-FUSED_VARIANTS = ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3"]
+ALL = ("q_proj", "qkv_proj", "o_proj", "gate_proj", "gate_up_proj", "down_proj")
+FUSED_VARIANTS = ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3", "mistral", "phi3"]
 
 
 class Tiled(Unquantized):

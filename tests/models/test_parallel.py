@@ -62,7 +62,9 @@ def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
     return decoders
 
 
-@pytest.mark.parametrize("variant", ["llama3-tied", "llama-biases", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "variant", ["llama3-tied", "llama-biases", "qwen2", "qwen3", "mistral-window", "smollm3", "gemma3"]
+)
 def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:
     model = reference.make_model(variant)
     decoders = of_two_ranks(reference.save(model, tmp_path))

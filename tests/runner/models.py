@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 _SHAPE = {
     "hidden_size": 96,
@@ -42,18 +60,49 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 #: Layers with a sliding window beside one that attends everything: KVGroups of their own.
 WINDOWED = "qwen2-window"
-_ALL = FAMILIES | {
-    WINDOWED: (
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        {
-            "tie_word_embeddings": False,
-            "use_sliding_window": True,
-            "sliding_window": 13,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    )
+#: The window of every layer that has one in FURTHER.
+WINDOW = 24
+_SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "pad_token_id": 0}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+    "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+    "attention_factor": 1.2,
 }
+#: Families whose layers differ more from Llama's.
+FURTHER: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "mistral": (MistralConfig, MistralForCausalLM, _SMALL | {"sliding_window": WINDOW, "head_dim": 32}),
+    "phi3": (
+        Phi3Config,
+        Phi3ForCausalLM,
+        _SMALL | {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 512},
+    ),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, _SMALL | {"no_rope_layers": [1, 0, 1]}),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, _SMALL),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        _SMALL | {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": WINDOW, "query_pre_attn_scalar": 40},
+    ),
+}
+_ALL = (
+    FAMILIES
+    | FURTHER
+    | {
+        WINDOWED: (
+            Qwen2Config,
+            Qwen2ForCausalLM,
+            {
+                "tie_word_embeddings": False,
+                "use_sliding_window": True,
+                "sliding_window": 13,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+        )
+    }
+)
 
 #: Directories of models that were made, until this process ends.
 _KEPT = ExitStack()
@@ -65,7 +114,7 @@ def model(family: str) -> tuple[Path, torch.nn.Module]:
     """Return (directory, the reference) of a family."""
     config, cls, more = _ALL[family]
     torch.manual_seed(17)
-    reference = cls(config(**_SHAPE, **more)).eval()
+    reference = cls(config(**(_SHAPE | copy.deepcopy(more)))).eval()
     directory = Path(_KEPT.enter_context(TemporaryDirectory(prefix=f"photon-{family}-")))
     reference.save_pretrained(directory)
     return directory, reference

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.errors import ConfigError
 from tests.examples import examples
-from tests.runner.models import FAMILIES, WINDOWED, greedy, model
+from tests.runner.models import FAMILIES, FURTHER, WINDOWED, greedy, model
 from tests.runner.served import Served
 
 LENGTHS = (5, 17, 40, 1, 33)
 #: KVGroups, each with blocks of its own.
-NUM_GROUPS = dict.fromkeys(FAMILIES, 1) | {WINDOWED: 3}
+NUM_GROUPS = dict.fromkeys(FAMILIES, 1) | {WINDOWED: 3} | dict.fromkeys(FURTHER, 1) | {"gemma3": 7}
 
 
 def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:

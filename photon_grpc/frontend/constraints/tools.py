@@ -99,10 +99,13 @@ def write_calls(tools: Sequence[ConstrainedTool], form: CallForm, options: Mappi
     """Return the grammar of an output of calls of `tools`, or of a single call; `options` are those of its JSON."""
     syntax = form.syntax
     before, after, more = "", "", ""
-    if not syntax.is_bare:
+    first, last = ('"[" ', ' "]"') if syntax.is_list else ("", "")
+    if syntax.is_list:
+        more = "" if is_one else ' (", " call)*'
+    elif not syntax.is_bare:
         before, after = f"{syntax.open}\n", f"\n{syntax.close}"
         more = "" if is_one else ' ("\\n" call)*'
-    rules = [f"start: {_REASONING[form.reasoning]}call{more}"]
+    rules = [f"start: {_REASONING[form.reasoning]}{first}call{more}{last}"]
     if form.reasoning != "none":
         rules.append(f'reasoning[suffix="{reasoning.CLOSE}"]: /(?s:.*)/')
     rules.append("call: " + " | ".join([f"call_{number}" for number in range(len(tools))]))

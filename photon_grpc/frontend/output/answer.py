@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from photon_grpc.core.ask import ChatInput
-from photon_grpc.core.call_form import BARE, TAGGED, CallForm, CallSyntax
+from photon_grpc.core.call_form import BARE, LISTED, TAGGED, CallForm, CallSyntax
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output import reasoning
 from photon_grpc.frontend.output.call_ids import CallIds
@@ -135,4 +135,7 @@ def _call_syntax(template: str, special_texts: Collection[str]) -> CallSyntax | 
     tags = (TAGGED.open, TAGGED.close)
     if all(tag in template and tag not in special_texts for tag in tags) and _ARGUMENTS.search(template):
         return TAGGED
+    # Newer templates of Mistral write [TOOL_CALLS]name[ARGS]{…}.
+    if LISTED.open in template and "[ARGS]" not in template:
+        return LISTED
     return BARE if _BARE.search(template) else None

@@ -86,11 +86,43 @@ class WrittenToolCalls:
             return False
         self._release(found)
         self._at += len(mark)
+        self._step = self._opened_step()
+        return True
+
+    def _expect_list(self, is_over: bool) -> bool:
+        self._skip(_BLANK)
+        if self._needs_more():
+            return False
+        if self._is_too_long():
+            return self._give_up()
+        mark = self._syntax.open
+        if self._text.startswith(mark, self._at):
+            self._at += len(mark)
+            return True
+        if not is_over and self._is_end_a_beginning_of(mark):
+            return False
+        if self._text[self._at] != "[":
+            return self._give_up()
+        self._at += 1
         self._step = WrittenToolCalls._expect_object
         return True
 
+    def _expect_entry(self, is_over: bool) -> bool:
+        """Go on to the list's next call, or behind its end."""
+        self._skip(_BLANK)
+        if self._needs_more():
+            return False
+        if self._is_too_long() or self._text[self._at] not in ",]":
+            return self._give_up()
+        is_end = self._text[self._at] == "]"
+        self._at += 1
+        if is_end:
+            self._start = self._at
+        self._step = WrittenToolCalls._seek if is_end else WrittenToolCalls._expect_object
+        return True
+
     def _expect_object(self, is_over: bool) -> bool:
-        self._skip(_BLANK_OR_SEPARATOR if self._syntax.is_bare else _BLANK)
+        self._skip(_BLANK_OR_SEPARATOR if self._syntax.is_bare and not self._syntax.is_list else _BLANK)
         if self._needs_more():
             return False
         if self._is_too_long() or self._text[self._at] != "{":
@@ -152,7 +184,7 @@ class WrittenToolCalls:
         self._calls.append(call)
         self._num_calls += 1
         self._start = self._at
-        self._step = self._first_step()
+        self._step = WrittenToolCalls._expect_entry if self._syntax.is_list else self._first_step()
         return True
 
     def _give_up(self) -> bool:
@@ -162,7 +194,10 @@ class WrittenToolCalls:
         return True
 
     def _first_step(self) -> Callable[[WrittenToolCalls, bool], bool]:
-        return WrittenToolCalls._expect_object if self._syntax.is_bare else WrittenToolCalls._seek
+        return self._opened_step() if self._syntax.is_bare else WrittenToolCalls._seek
+
+    def _opened_step(self) -> Callable[[WrittenToolCalls, bool], bool]:
+        return WrittenToolCalls._expect_list if self._syntax.is_list else WrittenToolCalls._expect_object
 
     def _release(self, end: int) -> None:
         """Release the text up to `end`, which belongs to no call."""

@@ -4,8 +4,8 @@
 
 the half-and-half layout of transformers' `rotate_half`. Tables and arithmetic are float32 whatever the dtype of x.
 
-Shapes: q [T, Hq, D], k [T, Hkv, D] (tokens may be strided: both are usually slices of one projection), cos and sin
-[max_position, D/2] float32, positions [T] int32 or int64. bf16, fp16, fp32.
+Shapes: q [T, Hq, D], k [T, Hkv, D] (tokens and heads may be strided: both are usually slices of one projection, or the
+first numbers of its heads), cos and sin [max_position, D/2] float32, positions [T] int32 or int64. bf16, fp16, fp32.
 Bytes moved: 2 · T · (Hq + Hkv) · D · itemsize.
 """
 
@@ -48,26 +48,30 @@ def rotate(
 def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return one view [T, Hq + Hkv, D] if k follows q in memory: half the operations, the cost of small batches."""
     num_tokens, num_heads, size = q.shape
-    follows = k.data_ptr() == q.data_ptr() + num_heads * size * q.element_size()
-    if not follows or q.stride() != k.stride() or q.stride(1) != size:
+    follows = k.data_ptr() == q.data_ptr() + num_heads * q.stride(1) * q.element_size()
+    if not follows or q.stride() != k.stride():
         return q, k
     return (q.as_strided((num_tokens, num_heads + k.shape[1], size), q.stride()),)
 
 
 class HeadTile(NamedTuple):
-    """COUNT neighbouring heads of one token, from head FIRST on; HALF is half a head. The PADs are powers of two."""
+    """COUNT neighbouring heads of one token, from head FIRST on, STRIDE apart. The PADs are powers of two.
+
+    HALF is half of what is rotated of a head.
+    """
 
     COUNT: int
     COUNT_PAD: int
     HALF: int
     HALF_PAD: int
-    FIRST: int = 0
+    FIRST: int
+    STRIDE: int
 
 
-def head_tile(count: int, head_dim: int, first: int = 0) -> HeadTile:
-    """Return the tile of `count` heads from `first` on."""
+def head_tile(count: int, head_dim: int, first: int = 0, stride: int | None = None) -> HeadTile:
+    """Return the tile of `count` heads from `first` on, side by side by default."""
     half = head_dim // 2
-    return HeadTile(count, next_power_of_2(count), half, next_power_of_2(half), first)
+    return HeadTile(count, next_power_of_2(count), half, next_power_of_2(half), first, stride or head_dim)
 
 
 @jit
@@ -76,7 +80,7 @@ def rotate_heads(x, cos, sin, HEADS: tl.constexpr):
     head = tl.arange(0, HEADS.COUNT_PAD)[:, None]
     column = tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
-    first = x + head * (2 * HEADS.HALF) + column
+    first = x + head * HEADS.STRIDE + column
     a = tl.load(first, mask=inside, other=0.0)
     b = tl.load(first + HEADS.HALF, mask=inside, other=0.0)
     rotated_a, rotated_b = rotated(a.to(tl.float32), b.to(tl.float32), cos[None, :], sin[None, :])
@@ -97,19 +101,20 @@ def rotary_kernel(q, k, cos, sin, positions, q_stride, k_stride, Q: tl.constexpr
 
 
 @functools.cache
-def config(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """Return the compile-time arguments for one token's heads."""
-    return {"Q": head_tile(q_heads, head_dim), "KV": head_tile(kv_heads, head_dim), "num_warps": 4}
+def config(q_heads: int, kv_heads: int, head_dim: int, stride: int | None = None) -> dict[str, Any]:
+    """Return the compile-time arguments for one token's heads, `stride` elements apart, `head_dim` by default."""
+    heads = head_tile(q_heads, head_dim, stride=stride), head_tile(kv_heads, head_dim, stride=stride)
+    return {"Q": heads[0], "KV": heads[1], "num_warps": 4}
 
 
 def launch(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overwrite q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and return them."""
+    """Overwrite q [T, Hq, D] and k [T, Hkv, D] (their heads equally far apart) and return them."""
     if not launches(q):
         return reference(q, k, cos, sin, positions)
     num_tokens, q_heads, head_dim = q.shape
     if num_tokens:
-        meta = config(q_heads, k.shape[1], head_dim)
+        meta = config(q_heads, k.shape[1], head_dim, q.stride(1))
         rotary_kernel[(num_tokens,)](q, k, cos, sin, positions, q.stride(0), k.stride(0), **meta)
     return q, k

@@ -52,8 +52,12 @@ def numerics_version(config: ServeConfig) -> str:
         model_config = read_model_dir(config.model.model or demo.TARGET)
         weight_format = chosen_format(model_config.quantization, config.model.quantization)
         dtype = pick_dtype(model_config, config)
-        block_size = decide_sizes(model_config, config, on_cuda=device.type == "cuda").block_size
-        return numerics(config.device.numerics, kernels, device, dtype, weight_format, block_size).version
+        sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
+        is_long = model_config.has_long_rotary(sizes.max_model_len)
+        found = numerics(
+            config.device.numerics, kernels, device, dtype, weight_format, sizes.block_size, is_long=is_long
+        )
+        return found.version
     return ""
 
 

@@ -76,6 +76,36 @@ def test_swiglu(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None
     torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
 
 
+@each_count
+@each_shape
+@each_dtype
+def test_geglu_and_norms_that_round_once(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None:
+    gate_up = torch.randn(tokens, 2 * shape[1], device="cuda").to(dtype)
+    bounds = {name: 8 * bound for name, bound in close(dtype).items()}
+    torch.testing.assert_close(TRITON.geglu(gate_up), TORCH.geglu(gate_up), **bounds)
+    x, residual = torch.randn(2, tokens, shape[0], device="cuda").to(dtype)
+    weight = 1.0 + torch.randn(shape[0], device="cuda")
+    for mine, theirs in zip(
+        TRITON.add_rms_norm_once(x, residual, weight, 1e-6),
+        TORCH.add_rms_norm_once(x, residual, weight, 1e-6),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, **close(dtype))
+
+
+@each_count
+@each_dtype
+def test_rotary_of_the_first_numbers_of_heads(dtype: torch.dtype, tokens: int) -> None:
+    projection = torch.randn(tokens, 7, 128, device="cuda").to(dtype)
+    same = projection.clone()
+    cos, sin = torch.randn(2, 4096, 48, device="cuda")
+    positions = torch.randint(0, 4096, (tokens,), device="cuda")
+    for kernels, tensor in ((TRITON, projection), (TORCH, same)):
+        q, k, _ = tensor.split((3, 2, 2), dim=1)
+        kernels.rotary(q[..., :96], k[..., :96], cos, sin, positions)
+    torch.testing.assert_close(projection, same, **close(dtype))
+
+
 def test_noise_is_the_cpus_also_where_it_is_largest() -> None:
     words = torch.arange(64) * 7919 - 5, torch.arange(64), torch.arange(64) % 4
     mine = noise_of(*(word.cuda() for word in words), torch.arange(128256).expand(64, -1).cuda()).cpu()

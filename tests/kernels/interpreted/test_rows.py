@@ -40,6 +40,47 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_norms_that_round_once(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    x, residual = torch.randn(3, 320).to(dtype), torch.randn(3, 320).to(dtype)
+    weight = torch.randn(320).to(weight_dtype)
+    heads = torch.randn(3, 5, 64).to(dtype)[:, 1:4]
+    for found, expected in (
+        (TRITON.rms_norm_once(x, weight, 1e-6), TORCH.rms_norm_once(x, weight, 1e-6)),
+        (TRITON.rms_norm_once(heads, weight[:64], 1e-6), TORCH.rms_norm_once(heads, weight[:64], 1e-6)),
+        *zip(
+            TRITON.add_rms_norm_once(x, residual, weight, 1e-6),
+            TORCH.add_rms_norm_once(x, residual, weight, 1e-6),
+            strict=True,
+        ),
+    ):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, **close(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_geglu(dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(3, 2 * 1100) * 4).to(dtype)
+    gate_up[0, :4] = torch.tensor([60000.0, -60000.0, 0.0, -6.0])
+    # torch adds 1 and tanh, which loses the digits of small results.
+    bounds = {name: 8 * bound for name, bound in close(dtype).items()}
+    torch.testing.assert_close(TRITON.geglu(gate_up), TORCH.geglu(gate_up), **bounds)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_of_the_first_numbers_of_heads(dtype: torch.dtype) -> None:
+    projection = torch.randn(4, 7, 64).to(dtype)
+    same = projection.clone()
+    cos, sin = torch.randn(50, 24), torch.randn(50, 24)
+    positions = torch.tensor([0, 49, 7, 7])
+    for kernels, tensor in ((TRITON, projection), (TORCH, same)):
+        q, k, _ = tensor.split((3, 2, 2), dim=1)
+        kernels.rotary(q[..., :48], k[..., :48], cos, sin, positions)
+    torch.testing.assert_close(projection, same, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
 def test_rotary(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
     projection = torch.randn(4, q_heads + 2 * kv_heads, size).to(dtype)

@@ -1,0 +1,113 @@
+"""The architectures that can be served, with the facts that are in their code in transformers, not in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+#: Which layers have a sliding window if config.json does not name `layer_types`.
+#:
+#: never:           none.
+#: from_layer:      those from `max_window_layers` on, if `use_sliding_window` is true.
+#: without_rotary:  those without rotary embedding, if `use_sliding_window` is true.
+#: every_layer:     all, if `sliding_window` is a number; `layer_types` may not say otherwise.
+#: pattern:         all but every `sliding_window_pattern`-th.
+Slides = Literal["never", "from_layer", "without_rotary", "every_layer", "pattern"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The facts about an architecture that are in its code, not in config.json."""
+
+    model_type: str
+    #: Bias of the q, k and v projections; None: as in `attention_bias`.
+    qkv_bias: bool | None = None
+    #: Bias of the output projection; None: as in `attention_bias`.
+    output_bias: bool | None = None
+    #: Bias of the feed-forward block; None: as in `mlp_bias`.
+    mlp_bias: bool | None = None
+    #: RMSNorm of q and k.
+    qk_norm: bool = False
+    #: Default of head_dim; 0: hidden_size / num_attention_heads.
+    head_dim: int = 0
+    #: The activation of the feed-forward block.
+    activation: str = "silu"
+    slides: Slides = "never"
+    #: Whether a part of each head may be rotated.
+    may_rotate_part: bool = False
+    #: Whether config.json may name layers without rotary embedding.
+    may_skip_rotary: bool = False
+    #: Whether layers with a window have rotary parameters of their own.
+    has_local_rotary: bool = False
+    #: Whether config.json scales scores by `query_pre_attn_scalar`.
+    has_query_scale: bool = False
+    #: Whether the keys are in `text_config`, beside those of other parts.
+    has_text_config: bool = False
+    #: What the names of the model's tensors begin with before "model." and "lm_head".
+    tensor_prefix: str = ""
+    #: What the names of tensors begin with that other parts have.
+    other_parts: tuple[str, ...] = ()
+    #: Further names of kinds of rotary scaling.
+    rope_synonyms: Mapping[str, str] = field(default_factory=dict)
+    #: What transformers takes for keys that config.json lacks, where it is not our default.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_WINDOW = {"sliding_window": 4096}
+_GEMMA3 = Family(
+    "gemma3_text",
+    mlp_bias=False,
+    qk_norm=True,
+    head_dim=256,
+    activation="gelu_pytorch_tanh",
+    slides="pattern",
+    has_local_rotary=True,
+    has_query_scale=True,
+    defaults=_WINDOW
+    | {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "vocab_size": 262_208,
+    },
+)
+
+#: Architectures that can be served; `models/builder.py` builds each from its ModelConfig.
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama"),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False, slides="from_layer", defaults=_WINDOW),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, slides="from_layer", defaults=_WINDOW),
+    "MistralForCausalLM": Family(
+        "mistral", qkv_bias=False, output_bias=False, mlp_bias=False, slides="every_layer", defaults=_WINDOW
+    ),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        slides="every_layer",
+        may_rotate_part=True,
+        rope_synonyms={"su": "longrope", "yarn": "longrope"},
+        defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        slides="without_rotary",
+        may_skip_rotary=True,
+        defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+    ),
+    "Olmo2ForCausalLM": Family("olmo2", mlp_bias=False, qk_norm=True, defaults={"rms_norm_eps": 1e-5}),
+    "Gemma3ForCausalLM": _GEMMA3,
+    # The text part; images are not taken.
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA3,
+        model_type="gemma3",
+        has_text_config=True,
+        tensor_prefix="language_model.",
+        other_parts=("vision_tower.", "multi_modal_projector."),
+    ),
+}

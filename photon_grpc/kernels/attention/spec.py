@@ -1,0 +1,14 @@
+"""The facts of a layer's attention beside its pages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class AttentionSpec(NamedTuple):
+    """The facts that the kernels of a layer's attention are chosen by and computed with."""
+
+    #: Query heads.
+    num_heads: int
+    #: Factor of q · k.
+    scale: float

@@ -1,0 +1,172 @@
+"""Builder of a decoder from a ModelConfig, with the weight names of Hugging Face checkpoints: the Llama line.
+
+A family that differs only in config.json or in FAMILIES of `config/families.py` (biases, norms of heads, sizes,
+windows, rotary embedding) needs nothing more. One with other parts, other names or another order has a subclass in a
+file of its own, which `models/builder.py` lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from photon_grpc.config.model_dir import ModelConfig
+from photon_grpc.config.rope import RopeSpec
+from photon_grpc.core.kv import LayerKV, PageFormat
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.layers.attention import Attention, QKNorm
+from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.head import LMHead
+from photon_grpc.layers.linear import Linear, LinearMethod
+from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel import ColumnParallelLinear, Mesh, RowParallelLinear
+from photon_grpc.layers.quantization.methods import Method
+from photon_grpc.layers.rotary import RotaryEmbedding
+from photon_grpc.layers.unquantized import Unquantized
+from photon_grpc.models.decoder import Decoder, DecoderLayer
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderBuilder:
+    """Builder of every part of one decoder from the same sizes, dtype, kernels and tables."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+    method: Method
+    #: One for each of the config's `ropes`.
+    rotaries: Mapping[RopeSpec | None, RotaryEmbedding]
+    max_model_len: int
+    mesh: Mesh
+
+    #: The classes of the parts that a family may replace.
+    embedding_class: ClassVar[type[Embedding]] = Embedding
+    norm_class: ClassVar[type[RMSNorm]] = RMSNorm
+    attention_class: ClassVar[type[Attention]] = Attention
+    mlp_class: ClassVar[type[GatedMLP]] = GatedMLP
+
+    def check_shares(self) -> None:
+        """Raise ModelLoadError if the model cannot be shared out over the ranks of the mesh."""
+        for field in ("num_kv_heads", "num_heads", "intermediate_size"):
+            size = getattr(self.config, field)
+            if size % self.mesh.tp.size:
+                raise ModelLoadError(f"{field} {size} cannot be shared out over {self.mesh.tp.size} ranks", field=field)
+
+    def decoder(self) -> Decoder:
+        config, embedding = self.config, self.embedding()
+        return Decoder(
+            embedding,
+            [self.layer(layer) for layer in range(config.num_layers)],
+            self.norm(self.named("model.norm")),
+            self.head(embedding),
+            self.kernels,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+        )
+
+    def named(self, name: str) -> str:
+        """Return the name in the checkpoint for the `name`, or its beginning, in a model of text alone."""
+        return self.config.tensor_prefix + name
+
+    def embedding(self) -> Embedding:
+        config = self.config
+        name = self.named("model.embed_tokens.weight")
+        return self.embedding_class(name, config.vocab_size, config.hidden_size, dtype=self.dtype)
+
+    def head(self, embedding: Embedding) -> LMHead:
+        tied = self.config.tie_word_embeddings
+        name = self.named("lm_head")
+        method = Unquantized() if tied else self.method(name)
+        return LMHead(name, embedding, tied=tied, method=method, sample=self.kernels.sample)
+
+    def layer(self, layer: int) -> DecoderLayer:
+        """Build layer number `layer`, counted from 0."""
+        prefix = self.named(f"model.layers.{layer}.")
+        norms = self.norm(prefix + "input_layernorm"), self.norm(prefix + "post_attention_layernorm")
+        return DecoderLayer(
+            norms[0],
+            self.attention(layer, prefix + "self_attn.", norms[0]),
+            norms[1],
+            self.gated_mlp(prefix + "mlp.", norms[1]),
+        )
+
+    def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
+        config, outputs = self.config, self.qkv_outputs()
+        q_size = config.num_heads * config.head_dim
+        return self.attention_class(
+            AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale),
+            LayerKV(self.page_format(), self.window(layer)),
+            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm),
+            output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
+            rotary=self.rotaries[config.ropes[layer]],
+            qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
+        )
+
+    def qkv_outputs(self) -> dict[str, int]:
+        """Return the names and sizes of the projections of queries, keys and values, in this order."""
+        config = self.config
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+
+    def window(self, layer: int) -> int:
+        """Return the layer's window; 0 if it hides nothing from positions below `max_model_len`."""
+        window = self.config.windows[layer]
+        return window if window < self.max_model_len else 0
+
+    def page_format(self) -> PageFormat:
+        num_kv_heads, dtype = self.config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")
+        return PageFormat(num_kv_heads, self.config.head_dim, dtype)
+
+    def qk_norm(self, prefix: str) -> QKNorm:
+        head_dim = self.config.head_dim
+        return QKNorm(self.norm(prefix + "q_norm", head_dim), self.norm(prefix + "k_norm", head_dim))
+
+    def gated_mlp(self, prefix: str, norm: RMSNorm | None) -> GatedMLP:
+        config = self.config
+        size, bias = config.intermediate_size, config.mlp_bias
+        gate_up = self.column_linear(prefix, config.hidden_size, self.gate_up_outputs(), bias=bias, norm=norm)
+        down = self.row_linear(prefix, size, {"down_proj": config.hidden_size}, bias=bias)
+        return self.mlp_class(gate_up, down, self.kernels)
+
+    def gate_up_outputs(self) -> dict[str, int]:
+        """Return the names and sizes of the projections of gate and up, in this order."""
+        return {"gate_proj": self.config.intermediate_size, "up_proj": self.config.intermediate_size}
+
+    def norm(self, name: str, size: int | None = None) -> RMSNorm:
+        """Build a norm over `size` elements, hidden_size by default."""
+        size = size or self.config.hidden_size
+        eps, shared = self.config.rms_norm_eps, {"dtype": self.dtype, "kernels": self.kernels}
+        return self.norm_class(name + ".weight", size, eps, **shared)
+
+    def column_linear(
+        self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool, norm: RMSNorm | None
+    ) -> Linear:
+        """Build a column-parallel Linear; sizes are those of the whole model."""
+        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
+        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, norm=norm, **shared)
+
+    def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
+        """Build a row-parallel Linear; sizes are those of the whole model."""
+        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
+        return RowParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+
+    def method_of(self, prefix: str, outputs: dict[str, int]) -> LinearMethod:
+        """Return the method of a Linear. Raise ModelLoadError if its outputs, stored as one W, have several."""
+        found = {name: self.method(prefix + name) for name in outputs}
+        first, *others = dict.fromkeys(found.values())
+        if others:
+            odd = next(name for name, method in found.items() if method is not first)
+            raise ModelLoadError(
+                f"{prefix}{next(iter(found))} and {prefix}{odd} are multiplied as one weight, but only one of them is "
+                "quantized: ignore all of them or none",
+                field=prefix + odd,
+            )
+        return first

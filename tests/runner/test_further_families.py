@@ -1,0 +1,88 @@
+"""Families with windows, partial and missing rotary embedding or other norms, served: transformers' greedy output.
+
+A greedy output is transformers' own if each of its tokens is transformers' most likely one after those before it, which
+one call of the reference tells for the whole output.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from tests.runner.models import FURTHER, WINDOW, model
+from tests.runner.served import Served
+
+BLOCK = 16
+#: Around the window, two windows, and borders of pages.
+LENGTHS = (
+    WINDOW - 1,
+    WINDOW,
+    WINDOW + 1,
+    2 * WINDOW - 1,
+    2 * WINDOW,
+    2 * WINDOW + 1,
+    BLOCK - 1,
+    BLOCK,
+    BLOCK + 1,
+    1,
+    130,
+)
+OUTPUT = 64
+
+
+def prompts(seed: int = 3) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(320) for _ in range(length)] for length in LENGTHS]
+
+
+@torch.inference_mode()
+def most_likely(reference: torch.nn.Module, prompt: list[int], output: list[int]) -> list[int]:
+    """Return what transformers' model says after the prompt and each beginning of the output."""
+    logits = reference(torch.tensor([prompt + output])).logits[0]
+    ids: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return ids
+
+
+def served(directory: Path, num_blocks: int = 400, **scheduler: Any) -> Served:
+    cache = CacheConfig(block_size=BLOCK, num_blocks=num_blocks)
+    return Served(directory, cache=cache, scheduler=SchedulerConfig(**({"max_num_seqs": 16} | scheduler)))
+
+
+@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("scheduler", [{}, {"max_num_batched_tokens": 29, "async_depth": 0}], ids=["whole", "chunks"])
+def test_64_tokens_equal_transformers_from_every_length(family: str, scheduler: dict[str, Any]) -> None:
+    directory, reference = model(family)
+    asked = prompts()
+    told = served(directory, **scheduler).complete(asked, OUTPUT)
+    assert len({tuple(output) for output in told}) == len(asked)
+    for prompt, output in zip(asked, told, strict=True):
+        assert output == most_likely(reference, prompt, output)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_prefix_hits_and_several_outputs_across_a_window_say_the_same(family: str) -> None:
+    directory, _ = model(family)
+    asked = prompts(4)
+    alone = served(directory)
+    expected = [alone.complete([prompt], 20)[0] for prompt in asked]
+    runs = served(directory)
+    for _ in range(2):
+        assert runs.complete(asked, 20) == expected
+    handle = runs.add(asked[-1], 20, num_outputs=2)
+    runs.run()
+    assert [runs.outputs[handle + index].ids for index in range(2)] == [expected[-1]] * 2
+
+
+def test_preemption_behind_windows_changes_nothing() -> None:
+    directory, reference = model("gemma3")
+    asked = prompts(5)
+    few = served(directory, num_blocks=120)
+    told = few.complete(asked, 40)
+    assert few.engine.scheduler.num_preemptions > 0
+    for prompt, output in zip(asked, told, strict=True):
+        assert output == most_likely(reference, prompt, output)
