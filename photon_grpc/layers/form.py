@@ -20,5 +20,3 @@ class LayerForm(NamedTuple):
     qk_norms: tuple[type, ...]
     rope: type
     ffn: type
-    #: Tokens that a query looks back; 0 is all of them.
-    window: int

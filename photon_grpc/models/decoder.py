@@ -52,7 +52,6 @@ class DecoderLayer:
             qk_norms=() if heads is None else (type(heads.q), type(heads.k)),
             rope=type(attention.rotary),
             ffn=type(self.mlp),
-            window=attention.kv.window,
         )
 
     def __call__(

@@ -59,7 +59,6 @@ LLAMA = LayerForm(
     qk_norms=(),
     rope=RotaryEmbedding,
     ffn=GatedMLP,
-    window=0,
 )
 QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
 #: Form -> the epilogues of a layer's products. The form must match exactly.
@@ -168,7 +167,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
     if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in (attention.qkv, mlp.gate_up)):
         return None
     sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
-    key = sizes, attention.kv, attention.rotary, frozenset(gemms)
+    key = sizes, attention.kv.format, attention.rotary, frozenset(gemms)
     if key not in chains:
         chains[key] = FusedChain(attention, mlp, frozenset(gemms), device)
     return FusedDecoderLayer(layer, chains[key], gemms)

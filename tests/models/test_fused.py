@@ -73,14 +73,15 @@ def test_decode_steps_and_prompts_equal_transformers(variant: str, names: tuple[
 @pytest.mark.usefixtures("row_major")
 @pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
 @pytest.mark.parametrize("variant", ["qwen2-window", "qwen3-window", "qwen3-window-between"])
-def test_layers_with_a_window_stay_as_they_are_among_fused_ones(
+def test_layers_with_a_window_are_fused_with_those_without(
     variant: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     model = make_model(variant)
     mixed = with_chains(loaded(save(model, tmp_path), Tiled(*names)))
     assert mixed is not None
-    kinds = [(bool(layer.attention.kv.window), type(layer)) for layer in mixed.layers]
-    assert set(kinds) == {(True, DecoderLayer), (False, FusedDecoderLayer)}
+    assert {bool(layer.attention.kv.window) for layer in mixed.layers} == {True, False}
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in mixed.layers)
+    assert len({id(layer.chain) for layer in mixed.layers}) == 1
     assert_equals(mixed, model)
 
 
@@ -89,8 +90,9 @@ def test_layers_of_several_groups_share_one_chain(tmp_path: Path) -> None:
     mixed = with_chains(loaded(save(make_model("qwen3-window-between"), tmp_path), Tiled(*ALL)))
     assert mixed is not None
     assert [group.window for group in mixed.kv_groups] == [0, 0, 21]
-    first, _, last = mixed.layers
-    assert first.chain is last.chain is not None and first.attention.group != last.attention.group
+    first, second, last = mixed.layers
+    assert first.chain is second.chain is last.chain is not None
+    assert len({layer.attention.group for layer in mixed.layers}) == 3
 
 
 @pytest.mark.usefixtures("row_major")
@@ -139,10 +141,6 @@ def subclass(part: Any) -> None:
     part.__class__ = type("Another", (type(part),), {})
 
 
-def look_back(layer: DecoderLayer) -> None:
-    layer.attention.kv = LayerKV(layer.attention.kv.format, window=8)
-
-
 #: Field of LayerForm -> what changes it in a layer.
 CHANGES: dict[str, Callable[[DecoderLayer], None]] = {
     "layer": subclass,
@@ -151,7 +149,6 @@ CHANGES: dict[str, Callable[[DecoderLayer], None]] = {
     "rope": lambda layer: subclass(layer.attention.rotary),
     "ffn": lambda layer: subclass(layer.mlp),
     "qk_norms": lambda layer: subclass(layer.attention.qk_norm.k),  # type: ignore[union-attr]
-    "window": look_back,
 }
 
 
