@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.config.service_files import ServiceFile
+from photon_grpc.config.service_files import ServiceFile, read_service_files
+from photon_grpc.errors import ConfigError
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.server.services.answering import NO_OTHERS, OtherServices
 from photon_grpc.server.services.prompt_form import PromptForm
@@ -19,3 +21,17 @@ def other_services(files: Sequence[ServiceFile], config: ServeConfig, model: Ser
     skip = config.server.service_skip
     read = read_services(files, skip=skip, max_context_tokens=model.max_context_tokens)
     return OtherServices(read, PromptForm(model.template))
+
+
+def explained(path: str, method: str, request: str, config: ServeConfig) -> str:
+    """Return the prompt of a method, such as acme.v1.Triage.Sort, for a request's JSON. Raise ConfigError."""
+    service, _, name = method.rpartition(".")
+    model = read_served_model(config)
+    files = read_service_files((f"{path}:{service}",))
+    read = read_services(files, skip=True, max_context_tokens=model.max_context_tokens)
+    found = next((each for each in read.methods if each.name == name), None)
+    if found is None:
+        why = next((each for each in read.warnings if f"{method}:" in each), "")
+        raise ConfigError(f"{path}: {why or f'the service {service} has no method {name}'}")
+    text = found.request_text.write(found.parsed_request(request))
+    return PromptForm(model.template).text(found, text)

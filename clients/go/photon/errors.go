@@ -53,6 +53,7 @@ const (
 	KVCapacity          Reason = "KV_CAPACITY"
 	// No replica has the descriptor set of a digest; the client sends the set itself then.
 	DescriptorSetUnknown Reason = "DESCRIPTOR_SET_UNKNOWN"
+	AnswerIncomplete     Reason = "ANSWER_INCOMPLETE"
 	DeadlinePassed       Reason = "DEADLINE_PASSED"
 	DeadlineUnreachable  Reason = "DEADLINE_UNREACHABLE"
 	NumericFailure       Reason = "NUMERIC_FAILURE"

@@ -45,7 +45,7 @@ class ApiKeys:
     """The guard's check of API keys."""
 
     def __init__(self, keys: KeyRing, exempt: Iterable[str], services: Iterable[str] = ()) -> None:
-        """Take the keys, the values of --api-keys-exempt in `exempt`, and the `services` that are served beside ours."""
+        """Take the keys, the values of --api-keys-exempt in `exempt`, and the `services` that are served too."""
         self._keys = keys
         self._scopes = {**_SCOPES, **{name: (f"service:{name}",) for name in services}}
         self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from photon_grpc.core.ask import Ask, Origin, StopAsk
+from photon_grpc.core.ask import Ask, ChatInput, Origin, StopAsk, TextInput
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import AnswerIncomplete, InternalFailure, PromptTooLong, frames_of
@@ -127,17 +127,21 @@ class Answering:
     async def _ask(self, method: ServedMethod, request: Message, origin: Origin) -> Ask:
         """Return what the front end is asked for. Raise InvalidRequest."""
         try:
-            text = await _in_turn(request.ByteSize(), method.request_text.write, request)
+            input = await _in_turn(request.ByteSize(), self._input, method, request)
         except BaseException as error:
             self._frontend.refused(origin, error)
             raise
         return Ask(
-            input=self._form.input(method.shared_prompt, text),
+            input=input,
             origin=origin,
-            stop=StopAsk(max_tokens=self._max_tokens()),
+            sampling=method.options.sampling,
+            stop=StopAsk(max_tokens=method.options.max_tokens or self._max_tokens()),
             constraint=method.constraint,
             replaces=current().is_retry,
         )
+
+    def _input(self, method: ServedMethod, request: Message) -> ChatInput | TextInput:
+        return self._form.input(method, method.request_text.write(request))
 
     def _max_tokens(self) -> int | None:
         context = self._frontend.model("").max_context_tokens

@@ -69,7 +69,7 @@ class RequestText:
         for field, value in message.ListFields():
             if self._is_hidden(field):
                 if field.is_extension:
-                    message.ClearExtension(field)
+                    message.ClearExtension(field)  # type: ignore[arg-type]  # its stub is too narrow
                 else:
                     message.ClearField(field.name)
             elif is_map(field):

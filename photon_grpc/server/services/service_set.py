@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.json_format import Parse, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -16,16 +17,16 @@ from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.errors import ConfigError, InvalidConstraint
 from photon_grpc.server.services.described_files import DescribedFiles, bad_service, reason_of
+from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
 from photon_grpc.server.services.request_text import RequestText
 from photon_grpc.server.services.shared_prompt import shared_prompt
-from photon_grpc.server.typed.json_grammar import Bounds
 from photon_grpc.server.typed.message_graph import WELL_KNOWN_FILES
 from photon_grpc.server.typed.message_type import grammar_of
+from photon_grpc.v1 import service_pb2
+from photon_grpc.v1.service_pb2 import ModelOptions
 
-#: What an answer's strings, bytes, lists and maps hold at most, how deep messages nest, and how many a stream has.
-BOUNDS = Bounds(chars=512, entries=16)
+#: How deep the messages of an answer nest, unless it requires more.
 MAX_DEPTH = 8
-MAX_MESSAGES = 32
 #: Of the shared part, for each token of the context: a third of it or less.
 _CHARS_PER_TOKEN = 1
 _MAX_SHARED_CHARS = 2**16
@@ -48,10 +49,18 @@ class ServedMethod:
     #: What stands before every request in the prompt.
     shared_prompt: str
     request_text: RequestText
+    options: MethodOptions
 
     @property
     def path(self) -> str:
         return f"/{self.service}/{self.name}"
+
+    def parsed_request(self, text: str) -> Message:
+        """Return the request in proto3 JSON. Raise ConfigError."""
+        try:
+            return Parse(text, self.request_class())
+        except ParseError as error:
+            raise ConfigError(f"the request is not a {self.request_class.DESCRIPTOR.full_name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +93,12 @@ def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_conte
     described = DescribedFiles(sets)
     hidden = frozenset(_hidden_fields(described.files.values()))
     max_chars = min(max_context_tokens * _CHARS_PER_TOKEN, _MAX_SHARED_CHARS)
+    options = options_by_method(described.files)
     methods: list[ServedMethod] = []
     problems: list[str] = []
     for descriptor in _wanted(sets, described):
         try:
-            methods.append(_served(descriptor, described, hidden, max_chars))
+            methods.append(_served(descriptor, described, hidden, options[descriptor.full_name], max_chars))
         except InvalidConstraint as error:
             problems.append(f"{descriptor.full_name}: {reason_of(error)}")
     if problems and not skip:
@@ -113,7 +123,9 @@ def _wanted(sets: Iterable[ServiceFile], described: DescribedFiles) -> Iterator[
         yield from service.methods
 
 
-def _served(descriptor: Any, described: DescribedFiles, hidden: frozenset[str], max_chars: int) -> ServedMethod:
+def _served(
+    descriptor: Any, described: DescribedFiles, hidden: frozenset[str], given: ModelOptions, max_chars: int
+) -> ServedMethod:
     """Return the method. Raise InvalidConstraint if it cannot be served."""
     if descriptor.client_streaming:
         raise InvalidConstraint("it takes a stream of requests; one request is answered at a time")
@@ -121,24 +133,28 @@ def _served(descriptor: Any, described: DescribedFiles, hidden: frozenset[str], 
     def is_hidden(field: FieldDescriptor) -> bool:
         return field.full_name in hidden
 
+    request, response = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
+    options = read_options(descriptor.full_name, given, request(), response())
     return ServedMethod(
         service=descriptor.containing_service.full_name,
         name=descriptor.name,
         is_stream=descriptor.server_streaming,
-        request_class=GetMessageClass(descriptor.input_type),
-        response_class=GetMessageClass(descriptor.output_type),
-        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described)),
-        shared_prompt=shared_prompt(
+        request_class=request,
+        response_class=response,
+        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described, options)),
+        shared_prompt=options.system
+        or shared_prompt(
             descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
         ),
         request_text=RequestText(descriptor.input_type, described.pool, is_hidden),
+        options=options,
     )
 
 
-def _grammar(descriptor: MethodDescriptor, described: DescribedFiles) -> str:
-    max_messages = MAX_MESSAGES if descriptor.server_streaming else None
+def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions) -> str:
+    max_messages = options.max_messages if descriptor.server_streaming else None
     return grammar_of(
-        descriptor.output_type, described.pool, bounds=BOUNDS, max_messages=max_messages, max_depth=MAX_DEPTH
+        descriptor.output_type, described.pool, bounds=options.bounds, max_messages=max_messages, max_depth=MAX_DEPTH
     )
 
 
@@ -182,7 +198,11 @@ def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
 
 def _hidden_fields(files: Iterable[FileDescriptorProto]) -> Iterator[str]:
     """Yield the full names of fields that reach no prompt and no log."""
-    return (name for file in files for name, field in _fields(file) if field.options.debug_redact)
+    return (name for file in files for name, field in _fields(file) if _is_hidden(field))
+
+
+def _is_hidden(field: FieldDescriptorProto) -> bool:
+    return field.options.debug_redact or field.options.Extensions[service_pb2.hidden]
 
 
 def _ruled_fields(file: FileDescriptorProto) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, MethodDescriptor
 
 from photon_grpc.server.typed.message_graph import ANY_FORM, ONE_VALUE, fields_of, is_map, value_of, value_type
 
@@ -82,12 +82,23 @@ def _types(
                 continue
             name = f"- {field.json_name}: {_type(field)}"
             yield _with_comment(name, comments.get(field.full_name, ""), detail)
+            enum = value_of(field).enum_type
+            if enum is not None and enum.full_name not in seen and detail.comment_chars:
+                seen.add(enum.full_name)
+                yield from _values(enum, comments, detail)
             child = value_type(field)
             if child is None or child.full_name in seen or child.full_name in ONE_VALUE or child.full_name in ANY_FORM:
                 continue
             if len(waiting) < detail.types:
                 seen.add(child.full_name)
                 waiting.append(child)
+
+
+def _values(enum: EnumDescriptor, comments: Mapping[str, str], detail: _Detail) -> Iterator[str]:
+    """Yield the comments of an enum's values."""
+    for value in enum.values[:_MAX_ENUM_NAMES]:
+        if comment := comments.get(f"{enum.full_name}.{value.name}", ""):
+            yield _with_comment(f"  - {value.name}", comment, detail)
 
 
 def _type(field: FieldDescriptor) -> str:

@@ -127,8 +127,8 @@ class TooManyFields(Exception):
 class JsonGrammar:
     """The rules for one message type with messages (and map entries) nested to a depth. Raises TooManyFields.
 
-    `bounds` holds what has none of its own; None: nothing is bounded. With `max_messages` the text is a list of messages,
-    each followed by a line feed.
+    `bounds` holds what has none of its own; None: nothing is bounded. With `max_messages` the text is that many
+    messages or fewer, each followed by a line feed.
     """
 
     def __init__(
