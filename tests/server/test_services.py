@@ -26,7 +26,6 @@ FieldProto = descriptor_pb2.FieldDescriptorProto
 PUBLIC = (
     "google.longrunning.operations_proto_pb2",
     "google.cloud.location.locations_pb2",
-    "grpc_channelz.v1.channelz_pb2",
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
     "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
     "opentelemetry.proto.collector.logs.v1.logs_service_pb2",
@@ -252,7 +251,7 @@ def test_an_any_of_an_unknown_type_is_the_callers_mistake() -> None:
     assert "s" not in json.loads(method.request_text.write(request))["extra"].values()
 
 
-# --- public services ---------------------------------------------------------------------------------------------------
+# --- public services -----
 
 
 def public_set(module: str) -> bytes:
