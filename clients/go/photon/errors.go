@@ -102,6 +102,7 @@ var memberOf = map[Reason]Reason{
 	QuotaExceeded:        Overloaded,
 	KVCapacity:           RequestError,
 	DescriptorSetUnknown: RequestError,
+	AnswerIncomplete:     RequestError,
 	DeadlinePassed:       RequestError,
 	DeadlineUnreachable:  DeadlinePassed,
 	NumericFailure:       RequestError,

@@ -44,7 +44,7 @@ _LARGE_BYTES = 4096
 
 
 class OtherServices(NamedTuple):
-    """What is served beside our own services, and the form of its prompts."""
+    """The services beside our own, and the form of their prompts."""
 
     services: ServiceSet
     form: PromptForm

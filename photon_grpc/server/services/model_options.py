@@ -15,11 +15,11 @@ from photon_grpc.config.service_files import FLAG
 from photon_grpc.core.ask import SamplingAsk
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.frontend.input.chat import ChatTemplate
-from photon_grpc.server.typed.json_grammar import Bounds
+from photon_grpc.server.typed.json_grammar import ValueBounds
 from photon_grpc.v1 import service_pb2
 
 _MAX_DEFAULT_MESSAGES = 32
-_DEFAULT_BOUNDS = Bounds(chars=512, entries=16)
+_DEFAULT_BOUNDS = ValueBounds(chars=512, entries=16)
 #: Field -> its least and greatest value.
 _RANGES = {
     "temperature": (0.0, 2.0),
@@ -43,7 +43,7 @@ class MethodOptions:
     sampling: SamplingAsk = field(default_factory=SamplingAsk)
     max_tokens: int | None = None
     max_messages: int = _MAX_DEFAULT_MESSAGES
-    bounds: Bounds = _DEFAULT_BOUNDS
+    bounds: ValueBounds = _DEFAULT_BOUNDS
 
     def user_turn(self, request: str) -> str:
         """Return the user's turn of a request's JSON. Raise InvalidTemplate, PromptTooLong."""
@@ -86,7 +86,9 @@ def read_options(method: str, options: service_pb2.ModelOptions, request: Messag
         sampling=SamplingAsk(**_given(options, "temperature", "top_p")),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         max_messages=options.max_messages or _MAX_DEFAULT_MESSAGES,
-        bounds=Bounds(options.max_characters or _DEFAULT_BOUNDS.chars, options.max_entries or _DEFAULT_BOUNDS.entries),
+        bounds=ValueBounds(
+            options.max_characters or _DEFAULT_BOUNDS.chars, options.max_entries or _DEFAULT_BOUNDS.entries
+        ),
     )
 
 

@@ -20,7 +20,7 @@ _MAX_ENUM_NAMES = 64
 
 
 class _Detail(NamedTuple):
-    """How much a prompt tells: characters of each comment, and how many types of each message."""
+    """The size of a prompt: characters of each comment, and the number of types of each message."""
 
     comment_chars: int
     types: int

@@ -98,7 +98,7 @@ _SCALARS = {
 }
 
 
-class Bounds(NamedTuple):
+class ValueBounds(NamedTuple):
     """The most that one value holds, where its type sets no bound."""
 
     #: Characters of a string, or of a map's key.
@@ -107,7 +107,7 @@ class Bounds(NamedTuple):
     entries: int
 
 
-def _bounded(bounds: Bounds) -> dict[str, str]:
+def _bounded(bounds: ValueBounds) -> dict[str, str]:
     """Return the terminals that texts of any length have, bounded."""
     char = f"({_UNESCAPED}|{_ESCAPED}){{0,{bounds.chars}}}"
     groups = f"([A-Za-z0-9+\\/]{{4}}){{0,{bounds.chars // 4}}}"
@@ -132,7 +132,7 @@ class JsonGrammar:
     """
 
     def __init__(
-        self, graph: MessageGraph, depth: int, bounds: Bounds | None = None, max_messages: int | None = None
+        self, graph: MessageGraph, depth: int, bounds: ValueBounds | None = None, max_messages: int | None = None
     ) -> None:
         self._graph = graph
         self._bodies = _TERMINALS if bounds is None else {**_TERMINALS, **_bounded(bounds)}
@@ -277,7 +277,7 @@ class JsonGrammar:
 
 
 def write_json_grammar(
-    graph: MessageGraph, bounds: Bounds | None = None, max_messages: int | None = None, max_depth: int = MAX_DEPTH
+    graph: MessageGraph, bounds: ValueBounds | None = None, max_messages: int | None = None, max_depth: int = MAX_DEPTH
 ) -> JsonGrammar:
     """Write the grammar, as deep as its size and `max_depth` allow. Raise TooManyFields."""
     most = max(max_depth, graph.least_depth(graph.root))
