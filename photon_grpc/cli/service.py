@@ -18,7 +18,8 @@ def service() -> None:
 @click.argument("method", metavar="FILE:SERVICE.METHOD")
 @click.option("--request", default="{}", metavar="JSON", help="The request as proto3 JSON. Unset: an empty one.")
 @click.option("--model", metavar="DIR", help="Model directory with the chat template. Unset: the embedded demo model.")
-def explain(method: str, request: str, model: str | None) -> None:
+@click.option("--proto-path", multiple=True, metavar="DIR", help="Where a .proto file looks for its imports.")
+def explain(method: str, request: str, model: str | None, proto_path: tuple[str, ...]) -> None:
     """Print the prompt that a model gets for a request."""
     path, _, name = method.rpartition(":")
     if not path or "." not in name:
@@ -26,5 +27,5 @@ def explain(method: str, request: str, model: str | None) -> None:
     need_server()
     from photon_grpc.compose.other_services import explained
 
-    config = resolve_flags({"model": model} if model else {}).config
+    config = resolve_flags({"model": model, "proto_path": proto_path}).config
     click.echo(explained(path, name, request, config))

@@ -27,7 +27,7 @@ def explained(path: str, method: str, request: str, config: ServeConfig) -> str:
     """Return the prompt of a method, such as acme.v1.Triage.Sort, for a request's JSON. Raise ConfigError."""
     service, _, name = method.rpartition(".")
     model = read_served_model(config)
-    files = read_service_files((f"{path}:{service}",))
+    files = read_service_files((f"{path}:{service}",), config.server.proto_path)
     read = read_services(files, skip=True, max_context_tokens=model.max_context_tokens)
     found = next((each for each in read.methods if each.name == name), None)
     if found is None:

@@ -289,9 +289,16 @@ class ServerConfig:
     service: tuple[str, ...] = flag(
         (),
         "FileDescriptorSet (buf build -o, protoc --include_imports --include_source_info) whose services the model "
-        "answers under their own names, or one service of it; repeatable. docs/guides/services.md. Unset: none.",
+        "answers under their own names, or one service of it; repeatable. A .proto file needs grpcio-tools. "
+        "docs/guides/services.md. Unset: none.",
         many=True,
         metavar="FILE[:SERVICE]",
+    )
+    proto_path: tuple[str, ...] = flag(
+        (),
+        "Directory in which .proto files of --service look for their imports; repeatable. Unset: the file's own.",
+        many=True,
+        metavar="DIR",
     )
     service_skip: bool = flag(
         False, "Leave out methods of --service that cannot be served, instead of refusing to start."

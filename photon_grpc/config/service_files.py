@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from photon_grpc.config.proto_compiler import compile_proto
 from photon_grpc.errors import ConfigError
 
 FLAG = "--service"
@@ -25,8 +26,8 @@ class ServiceFile(msgspec.Struct, frozen=True, array_like=True):
     services: tuple[str, ...] = ()
 
 
-def read_service_files(given: Iterable[str]) -> tuple[ServiceFile, ...]:
-    """Read the files of the flag's values, each once. Raise ConfigError naming the file."""
+def read_service_files(given: Iterable[str], proto_paths: Sequence[str] = ()) -> tuple[ServiceFile, ...]:
+    """Read the files of the flag's values, each once, and compile .proto files. Raise ConfigError naming the file."""
     wanted: dict[str, list[str]] = {}
     for value in given:
         path, service = _split(value)
@@ -34,7 +35,7 @@ def read_service_files(given: Iterable[str]) -> tuple[ServiceFile, ...]:
     files = []
     num_bytes = 0
     for path, services in wanted.items():
-        data = _read(path)
+        data = compile_proto(FLAG, path, proto_paths) if path.endswith(".proto") else _read(path)
         num_bytes += len(data)
         if num_bytes > MAX_BYTES:
             message = f"{FLAG} {path}: with it the files have {num_bytes} bytes; {MAX_BYTES} are allowed"
@@ -52,9 +53,6 @@ def _split(value: str) -> tuple[str, str]:
 
 
 def _read(path: str) -> bytes:
-    if path.endswith(".proto"):
-        advice = "give a FileDescriptorSet: buf build -o, or protoc --include_imports --include_source_info"
-        raise ConfigError(f"{FLAG} {path}: is a .proto file; {advice}", field=FLAG)
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)

@@ -100,7 +100,7 @@ class Supervisor:
     ) -> None:
         self._config = config
         # Once, so that front ends that are restarted serve the same.
-        self._services = read_service_files(config.server.service)
+        self._services = read_service_files(config.server.service, config.server.proto_path)
         self._stderr = stderr
         self._frontend_module = frontend
         self._listeners = unplanned_service(config.server)

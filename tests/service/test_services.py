@@ -194,7 +194,8 @@ def test_health_and_reflection_know_it(channel: grpc.Channel) -> None:
         ("gone.binpb", "gone.binpb: No such file"),
         ("keys.toml", "is not a serialized google.protobuf.FileDescriptorSet"),
         ("triage.binpb:acme.v1.Gone", "no such service; it has acme.v1.TriageService, acme.v1.Brief"),
-        ("brief.proto", "is a .proto file"),
+        ("brief.proto", "photon_grpc/v1/service.proto: File not found"),
+        ("gone.proto", "gone.proto: No such file"),
     ],
 )
 def test_a_set_that_cannot_be_served_ends_the_start_by_its_name(directory: Path, flag: str, words: str) -> None:
@@ -202,6 +203,13 @@ def test_a_set_that_cannot_be_served_ends_the_start_by_its_name(directory: Path,
         assert failing.process.wait() == 2
         failing._reading.join()
         assert words in "\n".join(failing.lines)
+
+
+def test_a_proto_file_is_compiled_with_its_comments(directory: Path) -> None:
+    paths = (directory, ROOT / "clients" / "triage", ROOT / "protos")
+    includes = [word for each in paths for word in ("--proto-path", str(each))]
+    command = [*WITH_MODEL, "service", "explain", f"{directory / 'brief.proto'}:acme.v1.Brief.Cut", *includes]
+    assert "too few tokens" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_explain_prints_the_prompt(directory: Path) -> None:
