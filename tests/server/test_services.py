@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -342,6 +344,16 @@ def test_random_answers_always_parse(is_stream: bool) -> None:
 
     method = only(triage(change))
     for seed in range(40):
+        parse_random_answer(method, seed)
+
+
+def test_every_method_of_public_apis_is_served_or_refused_by_its_name_and_reason() -> None:
+    data = gzip.decompress((Path(__file__).parent / "public_services" / "descriptors.binpb.gz").read_bytes())
+    found = read(data, skip=True)
+    refused = [warning for warning in found.warnings if warning.startswith("not served: ")]
+    assert (len(found.names), len(found.methods), len(refused)) == (26, 228, 39)
+    assert all("google.protobuf.Any" in each or "stream of requests" in each for each in refused)
+    for seed, method in enumerate(found.methods[::6]):
         parse_random_answer(method, seed)
 
 
