@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from photon_grpc.compose.served_model import read_served_model
-from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.config.service_files import ServiceFile, read_service_files
 from photon_grpc.errors import ConfigError
 from photon_grpc.frontend.model import ServedModel
@@ -21,6 +21,11 @@ def other_services(files: Sequence[ServiceFile], config: ServeConfig, model: Ser
     skip = config.server.service_skip
     read = read_services(files, skip=skip, max_context_tokens=model.max_context_tokens)
     return OtherServices(read, PromptForm(model.template))
+
+
+def check_services(config: ServerConfig) -> None:
+    """Raise ConfigError for a file or a method of `--service` that cannot be served, whatever the model."""
+    read_services(read_service_files(config.service, config.proto_path), skip=config.service_skip)
 
 
 def explained(path: str, method: str, request: str, config: ServeConfig) -> str:
