@@ -359,3 +359,15 @@ def test_every_method_of_public_apis_is_served_or_refused_by_its_name_and_reason
 
 def test_modules_of_public_services_are_there() -> None:
     assert import_module(PUBLIC[0])
+
+
+@pytest.mark.parametrize("max_tokens", [300, 1000, 3000])
+def test_a_short_context_gets_shorter_comments_first(max_tokens: int) -> None:
+    def talk(file: Any) -> None:
+        file.source_code_info.location.add(path=[4, 0], leading_comments="A ticket. " * 200)
+
+    files = [ServiceFile("t.binpb", triage(talk))]
+    (method,) = read_services(files, max_context_tokens=max_tokens).methods
+    assert len(method.shared_prompt) <= max_tokens
+    assert ("A ticket. " * 100 in method.shared_prompt) == (max_tokens == 3000)
+    assert "severity" in method.shared_prompt

@@ -212,6 +212,14 @@ def test_a_proto_file_is_compiled_with_its_comments(directory: Path) -> None:
     assert "too few tokens" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def test_doctor_finds_what_serve_would_refuse(directory: Path) -> None:
+    command = [*WITH_MODEL, "doctor", "--device", "cpu", "--listen", "127.0.0.1:0"]
+    bad = subprocess.run(
+        [*command, "--service", f"{directory / 'triage.binpb'}:acme.v1.Gone"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert bad.returncode == 1 and "it has acme.v1.TriageService" in bad.stdout
+
+
 def test_explain_prints_the_prompt(directory: Path) -> None:
     method = f"{directory / 'triage.binpb'}:{SERVICE}.Triage"
     command = [*WITH_MODEL, "service", "explain", method, "--request", '{"subject":"leak","email":"e@x"}']
