@@ -20,6 +20,7 @@
     │   │   └── QuotaExceeded          QUOTA_EXCEEDED
     │   ├── KVCapacity                 KV_CAPACITY             needed and limit, in blocks
     │   ├── DescriptorSetUnknown       DESCRIPTOR_SET_UNKNOWN  this replica has no set with the digest: send the set
+    │   ├── AnswerIncomplete           ANSWER_INCOMPLETE       the answer of a service was cut before it was a message
     │   ├── DeadlinePassed             DEADLINE_PASSED
     │   │   └── DeadlineUnreachable    DEADLINE_UNREACHABLE    refused before the deadline, which it could not meet
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
@@ -167,6 +168,12 @@ class DescriptorSetUnknown(RequestError):
     """The replica does not hold the descriptor set that a digest stands for; send the set itself."""
 
     reason = "DESCRIPTOR_SET_UNKNOWN"
+
+
+class AnswerIncomplete(RequestError):
+    """The answer to a method of a caller's service ended before its message was complete."""
+
+    reason = "ANSWER_INCOMPLETE"
 
 
 class DeadlinePassed(RequestError):

@@ -28,7 +28,7 @@ sys.path.insert(0, str(PROTOS.parent))
 from photon_grpc.server.wire.features import ABSENT  # noqa: E402
 
 SOURCES = (
-    *(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "errors", "annotations")),
+    *(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "errors", "annotations", "service")),
     "photon_grpc/admin/v1/admin.proto",
 )
 THIRD_PARTY = PROTOS / "third_party"

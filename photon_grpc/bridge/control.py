@@ -14,6 +14,7 @@ import msgspec
 
 from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.counts import Series
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
@@ -40,6 +41,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
     admin: str = ""
     #: Where it serves HTTP.
     http: tuple[str, ...] = ()
+    #: The services that a front end serves beside ours.
+    services: tuple[ServiceFile, ...] = ()
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):

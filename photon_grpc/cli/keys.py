@@ -15,7 +15,14 @@ from photon_grpc.cli.terminal.numbers import WholeNumber
 _PREFIX = "photon-"
 _SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCOPES = ("generate", "models", "admin")
+_SCOPE = re.compile(r"generate|models|admin|service:[A-Za-z_][A-Za-z0-9_.]*")
+
+
+def _checked(scopes: tuple[str, ...]) -> tuple[str, ...]:
+    for scope in scopes:
+        if not _SCOPE.fullmatch(scope):
+            raise click.BadParameter(f"{scope!r} is not one of generate, models, admin, service:FULL.NAME")
+    return scopes
 
 
 @click.group()
@@ -29,10 +36,11 @@ def keys() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    type=click.Choice(_SCOPES),
+    callback=lambda context, parameter, scopes: _checked(scopes),
+    metavar="SCOPE",
     default=("generate", "models"),
     show_default=True,
-    help="What it may call; repeatable.",
+    help="What it may call: generate, models, admin, or service:FULL.NAME of a service of --service; repeatable.",
 )
 @click.option("--max-concurrent", type=WholeNumber(1), metavar="N", help="Requests in flight. Unset: no limit.")
 @click.option(

@@ -21,6 +21,7 @@ from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
 from photon_grpc.cli.quarantine import quarantine
 from photon_grpc.cli.serve import doctor, run, serve
+from photon_grpc.cli.service import service
 from photon_grpc.cli.terminal.connection import advice_on_reaching
 from photon_grpc.cli.top import top
 from photon_grpc.cli.trace import trace
@@ -105,7 +106,7 @@ def cli() -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace, quarantine):
+for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace, quarantine, service):
     cli.add_command(verb)
 
 

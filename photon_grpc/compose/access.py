@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -28,15 +28,18 @@ class Access:
 
 
 @asynccontextmanager
-async def access(config: ServerConfig) -> AsyncIterator[Access]:
-    """Yield the access; within the block the keys are reloaded when their file changes. Raise ConfigError."""
+async def access(config: ServerConfig, services: Iterable[str] = ()) -> AsyncIterator[Access]:
+    """Yield the access; within the block the keys are reloaded when their file changes. Raise ConfigError.
+
+    `services` are the full names of those that are served beside ours.
+    """
     certificates, keys = read_certificates(config), read_keys(config)
     if keys is None:
         yield Access(certificates=certificates)
         return
     watching = asyncio.create_task(keys.watch())
     try:
-        yield Access(ApiKeys(keys, config.api_keys_exempt), Shares(Quotas(keys.limits)), certificates, keys)
+        yield Access(ApiKeys(keys, config.api_keys_exempt, services), Shares(Quotas(keys.limits)), certificates, keys)
     finally:
         watching.cancel()
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from photon_grpc.errors import ConfigError
 
-Scope = Literal["generate", "models", "admin"]
+#: "service:" and a full name allows one service of --service.
+Scope = Annotated[str, msgspec.Meta(pattern=r"\A(generate|models|admin|service:[A-Za-z_][A-Za-z0-9_.]*)\Z")]
 
 _FLAG = "--api-keys-file"
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]

@@ -286,6 +286,23 @@ class ServerConfig:
         "none: not served. Unset: a separate Unix socket for every server, logged at start.",
         metavar="ADDR",
     )
+    service: tuple[str, ...] = flag(
+        (),
+        "FileDescriptorSet (buf build -o, protoc --include_imports --include_source_info) whose services the model "
+        "answers under their own names, or one service of it; repeatable. A .proto file needs grpcio-tools. "
+        "docs/guides/services.md. Unset: none.",
+        many=True,
+        metavar="FILE[:SERVICE]",
+    )
+    proto_path: tuple[str, ...] = flag(
+        (),
+        "Directory in which .proto files of --service look for their imports; repeatable. Unset: the file's own.",
+        many=True,
+        metavar="DIR",
+    )
+    service_skip: bool = flag(
+        False, "Leave out methods of --service that cannot be served, instead of refusing to start."
+    )
     replica_id: str = flag(
         "",
         "Name of this replica in the metadata x-photon-replica of every answer. Unset: the host's name and the "

@@ -16,6 +16,7 @@ CODES: dict[type[errors.PhotonError], str] = {
     errors.Overloaded: "RESOURCE_EXHAUSTED",
     errors.KVCapacity: "FAILED_PRECONDITION",
     errors.DescriptorSetUnknown: "FAILED_PRECONDITION",
+    errors.AnswerIncomplete: "FAILED_PRECONDITION",
     errors.DeadlinePassed: "DEADLINE_EXCEEDED",
     errors.AbortedByAdmin: "ABORTED",
     errors.Cancelled: "CANCELLED",

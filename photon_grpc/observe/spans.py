@@ -65,7 +65,7 @@ class RequestSpans:
         end_ns = round(record.end_time_s * 1e9)
         start_ns = end_ns - round(record.total_s * 1e9)
         span = self._tracer.start_span(
-            f"{_SERVICE}/{origin.method}",
+            _full_name(origin.method),
             self._propagator.extract({_TRACEPARENT: origin.traceparent}),
             SpanKind.SERVER,
             start_time=start_ns,
@@ -114,10 +114,15 @@ def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
             yield "decode", record.first_token_s, record.last_token_s
 
 
+def _full_name(method: str) -> str:
+    """Return service and method; those of operators' own services have both already."""
+    return method if "/" in method else f"{_SERVICE}/{method}"
+
+
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, str | int | float | list[str]]]:
     origin, usage = record.origin, record.usage
     yield "rpc.system.name", "grpc"
-    yield "rpc.method", f"{_SERVICE}/{origin.method}"
+    yield "rpc.method", _full_name(origin.method)
     yield "rpc.response.status_code", code_of_reason(record.reason)
     if record.reason:
         yield "error.type", record.reason

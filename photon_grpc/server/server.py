@@ -16,6 +16,7 @@ from photon_grpc.server.calls import metadata
 from photon_grpc.server.calls.guard import CallRules, Guard
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.models import ModelService
+from photon_grpc.server.services.answering import NO_OTHERS, Answering, OtherServices
 from photon_grpc.server.standard import health, reflection
 from photon_grpc.server.standard.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.tls import Certificates
@@ -53,8 +54,12 @@ class Server:
         rules: CallRules | None = None,
         certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
+        services: OtherServices = NO_OTHERS,
     ) -> None:
-        """Build the services. `rules` hold for every call; by default all calls are admitted and none is counted."""
+        """Build the services. `rules` hold for every call; by default all calls are admitted and none is counted.
+
+        `services` are served beside ours. Raise ConfigError if they contradict ours.
+        """
         self._frontend = frontend
         self._config = config
         self._reports = LoadReports(frontend)
@@ -63,9 +68,13 @@ class Server:
         self._inference = InferenceService(frontend, self._writer, rules.failures)
         self._reflecting = reflection.places()
         reading = (self._reflecting, self._inference.places)
-        self._guard = Guard(rules, self._reports.trailers, lambda: frontend.numerics_version, reading)
+        self._services = services.services
+        self._answering = Answering(services.services, frontend, self._writer, services.form)
+        self._guard = Guard(
+            rules, self._reports.trailers, lambda: frontend.numerics_version, reading, self._answering.methods()
+        )
         self._certificates = certificates
-        self._health = health.HealthService(frontend)
+        self._health = health.HealthService(frontend, services.services.names)
         self._orca = OpenRcaService(self._reports, self._writer)
         self._grpc: grpc.aio.Server | None = None
         self._watches: tuple[asyncio.Task[None], ...] = ()
@@ -108,8 +117,11 @@ class Server:
         server = grpc.aio.server(interceptors=(self._guard,), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        reflected = reflection.handlers(_SERVICES, self._reflecting)
-        server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
+        others = self._services
+        reflected = reflection.handlers(_SERVICES, self._reflecting, others.names, others.files)
+        server.add_generic_rpc_handlers(
+            (self._health.handler(), self._orca.handler(), *reflected, *self._answering.handlers())
+        )
         return server
 
     def _bind_all(self, server: grpc.aio.Server, listen: Sequence[str], reuse_port: bool) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from photon_grpc.bridge.flight_recorder import FlightRecord
 from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.compose.console import LoadingDisplay, page_urls, ready_line
 from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.config.service_files import read_service_files
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.endpoints.listen import (
@@ -98,6 +99,8 @@ class Supervisor:
         stderr: int | None = None,
     ) -> None:
         self._config = config
+        # Once, so that front ends that are restarted serve the same.
+        self._services = read_service_files(config.server.service, config.server.proto_path)
         self._stderr = stderr
         self._frontend_module = frontend
         self._listeners = unplanned_service(config.server)
@@ -219,7 +222,9 @@ class Supervisor:
             addresses = bound.addresses if bound else self._listeners.grpc.of(index)
             http = bound.http if bound else self._listeners.http.of(index)
             admin = self._admin if index == 0 else ""
-            child.tell(Begin(self._config, index, addresses, self._listeners.grpc.reuse_port, admin, http))
+            child.tell(
+                Begin(self._config, index, addresses, self._listeners.grpc.reuse_port, admin, http, self._services)
+            )
             if self._engine.child is not None:
                 self._join(self._engine.child, index)
 

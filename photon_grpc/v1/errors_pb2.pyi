@@ -80,6 +80,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: the engine was lost after output had begun; the client may continue it."""
     ERROR_REASON_IDLE_STREAM_EVICTED: _ErrorReason.ValueType  # 28
     """UNAVAILABLE: an idle stream was closed for another; open it again."""
+    ERROR_REASON_ANSWER_INCOMPLETE: _ErrorReason.ValueType  # 29
+    """FAILED_PRECONDITION: the answer to a method of your own service was cut before its message was complete."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. google.rpc.ErrorInfo.reason holds the name without ERROR_REASON_, with the domain "photon-grpc".
@@ -144,4 +146,6 @@ ERROR_REASON_ENGINE_FAILURE: ErrorReason.ValueType  # 27
 """UNAVAILABLE: the engine was lost after output had begun; the client may continue it."""
 ERROR_REASON_IDLE_STREAM_EVICTED: ErrorReason.ValueType  # 28
 """UNAVAILABLE: an idle stream was closed for another; open it again."""
+ERROR_REASON_ANSWER_INCOMPLETE: ErrorReason.ValueType  # 29
+"""FAILED_PRECONDITION: the answer to a method of your own service was cut before its message was complete."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

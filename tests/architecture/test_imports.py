@@ -23,7 +23,9 @@ NO_TENSORS = {
 ON_THE_WIRE = {"server", "observe", "client", "v1", "admin"}
 ABOVE_THE_WIRE = {"cli", "service", "compose", "__main__"}
 # Files of compose that join parts of the server, and those of LLM, which reads requests as the server does.
-WITH_THE_WIRE = {f"compose.{name}" for name in ("access", "llm", "message_type", "observation", "tracing")}
+WITH_THE_WIRE = {
+    f"compose.{name}" for name in ("access", "llm", "message_type", "observation", "other_services", "tracing")
+}
 # Loads a server with ready-made messages: the one place above that speaks them.
 MESSAGES_OF_A_VERB = "photon_grpc.cli.load.load_client"
 # Programs of processes that must start fast and survive the engine: supervisor and front end.

@@ -22,6 +22,14 @@ def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]
     return secret, shown.out
 
 
+def test_a_key_may_have_the_scope_of_a_service(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(made(capsys, "--scope", "service:acme.v1.Triage")[1])
+    assert read_api_keys(str(file))[0].scopes == ("service:acme.v1.Triage",)
+    assert main.main(["keys", "new", "--scope", "service:"]) == 2
+    assert "service:FULL.NAME" in capsys.readouterr().err
+
+
 def test_the_block_has_the_digest_of_the_key_and_not_the_key(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ TABLE: list[tuple[type[errors.PhotonError], grpc.StatusCode, str]] = [
     (errors.QuotaExceeded, Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
     (errors.KVCapacity, Code.FAILED_PRECONDITION, "KV_CAPACITY"),
     (errors.DescriptorSetUnknown, Code.FAILED_PRECONDITION, "DESCRIPTOR_SET_UNKNOWN"),
+    (errors.AnswerIncomplete, Code.FAILED_PRECONDITION, "ANSWER_INCOMPLETE"),
     (errors.DeadlineUnreachable, Code.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     (errors.DeadlinePassed, Code.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     (errors.ModelLoading, Code.UNAVAILABLE, "MODEL_LOADING"),

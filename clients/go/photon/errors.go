@@ -53,6 +53,7 @@ const (
 	KVCapacity          Reason = "KV_CAPACITY"
 	// No replica has the descriptor set of a digest; the client sends the set itself then.
 	DescriptorSetUnknown Reason = "DESCRIPTOR_SET_UNKNOWN"
+	AnswerIncomplete     Reason = "ANSWER_INCOMPLETE"
 	DeadlinePassed       Reason = "DEADLINE_PASSED"
 	DeadlineUnreachable  Reason = "DEADLINE_UNREACHABLE"
 	NumericFailure       Reason = "NUMERIC_FAILURE"
@@ -101,6 +102,7 @@ var memberOf = map[Reason]Reason{
 	QuotaExceeded:        Overloaded,
 	KVCapacity:           RequestError,
 	DescriptorSetUnknown: RequestError,
+	AnswerIncomplete:     RequestError,
 	DeadlinePassed:       RequestError,
 	DeadlineUnreachable:  DeadlinePassed,
 	NumericFailure:       RequestError,

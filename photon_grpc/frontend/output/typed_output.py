@@ -10,7 +10,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.output.output import OutputText
 
 #: The finish reasons of outputs that satisfy their constraint.
-_COMPLETE = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.CONSTRAINT_COMPLETE})
+COMPLETE = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.CONSTRAINT_COMPLETE})
 
 
 class TypedOutput(OutputText):
@@ -34,7 +34,7 @@ class TypedOutput(OutputText):
 
     def end(self, reason: FinishReason) -> None:
         super().end(reason)
-        if self.finish is None or reason not in _COMPLETE:
+        if self.finish is None or reason not in COMPLETE:
             return
         # The token that ends an output is not part of the JSON.
         ids = self._all_ids if reason is FinishReason.CONSTRAINT_COMPLETE else self._all_ids[:-1]

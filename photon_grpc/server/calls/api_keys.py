@@ -44,9 +44,10 @@ _EXEMPTIONS = {
 class ApiKeys:
     """The guard's check of API keys."""
 
-    def __init__(self, keys: KeyRing, exempt: Iterable[str]) -> None:
-        """Take the keys, and the values of --api-keys-exempt in `exempt`."""
+    def __init__(self, keys: KeyRing, exempt: Iterable[str], services: Iterable[str] = ()) -> None:
+        """Take the keys, the values of --api-keys-exempt in `exempt`, and the `services` that are served too."""
         self._keys = keys
+        self._scopes = {**_SCOPES, **{name: (f"service:{name}",) for name in services}}
         self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])
 
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
@@ -54,7 +55,7 @@ class ApiKeys:
         service = details.method.removeprefix("/").rpartition("/")[0]
         if is_served and service in self._exempt:
             return
-        scopes = _SCOPES_OF_METHODS.get(details.method) or _SCOPES.get(service, _SCOPE_OF_OTHERS)
+        scopes = _SCOPES_OF_METHODS.get(details.method) or self._scopes.get(service, _SCOPE_OF_OTHERS)
         call.check_key = partial(self._checked_key, details, scopes if is_served else _NO_SCOPE)
         call.owner = call.check_key().name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
@@ -52,9 +52,12 @@ class CallEnding(NamedTuple):
     load_report: Callable[[], Trailers]
     #: Returns the version of the engine's numerics, "" while there is none.
     numerics_version: Callable[[], str]
+    #: Paths of methods outside our packages whose callers are told the same.
+    served: Container[str] = ()
 
     def trailers(self, method: str) -> Trailers:
-        reports = (*self.numerics(), *self.load_report()) if method.startswith(_REPORTS) else ()
+        is_told = method.startswith(_REPORTS) or method in self.served
+        reports = (*self.numerics(), *self.load_report()) if is_told else ()
         return ((REPLICA_KEY, self.replica_id), *reports)
 
     def numerics(self) -> Trailers:
@@ -72,13 +75,19 @@ class Call:
 
     __slots__ = (
         *("caller", "check_key", "context", "deadline_s", "ending", "headers", "is_request", "method", "owner", "peer"),
-        *("refusal", "request_id", "started_s"),
+        *("refusal", "request_id", "started_s", "trailers"),
     )
 
     context: Context
 
-    def __init__(self, path: str, ending: CallEnding | None = None, headers: Mapping[str, str | bytes] | None = None):
-        self.method = methods.of(path)
+    def __init__(
+        self,
+        path: str,
+        ending: CallEnding | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        method: methods.Method | None = None,
+    ):
+        self.method = method or methods.of(path)
         self.ending = ending
         #: The last value of every header, kept because gRPC copies all headers at every access.
         self.headers = headers or {}
@@ -97,6 +106,8 @@ class Call:
         self.refusal: PhotonError | None = None
         #: The call counts as a request, so observers of requests see its end.
         self.is_request = False
+        #: Trailers of the method itself.
+        self.trailers: Trailers = ()
 
     def begin(self, context: Context) -> None:
         """Set the deadline, the peer and the request id from `context`. Raise InvalidRequest naming the header."""
@@ -157,7 +168,7 @@ class Call:
         # `abort` drops trailers that were set before.
         own_trailers = self.ending.trailers("" if isinstance(error, NotAllowed) else self.method.path)
         try:
-            await self.context.abort(status.code, status.text, (*status.trailers, *own_trailers))
+            await self.context.abort(status.code, status.text, (*status.trailers, *self.trailers, *own_trailers))
         except grpc.aio.InternalError:
             # The call has ended for its client (deadline, cancel). gRPC logs any other exception as a crash.
             raise asyncio.CancelledError from None

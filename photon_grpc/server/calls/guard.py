@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -38,6 +38,10 @@ _MAX_BYTES = {methods.MULTIPLEX: 2**31}
 class KeyCheck(Protocol):
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
         """Set the call's owner. Raise NotAllowed."""
+
+
+#: Path -> method, of none.
+NO_METHODS: Mapping[str, methods.Method] = {}
 
 
 class _NoKeys:
@@ -91,11 +95,16 @@ class Guard(grpc.aio.ServerInterceptor):
         load_report: Callable[[], Trailers] = no_trailers,
         numerics_version: Callable[[], str] = no_numerics,
         reading: Sequence[Places] = (),
+        served: Mapping[str, methods.Method] = NO_METHODS,
     ) -> None:
-        """Take the rules, what calls of our own services are told, and the places of streams of requests."""
+        """Take the rules, what calls of our own services are told, and the places of streams of requests.
+
+        `served` has the methods by path that are served beside ours.
+        """
         self._keys = rules.keys
         self._counts = rules.counts
-        self._ending = CallEnding(rules.replica_id, rules.failures, load_report, numerics_version)
+        self._served = served
+        self._ending = CallEnding(rules.replica_id, rules.failures, load_report, numerics_version, served)
         self._receiver = MessageReceiver(reading)
         #: Path -> the wrapped method.
         self._methods: dict[str, MethodHandler] = {}
@@ -112,7 +121,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> MethodHandler | None:
         path = handler_call_details.method
         headers = metadata.headers_of(handler_call_details.invocation_metadata)
-        call = Call(path, self._ending, headers)
+        call = Call(path, self._ending, headers, self._served.get(path))
         begin_call(call)
         self._counts.started(call.method.labels)
         if headers is None:
@@ -176,7 +185,7 @@ class _Method:
             del request  # it may hold megabytes
             response = await response
             if call.ending is not None:
-                context.set_trailing_metadata(call.ending.trailers(call.method.path))
+                context.set_trailing_metadata((*call.trailers, *call.ending.trailers(call.method.path)))
             return response
         except grpc.aio.InternalError:
             raise asyncio.CancelledError from None

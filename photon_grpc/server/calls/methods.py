@@ -31,6 +31,11 @@ def of(path: str) -> Method:
     return _METHODS.get(path, UNKNOWN)
 
 
+def others(service: str, name: str, *, server_streaming: bool) -> Method:
+    """Return a method that is served beside ours."""
+    return Method(f"/{service}/{name}", (_type(False, server_streaming), service, name))
+
+
 def _methods(*files: FileDescriptor) -> dict[str, Method]:
     served = (
         (service.full_name, method)

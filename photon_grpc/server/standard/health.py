@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -34,8 +35,10 @@ _UNKNOWN_SERVICE: int = CheckResponse.SERVICE_UNKNOWN
 class HealthService:
     """The service, which follows the front end's state. `withdraw` and `close` are the two steps of a stop."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, services: Iterable[str] = ()) -> None:
+        """Take the front end, and the `services` that are ready when the inference service is."""
         self._frontend = frontend
+        self._ready = (READINESS, *services)
         self._is_withdrawn = False
         self._is_closed = False
         self._change = asyncio.Event()
@@ -90,12 +93,14 @@ class HealthService:
             await change.wait()
 
     async def List(self, request: Any, context: Context) -> Any:
-        return ListResponse(statuses={name: CheckResponse(status=self._status(name)) for name in (LIVENESS, READINESS)})
+        return ListResponse(
+            statuses={name: CheckResponse(status=self._status(name)) for name in (LIVENESS, *self._ready)}
+        )
 
     def _status(self, service: str) -> int:
         if service == LIVENESS:
             return _NOT_SERVING if self._frontend.state is State.FAILED else _SERVING
-        if service == READINESS:
+        if service in self._ready:
             is_ready = self._frontend.state is State.SERVING and not self._is_withdrawn
             return _SERVING if is_ready else _NOT_SERVING
         return _UNKNOWN_SERVICE

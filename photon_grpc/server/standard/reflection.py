@@ -11,6 +11,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto,
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from photon_grpc.access.places import Places
+from photon_grpc.errors import ConfigError
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.receiver import Messages
@@ -18,6 +19,7 @@ from photon_grpc.server.wire import descriptors
 
 #: Files that no service imports, but readers of errors need.
 _OF_ERRORS = ("google/rpc/error_details.proto", "photon_grpc/v1/errors.proto")
+_MAX_ERROR_CHARS = 500
 #: Open streams of both versions; each may hold an arriving message.
 MAX_STREAMS = 64
 
@@ -26,9 +28,15 @@ def places() -> Places:
     return Places("reflection streams", MAX_STREAMS, oldest_first=False)
 
 
-def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Return the handlers of both versions, which describe `services` (full names) and themselves."""
-    servicer = _Servicer((*services, *descriptors.REFLECTION), _files(services), streams)
+def handlers(
+    services: Sequence[str], streams: Places, others: Sequence[str] = (), files: Sequence[FileDescriptorProto] = ()
+) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return the handlers of both versions, which describe `services` (full names) and themselves.
+
+    `others` are services of `files`, which are not among ours. Raise ConfigError if these contradict our own.
+    """
+    known = _files(services)
+    servicer = _Servicer((*services, *others, *descriptors.REFLECTION), _with_others(known, files), streams)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -38,13 +46,22 @@ def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcH
     return tuple(grpc.method_handlers_generic_handler(name, methods) for name in descriptors.REFLECTION)
 
 
+def _with_others(known: list[FileDescriptorProto], files: Sequence[FileDescriptorProto]) -> list[FileDescriptorProto]:
+    names = {file.name for file in known}
+    return [*known, *(file for file in files if file.name not in names)]
+
+
 class _Servicer(reflection.aio.ReflectionServicer):
     """The package's servicer, extended to find methods by name, which `grpcurl describe` and ghz need."""
 
     def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
         pool = descriptor_pool.DescriptorPool()
         for file in files:
-            pool.AddSerializedFile(file.SerializeToString())
+            try:
+                pool.AddSerializedFile(file.SerializeToString())
+            except TypeError as error:
+                problem = f"the file {file.name!r} contradicts a file of this server: {str(error)[:_MAX_ERROR_CHARS]}"
+                raise ConfigError(f"--service: {problem}", field="--service") from None
         super().__init__(services, pool=pool)
         self._streams = streams
         self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}

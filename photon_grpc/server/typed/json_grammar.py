@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
@@ -37,6 +38,7 @@ _ESCAPED = (
 #: The unused bits of the last character are 0.
 _BASE64 = r'"([A-Za-z0-9+\/]{4})*([A-Za-z0-9+\/][AQgw]==|[A-Za-z0-9+\/]{2}[AEIMQUYcgkosw048]=)?"'
 _PATH = r"[a-z][a-zA-Z0-9]*(\.[a-z][a-zA-Z0-9]*)*"
+_NAME = "[a-z][a-zA-Z0-9]{0,31}"
 _FRACTION = r"(\.([0-9]{3}|[0-9]{6}|[0-9]{9}))?"
 _DATE = r"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
@@ -96,22 +98,54 @@ _SCALARS = {
 }
 
 
+class ValueBounds(NamedTuple):
+    """The most that one value holds, where its type sets no bound."""
+
+    #: Characters of a string, or of a map's key.
+    chars: int
+    #: Entries of a list or a map.
+    entries: int
+
+
+def _bounded(bounds: ValueBounds) -> dict[str, str]:
+    """Return the terminals that texts of any length have, bounded."""
+    char = f"({_UNESCAPED}|{_ESCAPED}){{0,{bounds.chars}}}"
+    groups = f"([A-Za-z0-9+\\/]{{4}}){{0,{bounds.chars // 4}}}"
+    path = f"{_NAME}(\\.{_NAME}){{0,3}}"
+    return {
+        "STRING": f'"{char}"',
+        "STRING_KEY": f'"{char}":',
+        "BYTES": _BASE64.replace(r"([A-Za-z0-9+\/]{4})*", groups),
+        "FIELD_MASK": f'"({path}(,{path}){{0,{bounds.entries - 1}}})?"',
+    }
+
+
 class TooManyFields(Exception):
     """Raised if the rules for a depth have too many fields."""
 
 
 class JsonGrammar:
-    """The rules for one message type with messages (and map entries) nested to a depth. Raises TooManyFields."""
+    """The rules for one message type with messages (and map entries) nested to a depth. Raises TooManyFields.
 
-    def __init__(self, graph: MessageGraph, depth: int) -> None:
+    `bounds` holds what has none of its own; None: nothing is bounded. With `max_messages` the text is that many
+    messages or fewer, each followed by a line feed.
+    """
+
+    def __init__(
+        self, graph: MessageGraph, depth: int, bounds: ValueBounds | None = None, max_messages: int | None = None
+    ) -> None:
         self._graph = graph
+        self._bodies = _TERMINALS if bounds is None else {**_TERMINALS, **_bounded(bounds)}
+        #: How often a list's or a map's further entries may follow.
+        self._more = "*" if bounds is None else f"{{0,{bounds.entries - 1}}}"
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
         self._names: dict[tuple[object, ...], str] = {}
         #: Messages whose rules are still to be written: name, type, depth.
         self._open: list[tuple[str, Descriptor, int]] = []
         self._num_fields = 0
-        self._rules["start"] = self._message(graph.root, depth)
+        root = self._message(graph.root, depth)
+        self._rules["start"] = root if max_messages is None else f'({root} "\\n"){{0,{max_messages}}}'
         while self._open:
             self._write_message(*self._open.pop())
 
@@ -196,13 +230,13 @@ class JsonGrammar:
         name, is_new = self._name("o", key, value)
         if is_new:
             pair = f"{self._terminal(key)} {value}"
-            self._rules[name] = f'"{{}}" | "{{" {pair} ("," {pair})* "}}"'
+            self._rules[name] = f'"{{}}" | "{{" {pair} ("," {pair}){self._more} "}}"'
         return name
 
     def _sequence(self, value: str) -> str:
         name, is_new = self._name("l", value)
         if is_new:
-            self._rules[name] = f'"[]" | "[" {value} ("," {value})* "]"'
+            self._rules[name] = f'"[]" | "[" {value} ("," {value}){self._more} "]"'
         return name
 
     def _any_form(self, kind: str, depth: int) -> str:
@@ -230,7 +264,7 @@ class JsonGrammar:
         return name
 
     def _terminal(self, name: str) -> str:
-        self._terminals.setdefault(name, f"/{_TERMINALS[name]}/")
+        self._terminals.setdefault(name, f"/{self._bodies[name]}/")
         return name
 
     def _name(self, prefix: str, *key: object) -> tuple[str, bool]:
@@ -242,14 +276,17 @@ class JsonGrammar:
         return name, True
 
 
-def write_json_grammar(graph: MessageGraph) -> JsonGrammar:
-    """Write the grammar, as deep as its size allows. Raise TooManyFields."""
-    depths: Iterator[int] = (MAX_DEPTH >> halvings for halvings in range(MAX_DEPTH.bit_length()))
+def write_json_grammar(
+    graph: MessageGraph, bounds: ValueBounds | None = None, max_messages: int | None = None, max_depth: int = MAX_DEPTH
+) -> JsonGrammar:
+    """Write the grammar, as deep as its size and `max_depth` allow. Raise TooManyFields."""
+    most = max(max_depth, graph.least_depth(graph.root))
+    depths: Iterator[int] = (most >> halvings for halvings in range(most.bit_length()))
     for depth in depths:
         if depth < graph.least_depth(graph.root):
             break
         try:
-            return JsonGrammar(graph, depth)
+            return JsonGrammar(graph, depth, bounds, max_messages)
         except TooManyFields:
             continue
     raise TooManyFields

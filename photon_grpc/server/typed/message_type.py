@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
@@ -191,19 +192,23 @@ def _unknown() -> DescriptorSetUnknown:
 def read_message_type(files: bytes, name: str) -> MessageType:
     """Return the type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
     parsed = _parsed(files)
-    pool = _pool({file.name: file for file in parsed.file}, name)
+    pool = pool_of({file.name: file for file in parsed.file}, name)
     try:
         root = pool.FindMessageTypeByName(name)
     except KeyError:
         raise InvalidConstraint(f"{_NAME_FIELD}: the set has no message {name[:200]!r}", field=_NAME_FIELD) from None
+    return MessageType(root.full_name, GetMessageClass(root), grammar_of(root, pool), parsed.SerializeToString())
+
+
+def grammar_of(root: Descriptor, pool: DescriptorPool, **limits: Any) -> str:
+    """Return the Lark grammar of a message, with the limits of `write_json_grammar`. Raise InvalidConstraint."""
     graph = MessageGraph(root, pool)
     try:
-        grammar = write_json_grammar(graph).text
+        return write_json_grammar(graph, **limits).text
     except TooManyFields:
         problem = f"{root.full_name} requires too many fields within one another, to a depth of"
         needed = graph.least_depth(root)
         raise refused(f"{problem} {needed}; {MAX_DEPTH} are allowed", needed=needed, limit=MAX_DEPTH) from None
-    return MessageType(root.full_name, GetMessageClass(root), grammar, parsed.SerializeToString())
 
 
 def _check(described: Described) -> None:
@@ -241,8 +246,8 @@ def _parsed(files: bytes) -> descriptor_pb2.FileDescriptorSet:
     return parsed
 
 
-def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: str) -> DescriptorPool:
-    """Return a pool of the files, with that of `message_type` added if it is well known."""
+def pool_of(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: str = "") -> DescriptorPool:
+    """Return a pool of the files, with that of `message_type` added if it is well known. Raise InvalidConstraint."""
     pool = DescriptorPool()
     roots = [*files, WELL_KNOWN_TYPES[message_type]] if message_type in WELL_KNOWN_TYPES else [*files]
     for name in _in_order(files, roots):

@@ -20,6 +20,7 @@ import torch
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
 from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dtype, pick_kernels
+from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.compose.tracing import check_tracing
@@ -85,6 +86,7 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     yield partial(read_certificates, server)
     yield partial(read_keys, server)
     yield partial(check_tracing, server)
+    yield partial(check_services, server)
     yield partial(check_step_trace, config)
     yield partial(pick_kernels, config)
     if not resolve.is_model_id(config.model.model):

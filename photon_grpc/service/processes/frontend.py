@@ -28,6 +28,7 @@ from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
 from photon_grpc.compose.http_door import Behind, http_door
 from photon_grpc.compose.observation import observation
+from photon_grpc.compose.other_services import other_services
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.tracing import tracing
 from photon_grpc.errors import ConfigError, StartupError
@@ -89,7 +90,11 @@ async def _serve(context: ChildContext) -> None:
         pool = stack.enter_context(ThreadPoolExecutor(num_threads, "frontend"))
         threads = ThreadEncoder(model, pool, max_at_once=2 * num_threads)
         encoder = await stack.enter_async_context(EncoderProcess(threads, begin).running())
-        allowed = await stack.enter_async_context(access(config.server))
+        others = other_services(begin.services, config, model)
+        if begin.index == 0:
+            for warning in others.services.warnings:
+                log.warning("--service: %s", warning)
+        allowed = await stack.enter_async_context(access(config.server, others.services.names))
         observed = observation(config.server)
         replica_id = config.server.replica_id or _own_id()
         traced = stack.enter_context(tracing(config.server, replica_id))
@@ -108,6 +113,7 @@ async def _serve(context: ChildContext) -> None:
             config=config.server,
             rules=rules,
             certificates=allowed.certificates,
+            services=others,
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.

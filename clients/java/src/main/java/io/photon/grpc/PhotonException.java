@@ -273,6 +273,13 @@ public class PhotonException extends RuntimeException {
     }
   }
 
+  /** The answer to a method of a caller's own service was cut before its message was complete. */
+  public static class AnswerIncomplete extends RequestError {
+    AnswerIncomplete(String message, Facts facts) {
+      super(message, facts);
+    }
+  }
+
   /** The deadline has passed. */
   public static class DeadlinePassed extends RequestError {
     DeadlinePassed(String message, Facts facts) {
@@ -446,6 +453,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("QUOTA_EXCEEDED", QuotaExceeded::new),
           Map.entry("KV_CAPACITY", KVCapacity::new),
           Map.entry("DESCRIPTOR_SET_UNKNOWN", DescriptorSetUnknown::new),
+          Map.entry("ANSWER_INCOMPLETE", AnswerIncomplete::new),
           Map.entry("DEADLINE_UNREACHABLE", DeadlineUnreachable::new),
           Map.entry("DEADLINE_PASSED", DeadlinePassed::new),
           Map.entry("NUMERIC_FAILURE", NumericFailure::new),

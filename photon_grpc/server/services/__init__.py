@@ -1,0 +1,1 @@
+"""Callers' own services, answered by the model: descriptors, prompts, methods."""

@@ -1,0 +1,225 @@
+"""The services of operators' descriptor sets: which of their methods are served, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.json_format import Parse, ParseError
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from photon_grpc.config.service_files import ServiceFile
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.errors import ConfigError, InvalidConstraint
+from photon_grpc.server.services.described_files import DescribedFiles, bad_service, reason_of
+from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
+from photon_grpc.server.services.request_text import RequestText
+from photon_grpc.server.services.shared_prompt import shared_prompt
+from photon_grpc.server.typed.message_graph import WELL_KNOWN_FILES
+from photon_grpc.server.typed.message_type import grammar_of
+from photon_grpc.v1 import service_pb2
+from photon_grpc.v1.service_pb2 import ModelOptions
+
+#: How deep the messages of an answer nest, unless it requires more.
+MAX_DEPTH = 8
+#: Of the shared part, for each token of the context: a third of it or less.
+_CHARS_PER_TOKEN = 1
+_MAX_SHARED_CHARS = 2**16
+#: The extension of FieldOptions that holds the rules of protovalidate.
+_PROTOVALIDATE = 1159
+_MAX_LISTED = 10
+_SKIP = "--service-skip"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedMethod:
+    """One method of a caller's service, and what an answer to it needs."""
+
+    service: str
+    name: str
+    is_stream: bool
+    request_class: type[Message]
+    response_class: type[Message]
+    constraint: ConstraintAsk
+    #: What stands before every request in the prompt.
+    shared_prompt: str
+    request_text: RequestText
+    options: MethodOptions
+
+    @property
+    def path(self) -> str:
+        return f"/{self.service}/{self.name}"
+
+    def parsed_request(self, text: str) -> Message:
+        """Return the request in proto3 JSON. Raise ConfigError."""
+        try:
+            return Parse(text, self.request_class())
+        except ParseError as error:
+            raise ConfigError(f"the request is not a {self.request_class.DESCRIPTOR.full_name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServiceSet:
+    """All services that are served beside ours."""
+
+    methods: tuple[ServedMethod, ...] = ()
+    #: Their files, each after those that it imports, for reflection.
+    files: tuple[FileDescriptorProto, ...] = ()
+    #: Lines for the operator.
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The full names of the services, in order of their files."""
+        return tuple(dict.fromkeys(method.service for method in self.methods))
+
+
+NO_SERVICES = ServiceSet()
+
+
+def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_context_tokens: int = 2**16) -> ServiceSet:
+    """Return the wanted services. Raise ConfigError naming the methods that cannot be served, unless `skip` is set.
+
+    `max_context_tokens` is the model's, of which the shared parts of prompts take a third or less.
+    """
+    sets = tuple(given)
+    if not sets:
+        return NO_SERVICES
+    described = DescribedFiles(sets)
+    hidden = frozenset(_hidden_fields(described.files.values()))
+    max_chars = min(max_context_tokens * _CHARS_PER_TOKEN, _MAX_SHARED_CHARS)
+    options = options_by_method(described.files)
+    methods: list[ServedMethod] = []
+    problems: list[str] = []
+    for descriptor in _wanted(sets, described):
+        try:
+            methods.append(_served(descriptor, described, hidden, options[descriptor.full_name], max_chars))
+        except InvalidConstraint as error:
+            problems.append(f"{descriptor.full_name}: {reason_of(error)}")
+    if problems and not skip:
+        raise _cannot_serve(problems)
+    return ServiceSet(tuple(methods), _in_order(described), (*_warnings(described), *_skipped(problems)))
+
+
+def _wanted(sets: Iterable[ServiceFile], described: DescribedFiles) -> Iterator[Any]:
+    """Yield the methods of the services that are wanted. Raise ConfigError for a service that there is not."""
+    names: dict[str, None] = {}
+    for each in sets:
+        found = described.services[each.path]
+        for name in each.services:
+            if name not in found:
+                there = ", ".join(found[:_MAX_LISTED]) or "no service"
+                raise bad_service(f"{each.path}:{name}: the set has no such service; it has {there}")
+        if not found:
+            raise bad_service(f"{each.path}: the set has no service")
+        names |= dict.fromkeys(each.services or found)
+    for name in names:
+        service: Any = described.pool.FindServiceByName(name)
+        yield from service.methods
+
+
+def _served(
+    descriptor: Any, described: DescribedFiles, hidden: frozenset[str], given: ModelOptions, max_chars: int
+) -> ServedMethod:
+    """Return the method. Raise InvalidConstraint if it cannot be served."""
+    if descriptor.client_streaming:
+        raise InvalidConstraint("it takes a stream of requests; one request is answered at a time")
+
+    def is_hidden(field: FieldDescriptor) -> bool:
+        return field.full_name in hidden
+
+    request, response = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
+    options = read_options(descriptor.full_name, given, request(), response())
+    return ServedMethod(
+        service=descriptor.containing_service.full_name,
+        name=descriptor.name,
+        is_stream=descriptor.server_streaming,
+        request_class=request,
+        response_class=response,
+        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described, options)),
+        shared_prompt=options.system
+        or shared_prompt(
+            descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
+        ),
+        request_text=RequestText(descriptor.input_type, described.pool, is_hidden),
+        options=options,
+    )
+
+
+def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions) -> str:
+    max_messages = options.max_messages if descriptor.server_streaming else None
+    return grammar_of(
+        descriptor.output_type, described.pool, bounds=options.bounds, max_messages=max_messages, max_depth=MAX_DEPTH
+    )
+
+
+def _cannot_serve(problems: list[str]) -> ConfigError:
+    more = f"; and {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
+    listed = "; ".join(problems[:_MAX_LISTED])
+    return bad_service(f"{len(problems)} methods cannot be served ({_SKIP} leaves them out): {listed}{more}")
+
+
+def _skipped(problems: list[str]) -> Iterator[str]:
+    for problem in problems:
+        yield f"not served: {problem}"
+
+
+def _warnings(described: DescribedFiles) -> Iterator[str]:
+    for path in described.without_comments:
+        yield (
+            f"{path} has no source info, so no comment reaches the prompts: make it with buf build -o, or with protoc "
+            "--include_imports --include_source_info"
+        )
+    ruled = [each for file in described.files.values() for each in _ruled_fields(file)]
+    if ruled:
+        yield f"rules of protovalidate are not enforced, such as that of {ruled[0]} ({len(ruled)} fields have some)"
+
+
+def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
+    """Return the files and those of protobuf, each after its imports; the pool has found no circle."""
+    done: dict[str, FileDescriptorProto] = {}
+
+    def add(name: str) -> None:
+        file = described.files.get(name) or FileDescriptorProto.FromString(WELL_KNOWN_FILES[name])
+        if name not in done:
+            for each in file.dependency:
+                add(each)
+            done[name] = file
+
+    for name in described.files:
+        add(name)
+    return tuple(done.values())
+
+
+def _hidden_fields(files: Iterable[FileDescriptorProto]) -> Iterator[str]:
+    """Yield the full names of fields that reach no prompt and no log."""
+    return (name for file in files for name, field in _fields(file) if _is_hidden(field))
+
+
+def _is_hidden(field: FieldDescriptorProto) -> bool:
+    return field.options.debug_redact or field.options.Extensions[service_pb2.hidden]
+
+
+def _ruled_fields(file: FileDescriptorProto) -> Iterator[str]:
+    for name, field in _fields(file):
+        if field.HasField("options") and any(
+            each.field_number == _PROTOVALIDATE
+            for each in UnknownFieldSet(field.options)  # type: ignore[attr-defined]  # its stub lacks __iter__
+        ):
+            yield name
+
+
+def _fields(file: FileDescriptorProto) -> Iterator[tuple[str, FieldDescriptorProto]]:
+    """Yield every field of a file with its full name."""
+    scope = f"{file.package}." if file.package else ""
+    yield from ((f"{scope}{field.name}", field) for field in file.extension)
+    waiting: list[tuple[str, DescriptorProto]] = [(f"{scope}{message.name}", message) for message in file.message_type]
+    while waiting:
+        name, message = waiting.pop()
+        yield from ((f"{name}.{field.name}", field) for field in (*message.field, *message.extension))
+        waiting += [(f"{name}.{nested.name}", nested) for nested in message.nested_type]

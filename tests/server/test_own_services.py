@@ -1,0 +1,155 @@
+"""Calls of operators' own services at a server whose front end answers as scripted: asks, ends, what is sent when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.config.service_files import ServiceFile
+from photon_grpc.core.generation import Timing, Usage
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import PromptTooLong, QueueFull
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Update
+from photon_grpc.server.server import Server
+from photon_grpc.server.services.answering import OtherServices
+from photon_grpc.server.services.prompt_form import PromptForm
+from photon_grpc.server.services.service_set import ServedMethod, read_services
+from tests.server.fake_frontend import FakeFrontend
+from tests.server.test_services import triage
+
+
+def two_methods(file: Any) -> None:
+    file.service[0].method.add(
+        name="List", server_streaming=True, input_type=".acme.v1.Ticket", output_type=".acme.v1.Verdict"
+    )
+
+
+def end(text: str, reason: FinishReason = FinishReason.EOS) -> Update:
+    json = text.encode() if reason is FinishReason.EOS else b""
+    return Update((OutputDelta(0, text, finish=OutputFinish(reason, message_json=json)),), Usage(3, 1, 3), Timing())
+
+
+class Caller:
+    def __init__(self, frontend: FakeFrontend, channel: grpc.aio.Channel, methods: tuple[ServedMethod, ...]) -> None:
+        self.frontend = frontend
+        self._channel = channel
+        self.sort, self.list = methods
+
+    def call(self, **options: Any) -> Any:
+        method = self.sort
+        made = self._channel.unary_unary(method.path, _bytes, method.response_class.FromString)
+        return made(method.request_class(body="leak", secret="confidential"), **options)
+
+    def stream(self) -> Any:
+        made = self._channel.unary_stream(self.list.path, _bytes, self.list.response_class.FromString)
+        return made(self.list.request_class(body="leak"))
+
+
+def _bytes(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[Caller]:
+    frontend = FakeFrontend()
+    services = read_services([ServiceFile("t.binpb", triage(two_methods))])
+    server = Server(
+        frontend,  # type: ignore[arg-type]
+        config=ServerConfig(),
+        services=OtherServices(services, PromptForm(None)),
+    )
+    (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Caller(frontend, channel, services.methods)
+    await server.drain_and_stop(0)
+
+
+async def test_the_answer_is_parsed_and_the_ask_has_prompt_grammar_and_a_deadline(caller: Caller) -> None:
+    caller.frontend.script = [end('{"severity":3}')]
+    before_s = time.monotonic()
+    assert (await caller.call()).severity == 3
+    (ask,) = caller.frontend.asks
+    assert ask.constraint is caller.sort.constraint
+    assert ask.input.text.startswith(caller.sort.shared_prompt)  # type: ignore[union-attr]
+    assert '{"body": "leak"}' in ask.input.text and "confidential" not in ask.input.text  # type: ignore[union-attr]
+    assert ask.origin.method == "acme.v1.Triage/Sort"
+    assert ask.origin.deadline_s is not None and ask.origin.deadline_s - before_s == pytest.approx(120, abs=30)
+
+
+async def test_a_callers_deadline_is_kept(caller: Caller) -> None:
+    caller.frontend.script = [end("{}")]
+    before_s = time.monotonic()
+    await caller.call(timeout=1000)
+    deadline_s = caller.frontend.asks[0].origin.deadline_s
+    assert deadline_s is not None and deadline_s - before_s > 900
+
+
+async def test_a_message_of_a_stream_is_sent_before_the_next_one_is_complete(caller: Caller) -> None:
+    go_on = asyncio.Event()
+    caller.frontend.script = [
+        Update((OutputDelta(0, '{"severi'),)),
+        Update((OutputDelta(0, 'ty":1}\n{"seve'),)),
+        go_on.wait,
+        end('rity":2}\n'),
+    ]
+    call = caller.stream()
+    assert (await call.read()).severity == 1
+    go_on.set()
+    assert (await call.read()).severity == 2
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_may_have_no_message(caller: Caller) -> None:
+    caller.frontend.script = [end("")]
+    assert [each async for each in caller.stream()] == []
+
+
+@pytest.mark.parametrize("reason", [FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH])
+async def test_a_cut_stream_keeps_its_complete_messages(caller: Caller, reason: FinishReason) -> None:
+    caller.frontend.script = [end('{"severity":1}\n{"sever', reason)]
+    call = caller.stream()
+    assert (await call.read()).severity == 1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason.name in str(caught.value.details())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "words"),
+    [
+        (QueueFull("full", retry_after_s=1.0), grpc.StatusCode.RESOURCE_EXHAUSTED, "full"),
+        (PromptTooLong("9 tokens", needed=9, limit=8), grpc.StatusCode.INVALID_ARGUMENT, "largest field .* is body"),
+    ],
+)
+async def test_refusals_are_those_of_generate(
+    caller: Caller, refusal: Exception, code: grpc.StatusCode, words: str
+) -> None:
+    caller.frontend.refusals = [refusal]
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+        await caller.call()
+    assert caught.value.code() is code
+
+
+async def test_an_answer_that_does_not_parse_is_our_defect_and_is_not_quoted(
+    caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller.frontend.script = [end('{"confidential":1}')]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await caller.call()
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "confidential" not in str(caught.value.details()) + caplog.text
+
+
+async def test_a_malformed_request_is_refused(caller: Caller) -> None:
+    made = caller._channel.unary_unary(caller.sort.path)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await made(b"\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
