@@ -66,6 +66,7 @@ def test_every_verb_works_or_says_what_to_install(tmp_path: Path) -> None:
         calls = {
             "serve": (["serve"], MISSING),
             "run": (["run"], MISSING),
+            "service": (["service", "explain", f"{tmp_path}/in.binpb:a.Service.Method"], MISSING),
             "doctor": (["doctor", "--listen", "127.0.0.1:0"], PROBLEMS),
             "convert": (["convert", str(tmp_path)], (2, "pip install '.[convert]'")),
             "health": (["health", *at], WORKS),
