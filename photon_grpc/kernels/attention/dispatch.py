@@ -38,7 +38,7 @@ from photon_grpc.kernels.attention import (
 )
 from photon_grpc.kernels.attention.gluon_decode import DependentChain
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.lang.gluon import can_fuse
+from photon_grpc.kernels.lang.gluon import can_fuse, has_wgmma
 from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
 
 #: Steps of more rows of one query than this attend as mixed batches do.
@@ -197,7 +197,7 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
     meta, pages = step.meta, step.pages
     block_size, head_dim = pages.shape[4:]
     return (
-        _is_hopper(pages)
+        has_wgmma(pages.device)
         and not meta.window
         and pages.dtype in (torch.bfloat16, torch.float16)
         and head_dim in hopper_varlen.AHEAD
@@ -208,8 +208,3 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
         and pages.numel() // head_dim < hopper_ring.MAX_CACHE_ROWS
         and meta.scale > 0
     )
-
-
-def _is_hopper(pages: torch.Tensor) -> bool:
-    """Return whether Gluon's kernels run on a device of compute capability 9."""
-    return can_fuse(pages.device) and torch.cuda.get_device_capability(pages.device)[0] == 9

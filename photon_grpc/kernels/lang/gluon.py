@@ -58,6 +58,12 @@ def can_fuse(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return whether fused kernels run here, and the device has Hopper's products of four warps (sm_90)."""
+    return can_fuse(device) and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch (sm_90 up)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

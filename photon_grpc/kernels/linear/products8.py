@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.lang.gluon import can_fuse, has_dependent_launch
+from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
 from photon_grpc.kernels.linear import epilogue, library8, quantize, rescale, tiles8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused_linear import Fusion
@@ -54,12 +54,6 @@ def quantized(x: torch.Tensor, weight: Weight8) -> QuantizedRows:
     """Return x in the 8 bits of the weight."""
     x = x if weight.norm is None else x * weight.norm
     return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
-
-
-@functools.cache
-def has_wgmma(device: torch.device) -> bool:
-    """Return whether `wgmma8.py` runs on the device."""
-    return can_fuse(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def way_of(weight: Weight8, num_rows: int, end: str = "add", span: int = 0) -> Way | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.lang.gluon import can_fuse, has_dependent_launch
+from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
 from photon_grpc.kernels.lang.jit import cdiv, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine
@@ -50,14 +50,9 @@ LIBRARY_MATRIX, WRITTEN = 7.7e8, 3.8e6
 def choose(x: torch.Tensor, linear: Affine) -> WideTile | None:
     """Return how to multiply; None if the matrix library is faster with a written W, or no tile can."""
     w = linear.w
-    if not isinstance(w, QuantizedWeight) or not w.is_arranged or not x.shape[0] or not _has_wgmma(x.device):
+    if not isinstance(w, QuantizedWeight) or not w.is_arranged or not x.shape[0] or not has_wgmma(x.device):
         return None
     return _choose(x.shape[0], *w.shape, linear.slices, w.kind, num_multiprocessors(x.device))
-
-
-@cache
-def _has_wgmma(device: torch.device) -> bool:
-    return can_fuse(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
