@@ -25,8 +25,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat tensors of a CPU as those of an H200."""
     monkeypatch.setattr(routes, "launches", lambda tensor: True)
     monkeypatch.setattr(routes, "can_fuse", lambda device: True)
+    monkeypatch.setattr(routes, "has_wgmma", lambda device: True)
     monkeypatch.setattr(routes, "num_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 
@@ -102,7 +102,7 @@ def test_shapes_that_hopper_has_no_kernel_for_take_plain_triton(shape: Shape, dt
 
 @pytest.mark.usefixtures("hopper")
 def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(routes, "has_wgmma", lambda device: False)
     assert named(chosen(EIGHT_B, [2048] + [1] * 60)) == [
         triton_varlen.launch,
         gluon_decode.launch_rows_of_one,
