@@ -166,7 +166,7 @@ class Steps:
     def __init__(self, runner: Any, vocab_size: int) -> None:
         self._runner = runner
         self._vocab_size = vocab_size
-        self._pages: torch.Tensor = runner.cache.pages
+        self._pages: torch.Tensor = runner.cache.pages[0]
         generator = torch.Generator(self._pages.device).manual_seed(7)
         for block in self._pages:
             block.normal_(0.0, 0.5, generator=generator)

@@ -18,7 +18,7 @@ from benchmarks.saved import add_save_flag, saved
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up, Watch
-from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat
+from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat, Section
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
@@ -32,7 +32,7 @@ from photon_grpc.engine.step_trace import JsonlStepTrace
 from photon_grpc.engine.trace_file import TraceFile
 
 BLOCK_SIZE = 16
-PLAN = KVPlan((KVGroup(PageFormat(1, 1, "float32"), (0,)),), BLOCK_SIZE)
+PLAN = KVPlan((KVGroup((Section(PageFormat(1, 1, "float32"), (0,)),)),), BLOCK_SIZE)
 
 
 class _Landed:

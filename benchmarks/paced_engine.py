@@ -16,13 +16,13 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Facts
-from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat
+from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat, Section
 from photon_grpc.runner.start import OnStage
 from photon_grpc.service import supervisor
 from photon_grpc.service.processes import engine
 
 _BLOCK_SIZE, _NUM_BLOCKS, _MAX_LEN, _VOCAB_SIZE = 16, 1 << 15, 4096, 128256
-_PLAN = KVPlan((KVGroup(PageFormat(1, 1, "float32"), (0,)),), _BLOCK_SIZE)
+_PLAN = KVPlan((KVGroup((Section(PageFormat(1, 1, "float32"), (0,)),)),), _BLOCK_SIZE)
 _SIZES = Sizes(_MAX_LEN, _BLOCK_SIZE, 256, 8192, 8192, 1)
 #: Of Llama-3.2-1B on an H200: a step of one row, each further row, each prompt token.
 _STEP_S, _ROW_S, _PROMPT_S = 0.7e-3, 5.3e-6, 4e-6

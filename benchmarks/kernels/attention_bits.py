@@ -24,6 +24,7 @@ import torch
 from benchmarks.kernels.timing import measure_us, needs_gpu, num_copies, print_header
 from photon_grpc.kernels import AttentionMetadata, DependentChain
 from photon_grpc.kernels.attention.dispatch import dispatch
+from photon_grpc.kernels.attention.spec import AttentionSpec
 
 DEVICE = torch.device("cuda")
 #: (query heads, key heads, head_dim).
@@ -69,7 +70,8 @@ class Sequence:
         q = torch.cat([self.q[context - count : context] for count, context in rows])
         slots = torch.zeros(q.shape[0], dtype=torch.int64, device=DEVICE)
         out = torch.full_like(q, torch.nan)
-        dispatch(meta, self.cache, slots, self.heads[0], chain).attend(q, 1, out)
+        spec = AttentionSpec(self.heads[0], meta.scale, q.dtype)
+        dispatch(spec, meta, self.cache, slots, chain).attend(q, 1, out)
         return list(out.split(counts))
 
     def expected(self, context: int) -> torch.Tensor:
@@ -262,7 +264,7 @@ def layer_us(heads: tuple[int, int, int], counts: list[int], contexts: list[int]
     if max(counts) == 1:
         counters = torch.zeros(len(counts) * kv_heads, dtype=torch.int32, device=DEVICE)
         chain = DependentChain(counters, history_is_settled=True)
-    attention = dispatch(meta, cache, slots, q_heads, chain)
+    attention = dispatch(AttentionSpec(q_heads, meta.scale, q.dtype), meta, cache, slots, chain)
     return measure_us([partial(attention.attend, q, layer, out) for layer in range(layers)], DEVICE)
 
 

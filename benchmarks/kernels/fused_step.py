@@ -56,7 +56,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
         context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
         block_tables=tables,
-        scale=decoder.attention_specs[0].scale,
+        scale=decoder.places[0].spec.scale,
         max_query_len=1,
         max_context_len=MAX_LEN,
     )
@@ -64,7 +64,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:
-    kept = decoder.kv_groups[0].format
+    kept = decoder.kv_groups[0].sections[0].format
     keys = rows * CONTEXT * len(decoder.layers) * 2 * kept.heads * kept.width
     rest = 0 if decoder.head.is_tied else decoder.embedding.weight.numel()
     return (decoder.num_parameters - rest + keys) * 2 / READ_BYTES_PER_SECOND * 1e6
@@ -114,7 +114,7 @@ def measure(name: str, all_rows: list[int]) -> None:
     decoder = model(name)
     fused = fuse(decoder)
     assert fused is not None
-    kept = decoder.kv_groups[0].format
+    kept = decoder.kv_groups[0].sections[0].format
     pages = max(all_rows) * -(-CONTEXT // BLOCK_SIZE) + 1
     cache = torch.randn(pages, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width, device="cuda").bfloat16()
     for rows in all_rows:

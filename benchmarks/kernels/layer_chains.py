@@ -96,7 +96,7 @@ class Steps:
     """Decode steps of a decoder's layers over random pages."""
 
     def __init__(self, decoder: Decoder, max_rows: int) -> None:
-        kept = decoder.kv_groups[0].format
+        kept = decoder.kv_groups[0].sections[0].format
         pages = max_rows * -(-CONTEXT // BLOCK_SIZE) + 1
         shape = (pages, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width)
         self.cache = torch.empty(shape, device="cuda", dtype=decoder.dtype).normal_()
@@ -112,7 +112,7 @@ class Steps:
             query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
             context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
             block_tables=tables,
-            scale=decoder.attention_specs[0].scale,
+            scale=decoder.places[0].spec.scale,
             max_query_len=1,
             max_context_len=MAX_LEN,
         )

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, Kernels
+from photon_grpc.kernels.attention.spec import AttentionSpec
 
 # (queries, context) of each row, a name, and on which device.
 DECODE = [(1, 272), (8, 272), (64, 272), (256, 272), (1, 4096), (64, 2048)]
@@ -59,7 +60,7 @@ def row(
     ).normal_()
     q = torch.randn(sum(counts), shape.heads, shape.head_dim, device=device).to(shape.dtype)[:, : shape.q_heads]
     slots = torch.zeros(q.shape[0], dtype=torch.int64, device=device)
-    attend = kernels.attention(meta, cache, slots, shape.q_heads).attend
+    attend = kernels.attention(AttentionSpec(shape.q_heads, meta.scale, q.dtype), meta, cache, slots).attend
     us = measure_us([partial(attend, q, layer) for layer in range(layers)], device)
     prompts = [n for n in counts if n > 1]
     rows = f"{len(prompts)}x{prompts[0]} + {len(counts) - len(prompts)}" if prompts else f"decode {len(counts)}"

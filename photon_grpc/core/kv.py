@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +13,7 @@ from photon_grpc.errors import ModelLoadError
 #: More tokens than any sequence has.
 NEVER = 1 << 62
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class PageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,13 +39,27 @@ class LayerKV(msgspec.Struct, frozen=True, array_like=True):
     window: int = 0
 
 
-class KVGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Layers with the same window, which share a block table. Their pages of one block lie side by side."""
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """Layers of a KVGroup that keep the same per token. Their pages of one block lie side by side."""
 
     format: PageFormat
-    #: The index of a layer here is its plane in the group's pages.
+    #: The index of a layer here is its row in the section's pages.
     layers: tuple[int, ...]
+
+
+class KVGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Layers with the same window, which share a block table. A block is one page in each of the sections.
+
+    So whatever becomes of a block (a prefix hit, a fork, a copy, eviction) happens to all its sections.
+    """
+
+    #: Sections with the same number have the same format in all groups of a plan; one may have no layer.
+    sections: tuple[Section, ...]
     window: int = 0
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for section in self.sections for layer in section.layers)
 
 
 class KVPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -59,18 +75,17 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
     max_chunk: int = NEVER
 
     @property
-    def format(self) -> PageFormat:
-        """The format of all groups."""
-        return self.groups[0].format
+    def sections(self) -> tuple[tuple[PageFormat, int], ...]:
+        """The format of every section, and the layers that a block has room for in it.
 
-    @property
-    def layers_per_block(self) -> int:
-        """Layers that a block has room for. A smaller group leaves the rest unused."""
-        return max(len(group.layers) for group in self.groups)
+        A group with fewer leaves the rest unused.
+        """
+        numbered = zip_longest(*(group.sections for group in self.groups))
+        return tuple(_room([section for section in same if section is not None]) for same in numbered)
 
     @property
     def block_bytes(self) -> int:
-        return self.layers_per_block * self.format.token_bytes * self.block_size
+        return sum(kept.token_bytes * num_layers for kept, num_layers in self.sections) * self.block_size
 
     def columns(self, num_tokens: int) -> int:
         """Return the entries of a group's block table that hold this many tokens of one sequence."""
@@ -122,6 +137,10 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
         return self.columns(window + self.max_chunk - 2) + 1 if window else NEVER
 
 
+def _room(sections: Sequence[Section]) -> tuple[PageFormat, int]:
+    return sections[0].format, max(len(section.layers) for section in sections)
+
+
 def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     """Group layers by window into groups of equal size, the last of a window possibly smaller, full attention first.
 
@@ -129,10 +148,9 @@ def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     block table in every sequence. 4 full and 22 sliding layers become one full group and six sliding groups of 4, the
     last with two unused places.
 
-    Raise ModelLoadError if layers differ in what they keep per token.
+    Layers that keep something else per token have a section of their own in the groups of their window, each with its
+    share of the size.
     """
-    if len({layer.format for layer in layers}) != 1:
-        raise ModelLoadError("layers that keep different keys and values per token are not supported")
     members: dict[int, list[int]] = {}
     for number, layer in enumerate(layers):
         members.setdefault(layer.window, []).append(number)
@@ -143,16 +161,67 @@ def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
         return num_groups * (size + 1), num_groups * size
 
     size = min(range(1, max(counts) + 1), key=cost)
-    return tuple(
-        KVGroup(layers[0].format, tuple(numbers[first : first + size]), window)
-        for window, numbers in sorted(members.items())
-        for first in range(0, len(numbers), size)
+    formats = tuple(dict.fromkeys(layer.format for layer in layers))
+    groups: list[KVGroup] = []
+    for window, numbers in sorted(members.items()):
+        kept = [(form, [number for number in numbers if layers[number].format == form]) for form in formats]
+        groups += _cut(kept, window, size)
+    return tuple(groups)
+
+
+def _cut(kept: Sequence[tuple[PageFormat, Sequence[int]]], window: int, size: int) -> Iterator[KVGroup]:
+    """Cut the layers of one window, by their formats, into groups of about `size` layers."""
+    count = sum(len(numbers) for _, numbers in kept)
+    # The layers of each format in one group; a format without layers has empty sections.
+    shares = [max(1, -(-len(numbers) * size // count)) for _, numbers in kept]
+    num_groups = max(-(-len(numbers) // share) for (_, numbers), share in zip(kept, shares, strict=True))
+    for number in range(num_groups):
+        yield KVGroup(
+            tuple(
+                Section(form, tuple(numbers[number * share : (number + 1) * share]))
+                for (form, numbers), share in zip(kept, shares, strict=True)
+            ),
+            window,
+        )
+
+
+def attached(groups: Sequence[KVGroup], guests: Iterable[KVGroup]) -> tuple[KVGroup, ...]:
+    """Return the groups of a model, with those of another model (a draft model, its head) on the blocks of the first.
+
+    Every section of a guest becomes a further section of the first group, in order, with the rows of its layers as they
+    are: the guest's pages are those of section `len(groups[0].sections) + number`, its block table is that of group 0.
+    Its layers are numbered on after the model's own. A guest's window masks keys; it frees no block.
+
+    Raise ModelLoadError if the first group has a window: its blocks are freed while the guest still needs them.
+    """
+    first, *others = groups
+    if first.window:
+        raise ModelLoadError("a model whose layers all have a sliding window cannot keep another model's keys")
+    offset = sum(len(group.layers) for group in groups)
+    sections = [
+        Section(section.format, tuple(offset + layer for layer in section.layers))
+        for guest in guests
+        for section in guest.sections
+    ]
+    return KVGroup((*first.sections, *sections), first.window), *others
+
+
+class PagePlace(NamedTuple):
+    """The place of a layer's pages: its KVGroup, the section there, and its row in the section."""
+
+    group: int
+    section: int
+    row: int
+
+
+def place(groups: Iterable[KVGroup], layer: int) -> PagePlace:
+    """Return the place of a layer."""
+    return next(
+        PagePlace(number, at, section.layers.index(layer))
+        for number, group in enumerate(groups)
+        for at, section in enumerate(group.sections)
+        if layer in section.layers
     )
-
-
-def place(groups: Iterable[KVGroup], layer: int) -> tuple[int, int]:
-    """Return (group, plane) of a layer."""
-    return next((number, group.layers.index(layer)) for number, group in enumerate(groups) if layer in group.layers)
 
 
 class PrefixNode:

@@ -36,8 +36,8 @@ class Attention:
         rotary: RotaryEmbedding,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        #: Its KVGroup and its number in the group's pages, set by the decoder, which knows all layers.
-        self.group = self.layer = 0
+        #: Its number among `StepContext.kv` and its row in the pages there, set by the decoder, which knows all layers.
+        self.place = self.layer = 0
         self.kv = kv
         self.qkv = qkv
         self.output = output
@@ -52,7 +52,7 @@ class Attention:
         num_tokens = x.shape[0]
         q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split_with_sizes(self._heads, 1)
         q, k = self.rotary(*self.normalised(q, k), ctx)
-        attention = ctx.kv[self.group].attention
+        attention = ctx.kv[self.place].attention
         attention.write(k, v, self.layer)
         attended = attention.attend(q, self.layer)
         return self.output(attended.view(num_tokens, self.output.in_features), ctx)

@@ -12,13 +12,16 @@ from photon_grpc.kernels import GroupAttention
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """The pages that the layers of one KVGroup write to and attend over in one step of T tokens."""
+    """The pages that layers of one KVGroup write to and attend over in one step of T tokens.
 
-    #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype; the layers of a group in order.
+    The layers have one section and one AttentionSpec.
+    """
+
+    #: [num_blocks, layers, 2, Hkv, block_size, D]; the layers of a section in order.
     pages: torch.Tensor
     #: [T] int64: block · block_size + offset, where each token's key and value go.
     slot_mapping: torch.Tensor
-    #: Writes and attends for every layer of the group.
+    #: Writes and attends for every one of the layers.
     attention: GroupAttention
 
 
@@ -28,7 +31,7 @@ class StepContext:
 
     #: [T] int64: each token's position in its sequence.
     positions: torch.Tensor
-    #: One per KVGroup, in the order of the KVPlan.
+    #: One for each of the decoder's `places`.
     kv: tuple[GroupContext, ...]
     #: Results of the first layer that the others use again, by their maker. Cleared when the last layer is done.
     memo: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)

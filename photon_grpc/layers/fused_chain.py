@@ -42,22 +42,22 @@ class FusedChain:
         """Return the chain for the attention of a step that it takes."""
         return DependentChain(self._counters, history_is_settled)
 
-    def workspace(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace | None:
-        """Return the step's buffers for KVGroup `group`, made on first use; None if the chain skips the step."""
-        key = self, group
+    def workspace(self, num_tokens: int, place: int, ctx: StepContext) -> Workspace | None:
+        """Return the step's buffers for layers at `ctx.kv[place]`, made on first use; None if the chain skips it."""
+        key = self, place
         if key not in ctx.memo:
-            ctx.memo[key] = self._make(num_tokens, group, ctx) if self.takes(num_tokens) else None
+            ctx.memo[key] = self._make(num_tokens, place, ctx) if self.takes(num_tokens) else None
         work: Workspace | None = ctx.memo[key]
         return work
 
-    def _make(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace:
+    def _make(self, num_tokens: int, place: int, ctx: StepContext) -> Workspace:
         rows = bucket(num_tokens)
         if self not in ctx.memo:
             h, *others = (self._buffer(rows, num_tokens, size, self._dtype) for size in self._sizes)
             partial = self._buffer(rows, num_tokens, self._sizes[0] // squares.GROUP, torch.float32)
             # The layers of all groups change one stream.
             ctx.memo[self] = h, RowSums(partial), *others
-        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[group].slot_mapping.long())
+        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[place].slot_mapping.long())
         return Workspace(rows, *ctx.memo[self], rotation, self._counters)
 
     def _buffer(self, rows: int, num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:

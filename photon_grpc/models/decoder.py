@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from photon_grpc.core.kv import KVGroup, kv_groups, place
-from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
@@ -20,6 +20,15 @@ from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner
+
+
+class LayerPlace(NamedTuple):
+    """Layers that share a block table, pages and an AttentionSpec: a step chooses their kernels once."""
+
+    #: The number of their KVGroup, and of their section there.
+    group: int
+    section: int
+    spec: AttentionSpec
 
 
 class DecoderLayer:
@@ -101,42 +110,44 @@ class Decoder:
         #: Positions stay below this.
         self.max_model_len = max_model_len
         self.kv_groups: tuple[KVGroup, ...] = kv_groups([layer.attention.kv for layer in self.layers])
-        for number, layer in enumerate(self.layers):
-            layer.attention.group, layer.attention.layer = place(self.kv_groups, number)
-        #: (KVGroup, chain of some of its layers).
+        #: Of all layers, in the order of the groups; the layers' `place` is a number here.
+        self.places = self._place_layers()
+        #: (place, chain of some of its layers).
         self._chains = tuple(
-            dict.fromkeys((layer.attention.group, layer.chain) for layer in self.layers if layer.chain is not None)
+            dict.fromkeys((layer.attention.place, layer.chain) for layer in self.layers if layer.chain is not None)
         )
         self.vocab_size = embedding.weight.shape[0]
-        #: Of each KVGroup.
-        self.attention_specs = tuple(self._spec(group) for group in self.kv_groups)
         #: Tied weights count once.
         self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
 
+    def _place_layers(self) -> tuple[LayerPlace, ...]:
+        """Give every layer its place, and return all places."""
+        found: dict[LayerPlace, list[Attention]] = {}
+        for number, layer in enumerate(self.layers):
+            group, section, layer.attention.layer = place(self.kv_groups, number)
+            found.setdefault(LayerPlace(group, section, layer.attention.spec), []).append(layer.attention)
+        places = tuple(sorted(found, key=lambda each: (each.group, each.section)))
+        for number, each in enumerate(places):
+            for attention in found[each]:
+                attention.place = number
+        return places
+
     def group_context(
-        self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
+        self, place: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """Return the context of KVGroup `group` for the T tokens of `slot_mapping`, with its kernels chosen.
+        """Return the context of the layers at `places[place]` for the T tokens of `slot_mapping`, kernels chosen.
 
-        `meta` has the scale of the group's AttentionSpec.
+        `pages` are those of their section; `meta` has the scale of their AttentionSpec and the window of their group.
 
         `history_is_settled`: of the keys of this step a row attends only to its newest (to none of a prefix that
         another row computes in the same step), so older keys may be read before this step's are written.
         """
-        num_tokens, num_heads = slot_mapping.shape[0], self.attention_specs[group].num_heads
-        chain = next((chain for of, chain in self._chains if of == group and chain.takes(num_tokens)), None)
+        num_tokens, spec = slot_mapping.shape[0], self.places[place].spec
+        chain = next((chain for of, chain in self._chains if of == place and chain.takes(num_tokens)), None)
         dependent = chain and chain.dependent(history_is_settled)
-        return GroupContext(
-            pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, dependent)
-        )
-
-    def _spec(self, group: KVGroup) -> AttentionSpec:
-        """Return the AttentionSpec of the group's layers: kernels are chosen once for all of them."""
-        specs = {self.layers[layer].attention.spec for layer in group.layers}
-        if len(specs) != 1:
-            raise ModelLoadError("layers that share pages, but attend differently, are not supported")
-        return specs.pop()
+        attention = self.kernels.attention(spec, meta, pages, slot_mapping, dependent)
+        return GroupContext(pages, slot_mapping, attention)
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute token_ids [T] int32 or int64 -> hidden [T, hidden_size] after the final norm.

@@ -102,7 +102,7 @@ class DecoderBuilder:
         config, outputs = self.config, self.qkv_outputs()
         q_size = config.num_heads * config.head_dim
         return self.attention_class(
-            AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale),
+            AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.dtype),
             LayerKV(self.page_format(), self.window(layer)),
             qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),

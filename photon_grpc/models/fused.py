@@ -107,7 +107,7 @@ class FusedDecoderLayer(DecoderLayer):
             return super().__call__(x, residual, ctx)
         qkv, output, gate_up, down = self._gemms[work.bucket]
         work.take(x, residual)
-        kv, number = ctx.kv[self.attention.group], self.attention.layer
+        kv, number = ctx.kv[self.attention.place], self.attention.layer
         qkv(work, kv.pages, number)
         kv.attention.attend(work.q.view(self._heads), number, work.attended.view(self._heads))
         output(work, work.attended)
@@ -117,7 +117,7 @@ class FusedDecoderLayer(DecoderLayer):
 
     def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
         """Return the step's workspace; None if the layer runs unfused."""
-        return self.chain.workspace(num_tokens, self.attention.group, ctx)
+        return self.chain.workspace(num_tokens, self.attention.place, ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -88,13 +88,14 @@ class Step:
     """The body and the tail of a step.
 
     Args:
-        decoder, table, pages: the model, the slots, the KV cache.
+        decoder, table: the model, the slots.
+        pages: those of every section of the decoder's groups, as in KVCache.
         kernels: read and write the slot table, and sample.
         max_rows: the most rows, padding included.
     """
 
     def __init__(
-        self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, kernels: Kernels, max_rows: int
+        self, decoder: Decoder, table: SlotTable, pages: Sequence[torch.Tensor], kernels: Kernels, max_rows: int
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
@@ -143,20 +144,18 @@ class Step:
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []
-        for number, group in enumerate(self.table.plan.groups):
+        for number, (group, section, spec) in enumerate(self._decoder.places):
             meta = AttentionMetadata(
                 query_start=found.query_start,
                 context_len=rows.context_len,
-                block_tables=found.block_tables[number],
-                scale=self._decoder.attention_specs[number].scale,
-                window=group.window,
+                block_tables=found.block_tables[group],
+                scale=spec.scale,
+                window=self.table.plan.groups[group].window,
                 **bounds._asdict(),
             )
-            slot_mapping = found.slot_mapping[number]
+            pages, slot_mapping = self._pages[section], found.slot_mapping[group]
             kv.append(
-                self._decoder.group_context(
-                    number, self._pages, slot_mapping, meta, history_is_settled=history_is_settled
-                )
+                self._decoder.group_context(number, pages, slot_mapping, meta, history_is_settled=history_is_settled)
             )
         return StepContext(found.position, tuple(kv))
 

@@ -79,7 +79,7 @@ class Rows:
             torch.randint(0, 512, (5 + 7 * row % 61,), generator=generator).tolist() for row in range(num_rows)
         ]
         self.tables = (torch.randperm(num_rows * PAGES, generator=generator) + 1).view(num_rows, PAGES).int().cuda()
-        kept = decoder.kv_groups[0].format
+        kept = decoder.kv_groups[0].sections[0].format
         shape = (num_rows * PAGES + 1, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width)
         self.cache = torch.full(shape, torch.nan, dtype=decoder.dtype, device="cuda")
 
@@ -93,7 +93,7 @@ class Rows:
             query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device="cuda"),
             context_len=torch.tensor(contexts, dtype=torch.int32, device="cuda"),
             block_tables=self.tables,
-            scale=self.decoder.attention_specs[0].scale,
+            scale=self.decoder.places[0].spec.scale,
             max_query_len=max(counts),
             max_context_len=MAX_LEN,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.kernels import AttentionMetadata, Kernels
+from photon_grpc.kernels.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def paged_batch(
 def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:
     """Return the output for one layer's q [T, Hq, D] of the kernels chosen for a step of these rows."""
     slot_mapping = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
-    return kernels.attention(meta, pages, slot_mapping, q.shape[1]).attend(q, plane)
+    spec = AttentionSpec(q.shape[1], meta.scale, q.dtype)
+    return kernels.attention(spec, meta, pages, slot_mapping).attend(q, plane)
 
 
 def expected(batch: PagedBatch) -> torch.Tensor:

@@ -14,6 +14,7 @@ from photon_grpc.kernels.attention import dispatch as routes
 from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
 from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, ring_bytes
 from photon_grpc.kernels.attention.key_order import ORDERS
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 ONE_B, EIGHT_B = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64)
@@ -41,7 +42,7 @@ def chosen(
         lengths, lengths, lengths, 0.1, max(counts), 4096, min_query_len=fewest or min(counts), window=window
     )
     slots = torch.zeros(sum(counts), dtype=torch.int64)
-    found = routes.dispatch(meta, pages, slots, shape.q_heads, chain)
+    found = routes.dispatch(AttentionSpec(shape.q_heads, 0.1, dtype), meta, pages, slots, chain)
     assert isinstance(found, routes.KernelAttention)
     return found.launches
 
@@ -127,13 +128,15 @@ def test_no_tokens_launch_nothing() -> None:
     empty = torch.zeros(0, dtype=torch.int32)
     meta = AttentionMetadata(empty, empty, empty, 0.1, max_query_len=1, max_context_len=1)
     q = torch.zeros(0, 32, 64)
-    assert routes.dispatch(meta, pages, empty, 32, CHAIN).attend(q, 0).shape == q.shape
+    found = routes.dispatch(AttentionSpec(32, 0.1, q.dtype), meta, pages, empty, CHAIN)
+    assert found.attend(q, 0).shape == q.shape
 
 
 def test_a_cpu_and_kernels_of_torch_attend_in_torch() -> None:
     batch = paged_batch(Shape(6, 2, 32, 8), [1] * 4, [1, 5, 16, 33])
     slots = torch.zeros(4, dtype=torch.int64)
-    found = select("torch", "cpu").attention(batch.meta, batch.cache, slots, 6, CHAIN)
+    spec = AttentionSpec(6, batch.meta.scale, batch.q.dtype)
+    found = select("torch", "cpu").attention(spec, batch.meta, batch.cache, slots, CHAIN)
     assert isinstance(found, routes.TorchAttention)
     out = torch.full(batch.q.shape, torch.nan)
     assert found.attend(batch.q, batch.layer, out) is out

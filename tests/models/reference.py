@@ -215,10 +215,13 @@ def paged_logits(
     per_row = -(-MAX_LEN // block_size)
     order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
     rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]
-    kept = decoder.kv_groups[0].format
-    shapes = [(len(order) + 1, len(group.layers), 2, kept.heads, block_size, kept.width) for group in decoder.kv_groups]
-    # NaN: who reads what nobody wrote is found out.
-    caches = [torch.full(shape, torch.nan, dtype=decoder.dtype) for shape in shapes]
+    caches = []
+    for group, number, _ in decoder.places:
+        section = decoder.kv_groups[group].sections[number]
+        kept = section.format
+        shape = (len(order) + 1, len(section.layers), kept.planes, kept.heads, block_size, kept.width)
+        # NaN: who reads what nobody wrote is found out.
+        caches.append(torch.full(shape, torch.nan).to(getattr(torch, kept.dtype)))
     sizes = itertools.cycle(chunks)
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     while any(row.computed < len(row.ids) for row in rows):
@@ -234,7 +237,7 @@ def paged_logits(
 def step_inputs(
     decoder: Decoder, rows: Sequence[Row], counts: Sequence[int], caches: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, StepContext]:
-    """Return the next counts[i] tokens of every row that has any, over the pages of each KVGroup."""
+    """Return the next counts[i] tokens of every row that has any, over the pages of each of the places."""
     live = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
     block_size = caches[0].shape[4]
     spans = [(row, range(row.computed, row.computed + count)) for row, count in live]
@@ -245,19 +248,21 @@ def step_inputs(
         query_start=torch.tensor([0, *itertools.accumulate(live_counts)], dtype=torch.int32),
         context_len=torch.tensor(contexts, dtype=torch.int32),
         block_tables=torch.tensor([row.blocks for row, _ in live], dtype=torch.int32),
-        scale=decoder.attention_specs[0].scale,
+        scale=1.0,
         max_query_len=max(live_counts),
         max_context_len=max(contexts),
     )
     positions = torch.tensor([p for _, span in spans for p in span])
     token_ids = torch.tensor([row.ids[p] for row, span in spans for p in span])
     kv = []
-    for number, (group, cache) in enumerate(zip(decoder.kv_groups, caches, strict=True)):
-        firsts = [row.computed - group.window + 1 if group.window else 0 for row, _ in live]
+    for number, (place, cache) in enumerate(zip(decoder.places, caches, strict=True)):
+        window = decoder.kv_groups[place.group].window
+        firsts = [row.computed - window + 1 if window else 0 for row, _ in live]
         tables = [
             [0 if (page + 1) * block_size <= first else block for page, block in enumerate(row.blocks)]
             for (row, _), first in zip(live, firsts, strict=True)
         ]
-        meta = replace(common, block_tables=torch.tensor(tables, dtype=torch.int32), window=group.window)
+        table = torch.tensor(tables, dtype=torch.int32)
+        meta = replace(common, block_tables=table, window=window, scale=place.spec.scale)
         kv.append(decoder.group_context(number, cache, torch.tensor(slots), meta))
     return token_ids, StepContext(positions, tuple(kv))

@@ -92,7 +92,7 @@ def test_layers_of_several_groups_share_one_chain(tmp_path: Path) -> None:
     assert [group.window for group in mixed.kv_groups] == [0, 0, 21]
     first, second, last = mixed.layers
     assert first.chain is second.chain is last.chain is not None
-    assert len({layer.attention.group for layer in mixed.layers}) == 3
+    assert len({layer.attention.place for layer in mixed.layers}) == 3
 
 
 @pytest.mark.usefixtures("row_major")

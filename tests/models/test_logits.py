@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from photon_grpc.config.families import FAMILIES
-from photon_grpc.core.kv import KVGroup, PageFormat
+from photon_grpc.core.kv import KVGroup, PageFormat, Section
 from photon_grpc.kernels.attention.spec import AttentionSpec
-from photon_grpc.models import Decoder
+from photon_grpc.models.decoder import Decoder, LayerPlace
 from tests.models import reference
 
 
@@ -80,8 +80,8 @@ def test_no_rows_need_logits(pair: Any) -> None:
 
 def test_a_decoder_describes_itself(pair: Any) -> None:
     model, decoder, _ = pair("qwen3")
-    assert decoder.kv_groups == (KVGroup(PageFormat(2, 24, "float32"), (0, 1, 2)),)
-    assert decoder.attention_specs == (AttentionSpec(4, 24**-0.5),)
+    assert decoder.kv_groups == (KVGroup((Section(PageFormat(2, 24, "float32"), (0, 1, 2)),)),)
+    assert decoder.places == (LayerPlace(0, 0, AttentionSpec(4, 24**-0.5, torch.float32)),)
     assert decoder.num_parameters == model.num_parameters()
 
 

@@ -81,7 +81,7 @@ def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:
 
 def test_each_rank_keeps_its_part(tmp_path: Path) -> None:
     whole = reference.load_decoder(reference.save(reference.make_model("llama-biases"), tmp_path))
-    heads = whole.kv_groups[0].format.heads
+    heads = whole.kv_groups[0].sections[0].format.heads
     layers = [decoder.layers[0] for decoder in of_two_ranks(tmp_path)]
     assert [layer.attention.kv.format.heads for layer in layers] == [heads // 2] * 2
     assert [layer.mlp.down.in_features for layer in layers] == [whole.layers[0].mlp.down.in_features // 2] * 2

@@ -38,7 +38,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
         for column in columns(runner.table):
             column.zero_()
         runner.submit(Batch(0, (), (), (), left=tuple(range(1, NUM_SEQS + 1)), admissions=admissions)).result()
-        pages, table = runner.cache.pages, runner.table
+        pages, table = runner.cache.pages[0], runner.table
         generator = torch.Generator().manual_seed(7)
         pages[1:] = torch.randn(pages[1:].shape, generator=generator).to(pages)
         pages[0] = torch.nan
@@ -47,7 +47,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
         state = [pages.clone(), *(column.clone() for column in columns(table))]
     mine, theirs = (runner.submit(batch).result() for runner in (replayed, eager))
     assert (mine.ids, mine.faults) == (theirs.ids, {})
-    cells, expected = replayed.cache.pages, eager.cache.pages
+    cells, expected = replayed.cache.pages[0], eager.cache.pages[0]
     written = torch.zeros(cells.shape[0], cells.shape[4], dtype=torch.bool)
     block_size = cells.shape[4]
     for admission, count in zip(admissions, batch.counts, strict=True):

@@ -63,7 +63,7 @@ def test_rows_of_a_failed_step_are_not_computed_until_their_slots_are_given_anew
     owner: str, name: str, is_applied: bool
 ) -> None:
     runner: ModelRunner = served().assembled.runner  # type: ignore[assignment]
-    cells = runner.cache.pages
+    cells = runner.cache.pages[0]
     # Slots 1, 2 and 3 were others'; their blocks 1 to 6 belong to somebody else afterwards.
     tenants = tuple(admitted(slot, (slot, 5, 9), (2 * slot - 1, 2 * slot)) for slot in (1, 2, 3))
     runner.submit(Batch(1, (1, 2, 3), (3, 3, 3), (1, 1, 1), admissions=tenants))

@@ -75,7 +75,7 @@ def loaded(family: str = "llama") -> Decoder:
 def new_cache(family: str = "llama") -> KVCache:
     """Return a cache filled so that reads of unwritten memory show."""
     cache = KVCache(KVPlan(loaded(family).kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
-    cache.pages.fill_(float("nan"))
+    cache.pages[0].fill_(float("nan"))
     return cache
 
 
@@ -138,15 +138,15 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     )
     slots, ones = tuple(range(1, num_rows + 1)), (1,) * num_rows
     runner.submit(Batch(1, slots, (3,) * num_rows, ones, admissions=admissions))
-    before = cache.pages.clone()
+    before = cache.pages[0].clone()
     output = runner.submit(Batch(2, slots, ones, ones)).result()
     bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
     assert decode_shape(bucket) in launch.bodies and (bucket > num_rows or num_rows == 1)
     assert len(output.ids) == num_rows and not output.faults
-    changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
+    changed = (cache.pages[0].nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
     assert set(changed) <= {0, *slots}
     # Of every row exactly the fourth place was written.
-    written = cache.pages[list(slots)].isfinite().flatten(0, 3)[..., 0].view(num_rows, -1, BLOCK_SIZE)
+    written = cache.pages[0][list(slots)].isfinite().flatten(0, 3)[..., 0].view(num_rows, -1, BLOCK_SIZE)
     assert written[:, :, :4].all() and not written[:, :, 4:].any()
 
 
@@ -160,15 +160,15 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     )
     decoding, ones = tuple(range(1, num_rows)), (1,) * (num_rows - 1)
     runner.submit(Batch(1, decoding, tuple(3 * one for one in ones), ones, admissions=admissions[:-1]))
-    before = cache.pages.clone()
+    before = cache.pages[0].clone()
     # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
     assert StepShape("mixed", 32, 16) in launch.bodies and not output.faults
     assert runner.table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
-    assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
-    written = (cache.pages.isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
+    assert torch.equal(cache.pages[0][1:][is_old[1:]], before[1:][is_old[1:]])
+    written = (cache.pages[0].isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
     assert written[1:].nonzero().tolist() == [
         *([2 * slot - 1, 3] for slot in decoding),
         *([2 * num_rows - 1, i] for i in range(8)),

@@ -1,6 +1,6 @@
-"""Choice of the attention kernels: once a step and KVGroup, for all layers of the group.
+"""Choice of the attention kernels: once a step, for all layers that share pages and an AttentionSpec.
 
-    attention = kernels.attention(meta, pages, slot_mapping, num_heads)     # as a step begins
+    attention = kernels.attention(spec, meta, pages, slot_mapping)          # as a step begins
     attention.write(k, v, layer)                                            # in every layer
     attended = attention.attend(q, layer)
 
@@ -38,6 +38,7 @@ from photon_grpc.kernels.attention import (
 )
 from photon_grpc.kernels.attention.gluon_decode import DependentChain
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.lang.gluon import can_fuse, has_wgmma
 from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
 
@@ -49,7 +50,7 @@ Launch = Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata, torch.Ten
 
 
 class GroupAttention(Protocol):
-    """One step's attention over the pages of one KVGroup; `layer` is the layer's number in the group."""
+    """One step's attention over the pages of one section of a KVGroup; `layer` is the layer's row there."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         """Write k, v [T, Hkv, D] (tokens may be strided) to the step's slots; every layer writes before it attends."""
@@ -98,7 +99,7 @@ class KernelAttention:
 
 
 def torch_backend(
-    meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
+    spec: AttentionSpec, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor,
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
     """Return attention in torch on any device; the arguments are those of `dispatch`."""
@@ -106,21 +107,21 @@ def torch_backend(
 
 
 def dispatch(
-    meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
+    spec: AttentionSpec, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor,
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
     """Return the fastest kernels for a step.
 
     Args:
+        spec: the facts of the layers.
         meta: the rows of the step.
         pages: [num_blocks, layers, 2, Hkv, block_size, D].
         slot_mapping: int64 [T], block · block_size + offset of every token.
-        num_heads: the query heads, Hq.
         chain: the caller's, whose q is then contiguous; None if every kernel waits for the one before.
     """
     if not launches(pages):
         return TorchAttention(meta, pages, slot_mapping)
-    step = _Grounds(meta, pages, slot_mapping.shape[0], num_heads // pages.shape[3])
+    step = _Grounds(meta, pages, slot_mapping.shape[0], spec.num_heads // pages.shape[3])
     return KernelAttention(meta, pages, slot_mapping, tuple(_choose(step, chain)))
 
 

@@ -1,6 +1,7 @@
 """The rows of a batch, as a step's attention needs them.
 
-Knows nothing of queries, keys or layers: one AttentionMetadata serves every layer of a KVGroup in a step.
+Knows nothing of queries, keys or layers: one AttentionMetadata serves every layer of a KVGroup that
+attends alike in a step.
 """
 
 from __future__ import annotations

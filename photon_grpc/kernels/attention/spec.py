@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 
 class AttentionSpec(NamedTuple):
     """The facts that the kernels of a layer's attention are chosen by and computed with."""
@@ -12,3 +14,5 @@ class AttentionSpec(NamedTuple):
     num_heads: int
     #: Factor of q · k.
     scale: float
+    #: In which queries, keys and values are multiplied; pages may hold fewer bits.
+    dtype: torch.dtype

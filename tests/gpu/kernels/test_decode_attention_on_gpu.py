@@ -15,6 +15,7 @@ import torch
 from photon_grpc.kernels import TRITON, DependentChain
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.dispatch import KernelAttention
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -74,7 +75,8 @@ def test_rows_of_one_query_among_prompts(heads: tuple[int, int, int], dtype: tor
     counts, contexts = [1, 5, 1, 17] * 10, [270, 5, 1, 64] * 10
     batch = paged_batch(Shape(*heads, 64), counts, contexts, dtype, "cuda")
     slots = torch.zeros(sum(counts), dtype=torch.int64, device="cuda")
-    chosen = TRITON.attention(batch.meta, batch.cache, slots, heads[0])
+    spec = AttentionSpec(heads[0], batch.meta.scale, dtype)
+    chosen = TRITON.attention(spec, batch.meta, batch.cache, slots)
     assert isinstance(chosen, KernelAttention)
     if torch.cuda.get_device_capability()[0] == 9:
         assert chosen.launches[1].func is gluon_decode.launch_rows_of_one

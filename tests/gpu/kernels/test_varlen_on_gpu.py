@@ -13,6 +13,7 @@ import torch
 from photon_grpc.kernels import TRITON, AttentionMetadata
 from photon_grpc.kernels.attention import hopper_varlen
 from photon_grpc.kernels.attention.dispatch import KernelAttention
+from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -79,7 +80,7 @@ def test_a_graph_follows_lengths_that_change() -> None:
     meta = AttentionMetadata(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
     q = torch.empty((512, 32, 128), dtype=torch.bfloat16, device="cuda")
     slots = torch.zeros(512, dtype=torch.int64, device="cuda")
-    chosen = TRITON.attention(meta, cache, slots, 32)
+    chosen = TRITON.attention(AttentionSpec(32, meta.scale, q.dtype), meta, cache, slots)
     assert isinstance(chosen, KernelAttention)
     assert chosen.launches[0].func is hopper_varlen.launch
 
