@@ -34,7 +34,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = plan.block_size
         self.allocation = allocation
-        #: Tickets of all work in flight that touches blocks.
+        #: Tickets of the steps in flight.
         self.fences = Fences()
         self._index = index
         self._windows = [group.window for group in plan.groups]
@@ -151,16 +151,19 @@ class BlockPool:
         return grown
 
     def waiting_covers(self, num_tokens: int, seq: Sequence) -> bool:
-        """Return whether work in flight will free enough blocks to hold `num_tokens` of `seq`.
+        """Return whether the steps in flight will free enough blocks to hold `num_tokens` of `seq`.
 
-        This includes the blocks that its own windows will have passed when its flights settle.
+        This includes the blocks that its own windows will have passed when its flights settle, but none that a transfer
+        holds, which may take long.
         """
         sliding = sum(
-            sum(map(bool, group[: self.plan.behind(window, seq.num_launched)]))
+            1
             for window, group in zip(self._windows, seq.table.groups, strict=True)
+            for block in group[: self.plan.behind(window, seq.num_launched)]
+            if block and not self._limbo.is_named(block)
         )
         missing = self._num_missing(seq.table, self.plan.columns(num_tokens))
-        return missing <= self.num_available + self.num_limbo + sliding
+        return missing <= self.num_available + self._limbo.num_behind_steps + sliding
 
     def _num_missing(self, table: BlockTable, columns: int) -> int:
         """Return the blocks that the table lacks to have this many columns in every group."""
@@ -186,8 +189,26 @@ class BlockPool:
         table.publish_at = table.slide_at = table.settle_at = NEVER
 
     def open_limbo(self) -> None:
-        """Free the blocks in limbo whose fence is passed."""
+        """Free the blocks in limbo that nothing touches any more."""
         for block in self._limbo.opened():
+            self._give_back(block)
+
+    def open_transfer(self, blocks: Iterable[int]) -> int:
+        """Keep these owned or cached blocks as they are until `close_transfer`; return the ticket of the transfer.
+
+        It holds back these blocks alone, however long it takes.
+        """
+        named = set(blocks)
+        for block in named:
+            if not self._references[block] and block not in self._limbo:
+                # Not evicted, but found by its ids.
+                self._index.wake(block)
+                self._limbo.put(block, 0)
+        return self._limbo.open_transfer(named)
+
+    def close_transfer(self, ticket: int) -> None:
+        """Free the blocks that waited for this transfer alone."""
+        for block in self._limbo.close_transfer(ticket):
             self._give_back(block)
 
     # -- settled tokens ------------------------------------------------------------------------------------------------
@@ -332,10 +353,10 @@ class BlockPool:
         if not self._references[block]:
             self._num_owned += 1
             fence = self._limbo.take(block)
-            if fence:
-                self._fence_of_owned[block] = fence
-            else:
+            if fence is None:
                 self._index.wake(block)
+            elif fence:
+                self._fence_of_owned[block] = fence
         self._references[block] += 1
 
     def _dereference(self, block: int, fence: int) -> None:
@@ -347,7 +368,7 @@ class BlockPool:
         self._num_owned -= 1
         if self._fence_of_owned:
             fence = max(fence, self._fence_of_owned.pop(block, 0))
-        if fence > self.fences.passed:
+        if self._limbo.is_touched(block, fence):
             self._limbo.put(block, fence)
         else:
             self._give_back(block)
