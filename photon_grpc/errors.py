@@ -21,6 +21,7 @@
     │   ├── KVCapacity                 KV_CAPACITY             needed and limit, in blocks
     │   ├── DescriptorSetUnknown       DESCRIPTOR_SET_UNKNOWN  this replica has no set with the digest: send the set
     │   ├── AnswerIncomplete           ANSWER_INCOMPLETE       the answer of a service was cut before it was a message
+    │   ├── AnswerInvalid              ANSWER_INVALID          the answer of a service breaks a rule of its message
     │   ├── DeadlinePassed             DEADLINE_PASSED
     │   │   └── DeadlineUnreachable    DEADLINE_UNREACHABLE    refused before the deadline, which it could not meet
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
@@ -174,6 +175,12 @@ class AnswerIncomplete(RequestError):
     """The answer to a method of a caller's service ended before its message was complete."""
 
     reason = "ANSWER_INCOMPLETE"
+
+
+class AnswerInvalid(RequestError):
+    """The answer to a method of a caller's service breaks a rule of its message that no grammar holds."""
+
+    reason = "ANSWER_INVALID"
 
 
 class DeadlinePassed(RequestError):

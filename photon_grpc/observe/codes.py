@@ -17,6 +17,7 @@ CODES: dict[type[errors.PhotonError], str] = {
     errors.KVCapacity: "FAILED_PRECONDITION",
     errors.DescriptorSetUnknown: "FAILED_PRECONDITION",
     errors.AnswerIncomplete: "FAILED_PRECONDITION",
+    errors.AnswerInvalid: "FAILED_PRECONDITION",
     errors.DeadlinePassed: "DEADLINE_EXCEEDED",
     errors.AbortedByAdmin: "ABORTED",
     errors.Cancelled: "CANCELLED",

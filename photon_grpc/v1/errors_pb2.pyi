@@ -82,6 +82,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: an idle stream was closed for another; open it again."""
     ERROR_REASON_ANSWER_INCOMPLETE: _ErrorReason.ValueType  # 29
     """FAILED_PRECONDITION: the answer to a method of your own service was cut before its message was complete."""
+    ERROR_REASON_ANSWER_INVALID: _ErrorReason.ValueType  # 30
+    """FAILED_PRECONDITION: the answer to a method of your own service breaks a rule of its message."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. google.rpc.ErrorInfo.reason holds the name without ERROR_REASON_, with the domain "photon-grpc".
@@ -148,4 +150,6 @@ ERROR_REASON_IDLE_STREAM_EVICTED: ErrorReason.ValueType  # 28
 """UNAVAILABLE: an idle stream was closed for another; open it again."""
 ERROR_REASON_ANSWER_INCOMPLETE: ErrorReason.ValueType  # 29
 """FAILED_PRECONDITION: the answer to a method of your own service was cut before its message was complete."""
+ERROR_REASON_ANSWER_INVALID: ErrorReason.ValueType  # 30
+"""FAILED_PRECONDITION: the answer to a method of your own service breaks a rule of its message."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

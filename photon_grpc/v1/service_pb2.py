@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\xd1\x02\n\x0cModelOptions\x12\x0e\n\x06system\x18\x01 \x01(\t\x12\x10\n\x08template\x18\x02 \x01(\t\x12)\n\x08\x65xamples\x18\x03 \x03(\x0b\x32\x17.photon_grpc.v1.Example\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x19\n\x0cmax_messages\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x0emax_characters\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x18\n\x0bmax_entries\x18\t \x01(\x05H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x0f\n\r_max_messagesB\x11\n\x0f_max_charactersB\x0e\n\x0c_max_entries\"6\n\x07\x45xample\x12\x14\n\x0crequest_json\x18\x01 \x01(\t\x12\x15\n\rresponse_json\x18\x02 \x01(\t:V\n\rservice_model\x12\x1f.google.protobuf.ServiceOptions\x18\xe5\x8f\x03 \x01(\x0b\x32\x1c.photon_grpc.v1.ModelOptions:M\n\x05model\x12\x1e.google.protobuf.MethodOptions\x18\xe6\x8f\x03 \x01(\x0b\x32\x1c.photon_grpc.v1.ModelOptions:/\n\x06hidden\x12\x1d.google.protobuf.FieldOptions\x18\xe7\x8f\x03 \x01(\x08\x42V\n\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\xe7\x02\n\x0cModelOptions\x12\x0e\n\x06system\x18\x01 \x01(\t\x12\x10\n\x08template\x18\x02 \x01(\t\x12)\n\x08\x65xamples\x18\x03 \x03(\x0b\x32\x17.photon_grpc.v1.Example\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x19\n\x0cmax_messages\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x0emax_characters\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x18\n\x0bmax_entries\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x14\n\x0c\x63\x61\x63he_prefix\x18\n \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x0f\n\r_max_messagesB\x11\n\x0f_max_charactersB\x0e\n\x0c_max_entries\"6\n\x07\x45xample\x12\x14\n\x0crequest_json\x18\x01 \x01(\t\x12\x15\n\rresponse_json\x18\x02 \x01(\t:V\n\rservice_model\x12\x1f.google.protobuf.ServiceOptions\x18\xe5\x8f\x03 \x01(\x0b\x32\x1c.photon_grpc.v1.ModelOptions:M\n\x05model\x12\x1e.google.protobuf.MethodOptions\x18\xe6\x8f\x03 \x01(\x0b\x32\x1c.photon_grpc.v1.ModelOptions:/\n\x06hidden\x12\x1d.google.protobuf.FieldOptions\x18\xe7\x8f\x03 \x01(\x08\x42V\n\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.photon.grpc.v1P\001Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1'
   _globals['_MODELOPTIONS']._serialized_start=83
-  _globals['_MODELOPTIONS']._serialized_end=420
-  _globals['_EXAMPLE']._serialized_start=422
-  _globals['_EXAMPLE']._serialized_end=476
+  _globals['_MODELOPTIONS']._serialized_end=442
+  _globals['_EXAMPLE']._serialized_start=444
+  _globals['_EXAMPLE']._serialized_end=498
 # @@protoc_insertion_point(module_scope)

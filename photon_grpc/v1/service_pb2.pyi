@@ -35,6 +35,7 @@ class ModelOptions(_message.Message):
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     MAX_CHARACTERS_FIELD_NUMBER: _builtins.int
     MAX_ENTRIES_FIELD_NUMBER: _builtins.int
+    CACHE_PREFIX_FIELD_NUMBER: _builtins.int
     system: _builtins.str
     """Text before every request, in place of the one that is made of comments and types."""
     template: _builtins.str
@@ -53,6 +54,8 @@ class ModelOptions(_message.Message):
     """The most characters of a string or of bytes in base64. Unset: 512."""
     max_entries: _builtins.int
     """The most entries of a list or map. Unset: 16."""
+    cache_prefix: _builtins.str
+    """Text before all else, such as a handbook. Methods and services with the same text share it in the prefix cache."""
     @_builtins.property
     def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Example]:
         """Requests with their answers, which stand before every request as earlier turns."""
@@ -69,10 +72,11 @@ class ModelOptions(_message.Message):
         max_messages: _builtins.int | None = ...,
         max_characters: _builtins.int | None = ...,
         max_entries: _builtins.int | None = ...,
+        cache_prefix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "examples", b"examples", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "system", b"system", "temperature", b"temperature", "template", b"template", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "cache_prefix", b"cache_prefix", "examples", b"examples", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "system", b"system", "temperature", b"temperature", "template", b"template", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_characters: _TypeAlias = _typing.Literal["max_characters"]  # noqa: Y015
     _WhichOneofArgType__max_characters: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters"]  # noqa: Y015

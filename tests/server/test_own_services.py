@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.service_files import ServiceFile
@@ -21,6 +22,7 @@ from photon_grpc.server.services.answering import OtherServices
 from photon_grpc.server.services.prompt_form import PromptForm
 from photon_grpc.server.services.service_set import ServedMethod, read_services
 from tests.server.fake_frontend import FakeFrontend
+from tests.server.ruled import ruled
 from tests.server.test_services import triage
 
 
@@ -55,10 +57,17 @@ def _bytes(message: Any) -> bytes:
     return message.SerializeToString()
 
 
+RULED = ruled(
+    "message Question { string text = 1 [(buf.validate.field).string.min_len = 3]; }"
+    "message Reply { repeated int32 n = 1 [(buf.validate.field).repeated.unique = true]; }"
+)
+
+
 @pytest.fixture
-async def caller() -> AsyncIterator[Caller]:
+async def caller(request: pytest.FixtureRequest) -> AsyncIterator[Caller]:
+    """A caller of the set that a test names, of Triage unless it does."""
     frontend = FakeFrontend()
-    services = read_services([ServiceFile("t.binpb", triage(two_methods))])
+    services = read_services([ServiceFile("t.binpb", getattr(request, "param", None) or triage(two_methods))])
     server = Server(
         frontend,  # type: ignore[arg-type]
         config=ServerConfig(),
@@ -153,3 +162,45 @@ async def test_a_malformed_request_is_refused(caller: Caller) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await made(b"\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def detailed(error: grpc.aio.AioRpcError) -> tuple[str, str]:
+    """Return the reason of an error and its first field."""
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])  # type: ignore[arg-type]
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    if len(status.details) > 1 and status.details[1].Unpack(bad):
+        return info.reason, bad.field_violations[0].field
+    return info.reason, info.metadata["field"]
+
+
+@pytest.mark.parametrize("caller", [RULED], indirect=True)
+async def test_a_request_that_breaks_its_rules_never_reaches_the_front_end(caller: Caller) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"text: .* \[string.min_len\]") as caught:
+        await caller._channel.unary_unary(caller.sort.path)(b"")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detailed(caught.value) == ("INVALID_REQUEST", "text")
+    assert not caller.frontend.asks
+
+
+@pytest.mark.parametrize("caller", [RULED], indirect=True)
+async def test_an_answer_that_breaks_a_rule_is_not_returned_and_has_its_usage(caller: Caller) -> None:
+    caller.frontend.script = [end('{"n":[1,1]}')]
+    request = caller.sort.request_class(text="long").SerializeToString()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"rule of n: .*\[repeated.unique\]") as caught:
+        await caller._channel.unary_unary(caller.sort.path)(request)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert detailed(caught.value) == ("ANSWER_INVALID", "n")
+    assert "x-photon-usage-bin" in dict(caught.value.trailing_metadata())
+
+
+@pytest.mark.parametrize("caller", [RULED], indirect=True)
+async def test_a_stream_ends_at_the_first_message_that_breaks_a_rule(caller: Caller) -> None:
+    caller.frontend.script = [end('{"n":[1]}\n{"n":[1,1]}\n{"n":[2]}\n')]
+    call = caller._channel.unary_stream(caller.list.path, _bytes, caller.list.response_class.FromString)(
+        caller.list.request_class(text="long")
+    )
+    assert (await call.read()).n == [1]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert detailed(caught.value) == ("ANSWER_INVALID", "n")

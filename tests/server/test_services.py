@@ -228,12 +228,12 @@ def test_a_service_that_there_is_not_is_refused_with_those_that_there_are() -> N
 def test_the_operator_is_warned_of_missing_comments_and_of_rules_that_are_not_enforced() -> None:
     def change(file: Any) -> None:
         file.ClearField("source_code_info")
-        # Extension 1159 of FieldOptions, of which this process has no class.
-        file.message_type[0].field[0].options.MergeFromString(b"\xba\x48\x00")
+        # Extension 1071 of FieldOptions, of which this process has no class.
+        file.message_type[0].field[0].options.MergeFromString(b"\xfa\x42\x00")
 
     without, rules = read(triage(change)).warnings
     assert "t.binpb" in without and "--include_source_info" in without
-    assert "protovalidate" in rules and "acme.v1.Ticket.body" in rules
+    assert "protoc-gen-validate" in rules and "acme.v1.Ticket.body" in rules
 
 
 def test_an_any_of_an_unknown_type_is_the_callers_mistake() -> None:

@@ -30,6 +30,7 @@ TABLE: list[tuple[type[errors.PhotonError], grpc.StatusCode, str]] = [
     (errors.KVCapacity, Code.FAILED_PRECONDITION, "KV_CAPACITY"),
     (errors.DescriptorSetUnknown, Code.FAILED_PRECONDITION, "DESCRIPTOR_SET_UNKNOWN"),
     (errors.AnswerIncomplete, Code.FAILED_PRECONDITION, "ANSWER_INCOMPLETE"),
+    (errors.AnswerInvalid, Code.FAILED_PRECONDITION, "ANSWER_INVALID"),
     (errors.DeadlineUnreachable, Code.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE"),
     (errors.DeadlinePassed, Code.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     (errors.ModelLoading, Code.UNAVAILABLE, "MODEL_LOADING"),

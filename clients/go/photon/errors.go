@@ -54,6 +54,7 @@ const (
 	// No replica has the descriptor set of a digest; the client sends the set itself then.
 	DescriptorSetUnknown Reason = "DESCRIPTOR_SET_UNKNOWN"
 	AnswerIncomplete     Reason = "ANSWER_INCOMPLETE"
+	AnswerInvalid        Reason = "ANSWER_INVALID"
 	DeadlinePassed       Reason = "DEADLINE_PASSED"
 	DeadlineUnreachable  Reason = "DEADLINE_UNREACHABLE"
 	NumericFailure       Reason = "NUMERIC_FAILURE"
@@ -103,6 +104,7 @@ var memberOf = map[Reason]Reason{
 	KVCapacity:           RequestError,
 	DescriptorSetUnknown: RequestError,
 	AnswerIncomplete:     RequestError,
+	AnswerInvalid:        RequestError,
 	DeadlinePassed:       RequestError,
 	DeadlineUnreachable:  DeadlinePassed,
 	NumericFailure:       RequestError,

@@ -86,6 +86,8 @@ const (
 	ErrorReason_ERROR_REASON_IDLE_STREAM_EVICTED ErrorReason = 28
 	// FAILED_PRECONDITION: the answer to a method of your own service was cut before its message was complete.
 	ErrorReason_ERROR_REASON_ANSWER_INCOMPLETE ErrorReason = 29
+	// FAILED_PRECONDITION: the answer to a method of your own service breaks a rule of its message.
+	ErrorReason_ERROR_REASON_ANSWER_INVALID ErrorReason = 30
 )
 
 // Enum value maps for ErrorReason.
@@ -121,6 +123,7 @@ var (
 		27: "ERROR_REASON_ENGINE_FAILURE",
 		28: "ERROR_REASON_IDLE_STREAM_EVICTED",
 		29: "ERROR_REASON_ANSWER_INCOMPLETE",
+		30: "ERROR_REASON_ANSWER_INVALID",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":            0,
@@ -153,6 +156,7 @@ var (
 		"ERROR_REASON_ENGINE_FAILURE":         27,
 		"ERROR_REASON_IDLE_STREAM_EVICTED":    28,
 		"ERROR_REASON_ANSWER_INCOMPLETE":      29,
+		"ERROR_REASON_ANSWER_INVALID":         30,
 	}
 )
 
@@ -187,7 +191,7 @@ var File_photon_grpc_v1_errors_proto protoreflect.FileDescriptor
 
 const file_photon_grpc_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x1bphoton_grpc/v1/errors.proto\x12\x0ephoton_grpc.v1*\x9b\b\n" +
+	"\x1bphoton_grpc/v1/errors.proto\x12\x0ephoton_grpc.v1*\xbc\b\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\"\n" +
@@ -219,7 +223,8 @@ const file_photon_grpc_v1_errors_proto_rawDesc = "" +
 	"\x1eERROR_REASON_ENGINE_RESTARTING\x10\x1a\x12\x1f\n" +
 	"\x1bERROR_REASON_ENGINE_FAILURE\x10\x1b\x12$\n" +
 	" ERROR_REASON_IDLE_STREAM_EVICTED\x10\x1c\x12\"\n" +
-	"\x1eERROR_REASON_ANSWER_INCOMPLETE\x10\x1dBV\n" +
+	"\x1eERROR_REASON_ANSWER_INCOMPLETE\x10\x1d\x12\x1f\n" +
+	"\x1bERROR_REASON_ANSWER_INVALID\x10\x1eBV\n" +
 	"\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3"
 
 var (

@@ -43,7 +43,9 @@ type ModelOptions struct {
 	// The most characters of a string or of bytes in base64. Unset: 512.
 	MaxCharacters *int32 `protobuf:"varint,8,opt,name=max_characters,json=maxCharacters,proto3,oneof" json:"max_characters,omitempty"`
 	// The most entries of a list or map. Unset: 16.
-	MaxEntries    *int32 `protobuf:"varint,9,opt,name=max_entries,json=maxEntries,proto3,oneof" json:"max_entries,omitempty"`
+	MaxEntries *int32 `protobuf:"varint,9,opt,name=max_entries,json=maxEntries,proto3,oneof" json:"max_entries,omitempty"`
+	// Text before all else, such as a handbook. Methods and services with the same text share it in the prefix cache.
+	CachePrefix   string `protobuf:"bytes,10,opt,name=cache_prefix,json=cachePrefix,proto3" json:"cache_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -139,6 +141,13 @@ func (x *ModelOptions) GetMaxEntries() int32 {
 		return *x.MaxEntries
 	}
 	return 0
+}
+
+func (x *ModelOptions) GetCachePrefix() string {
+	if x != nil {
+		return x.CachePrefix
+	}
+	return ""
 }
 
 // A request and its answer.
@@ -251,7 +260,7 @@ var File_photon_grpc_v1_service_proto protoreflect.FileDescriptor
 
 const file_photon_grpc_v1_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\xb3\x03\n" +
+	"\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\xd6\x03\n" +
 	"\fModelOptions\x12\x16\n" +
 	"\x06system\x18\x01 \x01(\tR\x06system\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x123\n" +
@@ -263,7 +272,9 @@ const file_photon_grpc_v1_service_proto_rawDesc = "" +
 	"\fmax_messages\x18\a \x01(\x05H\x03R\vmaxMessages\x88\x01\x01\x12*\n" +
 	"\x0emax_characters\x18\b \x01(\x05H\x04R\rmaxCharacters\x88\x01\x01\x12$\n" +
 	"\vmax_entries\x18\t \x01(\x05H\x05R\n" +
-	"maxEntries\x88\x01\x01B\x0e\n" +
+	"maxEntries\x88\x01\x01\x12!\n" +
+	"\fcache_prefix\x18\n" +
+	" \x01(\tR\vcachePrefixB\x0e\n" +
 	"\f_temperatureB\b\n" +
 	"\x06_top_pB\r\n" +
 	"\v_max_tokensB\x0f\n" +

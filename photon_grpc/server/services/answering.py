@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from photon_grpc.core.ask import Ask, ChatInput, Origin, StopAsk, TextInput
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import AnswerIncomplete, InternalFailure, PromptTooLong, frames_of
+from photon_grpc.errors import AnswerIncomplete, AnswerInvalid, InternalFailure, PromptTooLong, frames_of
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.output.typed_output import COMPLETE
 from photon_grpc.frontend.output.update import Result, Update
@@ -141,6 +141,7 @@ class Answering:
         )
 
     def _input(self, method: ServedMethod, request: Message) -> ChatInput | TextInput:
+        method.rules.check_request(request)
         return self._form.input(method, method.request_text.write(request))
 
     def _max_tokens(self) -> int | None:
@@ -175,9 +176,11 @@ async def _in_turn(num_bytes: int, work: Any, *arguments: Any) -> Any:
 
 
 async def _parsed(method: ServedMethod, text: bytes) -> Message:
-    """Return the message. Raise InternalFailure, without the text, which quotes the output."""
+    """Return the message. Raise AnswerInvalid; or InternalFailure, without the text, which quotes the output."""
     try:
         message: Message = await _in_turn(len(text), _parse, method, text)
+    except AnswerInvalid:
+        raise
     except Exception as error:
         name = method.response_class.DESCRIPTOR.full_name
         _LOG.error("a complete answer is not a %s, %s\n%s", name, type(error).__name__, frames_of(error))
@@ -186,7 +189,9 @@ async def _parsed(method: ServedMethod, text: bytes) -> Message:
 
 
 def _parse(method: ServedMethod, text: bytes) -> Message:
-    return ParseDict(json.loads(text), method.response_class())
+    message: Message = ParseDict(json.loads(text), method.response_class())
+    method.rules.check_answer(message)
+    return message
 
 
 def _report_usage(start: Start, usage: Usage, timing: Timing) -> None:

@@ -44,6 +44,8 @@ class MethodOptions:
     max_tokens: int | None = None
     max_messages: int = _MAX_DEFAULT_MESSAGES
     bounds: ValueBounds = _DEFAULT_BOUNDS
+    #: Stands before all else.
+    cache_prefix: str = ""
 
     def user_turn(self, request: str) -> str:
         """Return the user's turn of a request's JSON. Raise InvalidTemplate, PromptTooLong."""
@@ -89,6 +91,7 @@ def read_options(method: str, options: service_pb2.ModelOptions, request: Messag
         bounds=ValueBounds(
             options.max_characters or _DEFAULT_BOUNDS.chars, options.max_entries or _DEFAULT_BOUNDS.entries
         ),
+        cache_prefix=options.cache_prefix,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from photon_grpc.errors import ConfigError, InvalidConstraint
 from photon_grpc.server.services.described_files import DescribedFiles, bad_service, reason_of
 from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
 from photon_grpc.server.services.request_text import RequestText
+from photon_grpc.server.services.rules.rules import NO_RULES, Rules, read_rules
 from photon_grpc.server.services.shared_prompt import shared_prompt
+from photon_grpc.server.typed.field_forms import FieldForms
 from photon_grpc.server.typed.message_graph import WELL_KNOWN_FILES
 from photon_grpc.server.typed.message_type import grammar_of
 from photon_grpc.v1 import service_pb2
@@ -30,8 +32,8 @@ MAX_DEPTH = 8
 #: Of the shared part, for each token of the context: a third of it or less.
 _CHARS_PER_TOKEN = 1
 _MAX_SHARED_CHARS = 2**16
-#: The extension of FieldOptions that holds the rules of protovalidate.
-_PROTOVALIDATE = 1159
+#: The extension of FieldOptions that holds the rules of protoc-gen-validate, which came before protovalidate.
+_PROTOC_GEN_VALIDATE = 1071
 _MAX_LISTED = 10
 _SKIP = "--service-skip"
 
@@ -50,6 +52,8 @@ class ServedMethod:
     shared_prompt: str
     request_text: RequestText
     options: MethodOptions
+    #: Those of protovalidate, for requests and answers.
+    rules: Rules = NO_RULES
 
     @property
     def path(self) -> str:
@@ -94,16 +98,29 @@ def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_conte
     hidden = frozenset(_hidden_fields(described.files.values()))
     max_chars = min(max_context_tokens * _CHARS_PER_TOKEN, _MAX_SHARED_CHARS)
     options = options_by_method(described.files)
+    rules = _rules(described)
     methods: list[ServedMethod] = []
     problems: list[str] = []
+    only_checked: dict[str, None] = {}
     for descriptor in _wanted(sets, described):
         try:
-            methods.append(_served(descriptor, described, hidden, options[descriptor.full_name], max_chars))
+            made, unheld = _served(descriptor, described, hidden, options[descriptor.full_name], max_chars, rules)
         except InvalidConstraint as error:
             problems.append(f"{descriptor.full_name}: {reason_of(error)}")
+        else:
+            methods.append(made)
+            only_checked |= dict.fromkeys(unheld)
     if problems and not skip:
         raise _cannot_serve(problems)
-    return ServiceSet(tuple(methods), _in_order(described), (*_warnings(described), *_skipped(problems)))
+    warnings = (*_warnings(described), *_only_checked(only_checked), *_skipped(problems))
+    return ServiceSet(tuple(methods), _in_order(described), warnings)
+
+
+def _rules(described: DescribedFiles) -> Rules:
+    try:
+        return read_rules(described.pool)
+    except InvalidConstraint as error:
+        raise bad_service(reason_of(error)) from None
 
 
 def _wanted(sets: Iterable[ServiceFile], described: DescribedFiles) -> Iterator[Any]:
@@ -124,9 +141,14 @@ def _wanted(sets: Iterable[ServiceFile], described: DescribedFiles) -> Iterator[
 
 
 def _served(
-    descriptor: Any, described: DescribedFiles, hidden: frozenset[str], given: ModelOptions, max_chars: int
-) -> ServedMethod:
-    """Return the method. Raise InvalidConstraint if it cannot be served."""
+    descriptor: Any,
+    described: DescribedFiles,
+    hidden: frozenset[str],
+    given: ModelOptions,
+    max_chars: int,
+    rules: Rules,
+) -> tuple[ServedMethod, list[str]]:
+    """Return the method, and the rules that its grammar does not hold. Raise InvalidConstraint."""
     if descriptor.client_streaming:
         raise InvalidConstraint("it takes a stream of requests; one request is answered at a time")
 
@@ -135,26 +157,47 @@ def _served(
 
     request, response = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
     options = read_options(descriptor.full_name, given, request(), response())
-    return ServedMethod(
+    for each in (descriptor.input_type, descriptor.output_type):
+        rules.compile(each)
+    forms = rules.forms(options.bounds)
+    made = ServedMethod(
         service=descriptor.containing_service.full_name,
         name=descriptor.name,
         is_stream=descriptor.server_streaming,
         request_class=request,
         response_class=response,
-        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described, options)),
-        shared_prompt=options.system
-        or shared_prompt(
-            descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
-        ),
+        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described, options, forms)),
+        shared_prompt=_shared(descriptor, described, is_hidden, options, max_chars),
         request_text=RequestText(descriptor.input_type, described.pool, is_hidden),
         options=options,
+        rules=rules,
     )
+    return made, rules.only_checked(descriptor.output_type, forms)
 
 
-def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions) -> str:
+def _shared(
+    descriptor: Any,
+    described: DescribedFiles,
+    is_hidden: Callable[[FieldDescriptor], bool],
+    options: MethodOptions,
+    max_chars: int,
+) -> str:
+    """Return the shared part of the method's prompts."""
+    own = options.system or shared_prompt(
+        descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
+    )
+    return f"{options.cache_prefix}\n\n{own}" if options.cache_prefix else own
+
+
+def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions, forms: FieldForms) -> str:
     max_messages = options.max_messages if descriptor.server_streaming else None
     return grammar_of(
-        descriptor.output_type, described.pool, bounds=options.bounds, max_messages=max_messages, max_depth=MAX_DEPTH
+        descriptor.output_type,
+        described.pool,
+        forms,
+        bounds=options.bounds,
+        max_messages=max_messages,
+        max_depth=MAX_DEPTH,
     )
 
 
@@ -175,9 +218,23 @@ def _warnings(described: DescribedFiles) -> Iterator[str]:
             f"{path} has no source info, so no comment reaches the prompts: make it with buf build -o, or with protoc "
             "--include_imports --include_source_info"
         )
-    ruled = [each for file in described.files.values() for each in _ruled_fields(file)]
+    ruled = [each for file in described.files.values() for each in _older_rules(file)]
     if ruled:
-        yield f"rules of protovalidate are not enforced, such as that of {ruled[0]} ({len(ruled)} fields have some)"
+        yield (
+            f"rules of protoc-gen-validate are not enforced, such as that of {ruled[0]} ({len(ruled)} fields have "
+            "some); those of protovalidate are"
+        )
+
+
+def _only_checked(rules: Iterable[str]) -> Iterator[str]:
+    """Yield a line for the rules that only a whole answer can be checked by."""
+    listed = sorted(rules)
+    if listed:
+        more = f"; and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
+        yield (
+            "an answer is not held to these rules while it is written, and fails with ANSWER_INVALID if it breaks one: "
+            f"{'; '.join(listed[:_MAX_LISTED])}{more}"
+        )
 
 
 def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
@@ -205,10 +262,10 @@ def _is_hidden(field: FieldDescriptorProto) -> bool:
     return field.options.debug_redact or field.options.Extensions[service_pb2.hidden]
 
 
-def _ruled_fields(file: FileDescriptorProto) -> Iterator[str]:
+def _older_rules(file: FileDescriptorProto) -> Iterator[str]:
     for name, field in _fields(file):
         if field.HasField("options") and any(
-            each.field_number == _PROTOVALIDATE
+            each.field_number == _PROTOC_GEN_VALIDATE
             for each in UnknownFieldSet(field.options)  # type: ignore[attr-defined]  # its stub lacks __iter__
         ):
             yield name

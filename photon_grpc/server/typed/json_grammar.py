@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
+from photon_grpc.server.typed.field_forms import AS_TYPED, FieldForm
 from photon_grpc.server.typed.message_graph import (
     ANY_FORM,
     MAX_DEPTH,
@@ -21,7 +22,6 @@ from photon_grpc.server.typed.message_graph import (
     MessageGraph,
     entry_field,
     is_map,
-    slots_of,
 )
 
 #: Fields in all rules; compiling them takes about 50 ms.
@@ -29,8 +29,8 @@ _MAX_RULE_FIELDS = 512
 #: Depth of a google.protobuf.Value, each level of which is three messages on the wire.
 _MAX_VALUE_DEPTH = 24
 
-_UNESCAPED = r'[^"\\\x00-\x1f]'
-_ESCAPED = (
+UNESCAPED = r'[^"\\\x00-\x1f]'
+ESCAPED = (
     r'\\["\\\/bfnrt]'
     r"|\\u([0-9A-Ca-cE-Fe-f][0-9a-fA-F]{3}|[Dd][0-7][0-9a-fA-F]{2})"
     r"|\\u[Dd][89ABab][0-9a-fA-F]{2}\\u[Dd][C-Fc-f][0-9a-fA-F]{2}"
@@ -65,7 +65,7 @@ _INT64, _UINT64 = _integer(-(2**63), 2**63 - 1), _integer(0, 2**64 - 1)
 
 #: Terminals by name. A grammar contains only those that it uses.
 _TERMINALS = {
-    "STRING": f'"({_UNESCAPED}|{_ESCAPED})*"',
+    "STRING": f'"({UNESCAPED}|{ESCAPED})*"',
     "BYTES": _BASE64,
     "BOOL": "true|false",
     "INT32": _INT32,
@@ -78,7 +78,7 @@ _TERMINALS = {
     "TIMESTAMP": f'"{_DATE}T{_TIME}{_FRACTION}Z"',
     "DURATION": f'"-?((0|{_positive(315_575_999_999)}){_FRACTION}|315576000000)s"',
     "FIELD_MASK": f'"({_PATH}(,{_PATH})*)?"',
-    "STRING_KEY": f'"({_UNESCAPED}|{_ESCAPED})*":',
+    "STRING_KEY": f'"({UNESCAPED}|{ESCAPED})*":',
     "INT32_KEY": f'"({_INT32})":',
     "UINT32_KEY": f'"({_UINT32})":',
     "INT64_KEY": f'"({_INT64})":',
@@ -109,7 +109,7 @@ class ValueBounds(NamedTuple):
 
 def _bounded(bounds: ValueBounds) -> dict[str, str]:
     """Return the terminals that texts of any length have, bounded."""
-    char = f"({_UNESCAPED}|{_ESCAPED}){{0,{bounds.chars}}}"
+    char = f"({UNESCAPED}|{ESCAPED}){{0,{bounds.chars}}}"
     groups = f"([A-Za-z0-9+\\/]{{4}}){{0,{bounds.chars // 4}}}"
     path = f"{_NAME}(\\.{_NAME}){{0,3}}"
     return {
@@ -136,8 +136,8 @@ class JsonGrammar:
     ) -> None:
         self._graph = graph
         self._bodies = _TERMINALS if bounds is None else {**_TERMINALS, **_bounded(bounds)}
-        #: How often a list's or a map's further entries may follow.
-        self._more = "*" if bounds is None else f"{{0,{bounds.entries - 1}}}"
+        #: Of a list or a map without a bound of its own.
+        self._max_entries = None if bounds is None else bounds.entries
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
         self._names: dict[tuple[object, ...], str] = {}
@@ -168,7 +168,9 @@ class JsonGrammar:
 
     def _write_message(self, name: str, message: Descriptor, depth: int) -> None:
         """Write a chain of rules: the opening brace with the first field present, then each further field or none."""
-        slots = [(self._choices(fields, depth), is_required) for fields, is_required in slots_of(message)]
+        slots = [
+            (self._choices(fields, depth), is_required) for fields, is_required in self._graph.forms.slots(message)
+        ]
         slots = [(choices, is_required) for choices, is_required in slots if choices]
         self._num_fields += sum([len(choices) for choices, _ in slots])
         if self._num_fields > _MAX_RULE_FIELDS:
@@ -194,15 +196,18 @@ class JsonGrammar:
 
     def _field(self, field: FieldDescriptor, depth: int) -> str:
         """Return the symbol of a field whose messages may have `depth`; "" if they do not fit."""
+        form = self._graph.forms.of(field)
         if is_map(field):
-            return self._map(field, depth) if depth >= 1 else ""
-        value = self._element(field, depth)
+            return self._map(field, form, depth) if depth >= 1 else ""
+        value = self._element(field, form, depth)
         if value and field.is_repeated:
-            return self._sequence(value)
+            return self._entries("[]", value, form)
         is_null = field.enum_type is not None and field.enum_type.full_name == "google.protobuf.NullValue"
         return _literal("null") if is_null else value
 
-    def _element(self, field: FieldDescriptor, depth: int) -> str:
+    def _element(self, field: FieldDescriptor, form: FieldForm, depth: int) -> str:
+        if form.value:
+            return self._narrow(form.value)
         message = field.message_type
         if message is not None:
             return self._message(message, depth) if self._graph.least_depth(message) <= depth else ""
@@ -210,13 +215,14 @@ class JsonGrammar:
             return self._enum(field.enum_type)
         return self._terminal(_SCALARS[field.type])
 
-    def _map(self, field: FieldDescriptor, depth: int) -> str:
+    def _map(self, field: FieldDescriptor, form: FieldForm, depth: int) -> str:
         key = entry_field(field, "key")
-        value = self._element(entry_field(field, "value"), depth - 1)
+        value = self._element(entry_field(field, "value"), form, depth - 1)
         if not value:
             return ""
         if key.type != _F.TYPE_BOOL:
-            return self._object(f"{_SCALARS[key.type]}_KEY", value)
+            own = self._narrow(form.key) if form.key else self._terminal(f"{_SCALARS[key.type]}_KEY")
+            return self._entries("{}", f"{own} {value}", form)
         name, is_new = self._name("b", value)
         if is_new:
             false, true = '"false":', '"true":'
@@ -226,17 +232,17 @@ class JsonGrammar:
             )
         return name
 
-    def _object(self, key: str, value: str) -> str:
-        name, is_new = self._name("o", key, value)
+    def _entries(self, brackets: str, entry: str, form: FieldForm) -> str:
+        """Return the symbol of a list or an object of entries."""
+        least, most = form.min_entries, form.max_entries
+        if most is None and self._max_entries is not None:
+            most = max(self._max_entries, least)
+        name, is_new = self._name("l", brackets, entry, least, most)
         if is_new:
-            pair = f"{self._terminal(key)} {value}"
-            self._rules[name] = f'"{{}}" | "{{" {pair} ("," {pair}){self._more} "}}"'
-        return name
-
-    def _sequence(self, value: str) -> str:
-        name, is_new = self._name("l", value)
-        if is_new:
-            self._rules[name] = f'"[]" | "[" {value} ("," {value}){self._more} "]"'
+            begin, end = map(_literal, brackets)
+            empty = f"{_literal(brackets)} | " if least == 0 else ""
+            more = f'("," {entry}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+            self._rules[name] = _literal(brackets) if most == 0 else f"{empty}{begin} {entry} {more} {end}"
         return name
 
     def _any_form(self, kind: str, depth: int) -> str:
@@ -250,10 +256,18 @@ class JsonGrammar:
             self._rules[name] = " | ".join(ways)
         elif kind == "struct":
             value = self._any_form("value", depth - 2) if depth > 2 else ""
-            self._rules[name] = self._object("STRING_KEY", value) if value else _literal("{}")
+            self._rules[name] = self._struct(value) if value else _literal("{}")
         else:
             value = self._any_form("value", depth - 1) if depth > 1 else ""
-            self._rules[name] = self._sequence(value) if value else _literal("[]")
+            self._rules[name] = self._entries("[]", value, AS_TYPED) if value else _literal("[]")
+        return name
+
+    def _struct(self, value: str) -> str:
+        return self._entries("{}", f"{self._terminal('STRING_KEY')} {value}", AS_TYPED)
+
+    def _narrow(self, body: str) -> str:
+        name = f"N{self._name('n', body)[0]}".upper()
+        self._terminals[name] = body
         return name
 
     def _enum(self, enum: EnumDescriptor) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import (
     any_pb2,
@@ -26,6 +25,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
 from photon_grpc.errors import InvalidConstraint
+from photon_grpc.server.typed.field_forms import BY_TYPE, FieldForms
 
 FIELD = "structured_output.protobuf.file_descriptor_set"
 #: Nesting of messages, map entries included. Parsers accept 100.
@@ -71,27 +71,32 @@ ANY_FORM: Mapping[str, str] = {
 _TAKEN_NAMES = frozenset(dir(Message))
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """A field that holds messages."""
+class _Edge(NamedTuple):
+    """A field's value as a step to deeper messages."""
 
+    #: A message; empty: an entry of a map, which is a message itself.
     child: str
-    #: 1 for a map, whose entry is a message itself.
-    between: int
-    is_required: bool
+    #: 1 for a map of messages, whose entry lies between; -1 for what is no message.
+    between: int = 0
 
 
 class MessageGraph:
-    """All messages that can be reached from `root`. Raises InvalidConstraint."""
+    """All messages that can be reached from `root`. Raises InvalidConstraint.
 
-    def __init__(self, root: Descriptor, pool: DescriptorPool) -> None:
+    `forms` says which fields must be present.
+    """
+
+    def __init__(self, root: Descriptor, pool: DescriptorPool, forms: FieldForms = BY_TYPE) -> None:
         self.root = root
+        self.forms = forms
+        #: Messages -> their fields' edges.
         self._edges: dict[str, list[_Edge]] = {}
+        #: Messages -> the edges of each required slot, of which a value has one.
+        self._required: dict[str, list[list[_Edge]]] = {}
         self._reach(pool)
         fixed = {name: MAX_DEPTH for name in self._edges if name in ANY_FORM}
-        self._heights = _depths(self._edges, fixed)
-        required = {name: [edge for edge in edges if edge.is_required] for name, edges in self._edges.items()}
-        self._least = _depths(required, {})
+        self._heights = _depths({name: [[edge] for edge in edges] for name, edges in self._edges.items()}, fixed)
+        self._least = _depths(self._required, {})
         if self._least[root.full_name] > MAX_DEPTH:
             problem = f"{root.full_name} requires more than {MAX_DEPTH} messages within one another"
             raise refused(problem, limit=MAX_DEPTH)
@@ -112,32 +117,44 @@ class MessageGraph:
             message, holder = waiting.pop()
             if message.full_name in self._edges:
                 continue
-            edges = self._edges[message.full_name] = []
+            self._edges[message.full_name] = [_edge(field) for field in fields_of(message)]
+            self._required[message.full_name] = self._required_edges(message)
             _check_message(message, holder, pool)
             for field in fields_of(message):
                 num_fields += 1
                 _check_count(num_fields, _MAX_FIELDS, f"fields are reached from {root}")
                 _check_field(field)
                 child = value_type(field)
-                if is_map(field):
-                    edges.append(_Edge("", 0, False))
                 if child is not None:
-                    edges.append(_Edge(child.full_name, int(is_map(field)), field.is_required))
                     waiting.append((child, field.full_name))
                 enum = value_of(field).enum_type
                 if enum is not None:
                     num_values[enum.full_name] = len(enum.values)
                     _check_count(sum(num_values.values()), _MAX_ENUM_VALUES, f"enum values are reached from {root}")
 
+    def _required_edges(self, message: Descriptor) -> list[list[_Edge]]:
+        if message.full_name in ONE_VALUE or message.full_name in ANY_FORM:
+            return []
+        return [[_edge(field) for field in slot.fields] for slot in self.forms.slots(message) if slot.is_required]
 
-def _depths(edges: Mapping[str, list[_Edge]], fixed: Mapping[str, int]) -> dict[str, int]:
-    """Return each message's nesting along the longest path, at most MAX_DEPTH + 1."""
+
+def _edge(field: FieldDescriptor) -> _Edge:
+    child = value_type(field)
+    if child is not None:
+        return _Edge(child.full_name, int(is_map(field)))
+    return _Edge("", 0 if is_map(field) else -1)
+
+
+def _depths(edges: Mapping[str, list[list[_Edge]]], fixed: Mapping[str, int]) -> dict[str, int]:
+    """Return each message's nesting along the longest path, at most MAX_DEPTH + 1, by the shortest of each choice."""
     depths = {"": 1, **dict.fromkeys(edges, 1), **fixed}
     changed = True
     while changed:
         changed = False
         for name, outgoing in edges.items():
-            deepest = max([depths[edge.child] + edge.between for edge in outgoing], default=0)
+            deepest = max(
+                [min([depths[edge.child] + edge.between for edge in choice]) for choice in outgoing], default=0
+            )
             depth = min(1 + deepest, MAX_DEPTH + 1)
             if depth > depths[name]:
                 depths[name], changed = depth, True
@@ -148,15 +165,6 @@ def fields_of(message: Descriptor) -> Iterator[FieldDescriptor]:
     """Yield the fields that the message has in JSON."""
     if message.full_name not in ONE_VALUE and message.full_name not in ANY_FORM:
         yield from message.fields
-
-
-def slots_of(message: Descriptor) -> list[tuple[tuple[FieldDescriptor, ...], bool]]:
-    """Return the fields in order of declaration, those of a oneof together, each with whether it is required."""
-    slots: dict[str, list[FieldDescriptor]] = {}
-    for field in message.fields:
-        group = field.containing_oneof
-        slots.setdefault(field.name if group is None else f"oneof {group.name}", []).append(field)
-    return [(tuple(fields), fields[0].is_required) for fields in slots.values()]
 
 
 def is_map(field: FieldDescriptor) -> bool:

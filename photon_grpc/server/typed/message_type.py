@@ -21,6 +21,7 @@ from photon_grpc.core.ask import ConstraintAsk, Origin
 from photon_grpc.errors import DescriptorSetUnknown, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.shared_cache import SharedCache
+from photon_grpc.server.typed.field_forms import BY_TYPE, FieldForms
 from photon_grpc.server.typed.json_grammar import TooManyFields, write_json_grammar
 from photon_grpc.server.typed.message_graph import (
     FIELD,
@@ -200,9 +201,9 @@ def read_message_type(files: bytes, name: str) -> MessageType:
     return MessageType(root.full_name, GetMessageClass(root), grammar_of(root, pool), parsed.SerializeToString())
 
 
-def grammar_of(root: Descriptor, pool: DescriptorPool, **limits: Any) -> str:
+def grammar_of(root: Descriptor, pool: DescriptorPool, forms: FieldForms = BY_TYPE, **limits: Any) -> str:
     """Return the Lark grammar of a message, with the limits of `write_json_grammar`. Raise InvalidConstraint."""
-    graph = MessageGraph(root, pool)
+    graph = MessageGraph(root, pool, forms)
     try:
         return write_json_grammar(graph, **limits).text
     except TooManyFields:

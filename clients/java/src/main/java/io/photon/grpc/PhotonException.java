@@ -280,6 +280,13 @@ public class PhotonException extends RuntimeException {
     }
   }
 
+  /** The answer to a method of a caller's own service breaks a rule of its message. */
+  public static class AnswerInvalid extends RequestError {
+    AnswerInvalid(String message, Facts facts) {
+      super(message, facts);
+    }
+  }
+
   /** The deadline has passed. */
   public static class DeadlinePassed extends RequestError {
     DeadlinePassed(String message, Facts facts) {
@@ -454,6 +461,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("KV_CAPACITY", KVCapacity::new),
           Map.entry("DESCRIPTOR_SET_UNKNOWN", DescriptorSetUnknown::new),
           Map.entry("ANSWER_INCOMPLETE", AnswerIncomplete::new),
+          Map.entry("ANSWER_INVALID", AnswerInvalid::new),
           Map.entry("DEADLINE_UNREACHABLE", DeadlineUnreachable::new),
           Map.entry("DEADLINE_PASSED", DeadlinePassed::new),
           Map.entry("NUMERIC_FAILURE", NumericFailure::new),

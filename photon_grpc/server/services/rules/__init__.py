@@ -1,0 +1,1 @@
+"""Rules of protovalidate: held by the grammar of answers where it can hold them, and checked."""
