@@ -110,6 +110,8 @@ class Run:
         try:
             if is_first:
                 self.alone(assembled)
+            if not self.reference:
+                return
             for scenario in instance.scenarios:
                 self._try(assembled, instance, scenario)
             if is_first:
@@ -149,7 +151,11 @@ class Run:
             if time.monotonic() - begin_s > self._args.alone_s:
                 self.clock.say(f"the solitary run is cut after {first} requests")
                 break
-            outcomes, _ = self._outcomes(assembled, ALONE, part)
+            try:
+                outcomes, _ = self._outcomes(assembled, ALONE, part)
+            except TimeoutError:
+                self.clock.say(f"no time is left: the solitary run is cut after {first} requests")
+                break
             reference |= {(outcome.index, outcome.output): outcome for outcome in outcomes}
         self.reference = reference
         self.report = Report(self.drawn, reference)
@@ -181,6 +187,8 @@ class Run:
         if self.clock.left_s < _REST_S or (self._args.scenario and scenario.name not in self._args.scenario):
             return
         asked = self._asked(scenario)
+        if not asked:
+            return
         begin_s = time.monotonic()
         try:
             outcomes, company = self._outcomes(assembled, scenario, asked)
@@ -232,6 +240,8 @@ class Run:
             if "logprobs" in self.drawn[outcome.index].options
             and "score_token_ids" not in self.drawn[outcome.index].options
         ]
+        if not scored:
+            return
         asked = []
         for outcome, drawn in scored:
             options = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": drawn.options["logprobs"]}
@@ -317,6 +327,9 @@ def main() -> int:
         print(f"{args.shape}; CUBLAS_WORKSPACE_CONFIG={os.environ.get('CUBLAS_WORKSPACE_CONFIG', '')}", flush=True)
         run = Run(args, flags, clock)
         run.all()
+        if not run.report.num_compared:
+            print(f"nothing was compared in {args.time_limit_s:g} s: raise --time-limit-s", file=sys.stderr)
+            return 1
         print(f"\n{run.tables()}", flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.bits import doors
-from benchmarks.bits.__main__ import Clock, Run, arguments
+from benchmarks.bits.__main__ import Clock, Run, arguments, main
 from benchmarks.bits.company import Company, Computed, Outcome, Scenario, StepSize
 from benchmarks.bits.compare import Report, Tally, digest, first_difference, step_of
 from benchmarks.bits.requests import Drawn, Limits, draw_requests, request_of
@@ -129,3 +129,22 @@ def test_llm_gives_the_bits_that_the_engine_gives() -> None:
 def test_lengths_of_outputs_that_cannot_be_drawn_are_refused(outputs: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["--outputs", *outputs])
+
+
+def test_too_little_time_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--shape", "demo", "--unique", "60", "--time-limit-s", "0.2", "--", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["bits", *flags])
+    assert main() == 1
+    assert "raise --time-limit-s" in capsys.readouterr().err
+
+
+def test_a_solitary_run_that_is_cut_compares_nothing(model: Assembled) -> None:
+    run = Run(arguments(["--shape", "demo", "--unique", "3"]), ["--device", "cpu"], Clock(0.0))
+    run.alone(model)
+    assert not run.reference
+    run.clock.stop_s = float("inf")
+    run._try(model, Instance("default", (), ()), ALONE)
+    run._rescore(model)
+    assert not run.report.num_compared

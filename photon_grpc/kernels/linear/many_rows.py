@@ -7,10 +7,11 @@
 The matrix library writes the sums of slices in float32 and another kernel reads them again; this one writes 16 bits.
 Both give the same bits.
 
-A program takes tiles of 64 · GROUPS rows of x and 128 · HALVES rows of W, one after the other. Its warps are specialised
-as in `hopper_varlen.py`: one fetches steps of 64 columns of x and W through the bulk copy engine into a ring, and goes
-on with the next tile while the last one is written; each of GROUPS groups of four warps multiplies 64 rows of x. The
-sums of the slices before the current one stay in registers, or in shared memory where registers have no room.
+A program takes tiles of 64 · GROUPS rows of x and 128 · HALVES rows of W, one after the other. Its warps are
+specialised as in `hopper_varlen.py`: one fetches steps of 64 columns of x and W through the bulk copy engine into a
+ring, and goes on with the next tile while the last one is written; each of GROUPS groups of four warps multiplies 64
+rows of x. The sums of the slices before the current one stay in registers, or in shared memory where registers have no
+room.
 
 Shapes: x [T, K] and W [N, K] contiguous, h and y [T, N] contiguous, b [N] or None. bf16 and fp16; N and K multiples of
 8. Operations: 2 · T · N · K. `slices.py` has the reference.
@@ -18,7 +19,6 @@ Shapes: x [T, K] and W [N, K] contiguous, h and y [T, N] contiguous, b [N] or No
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,6 @@ from photon_grpc.kernels.lang.gluon import (
     fence_async_shared,
     gl,
     gluon_jit,
-    has_wgmma,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -125,7 +124,7 @@ def write(sums, staged, to, row, column, P: gl.constexpr):
 @gluon_jit
 def consume(ring, kept, to, num_tiles, GROUP: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
     """Multiply the rows of x of one group of four warps, tile after tile."""
-    xs, ws, ready, free = ring
+    _, ws, _, _ = ring
     HALVES: gl.constexpr = TILE.HALVES
     SLICES: gl.constexpr = P.SLICES
     COLUMNS: gl.constexpr = slice_columns(P.K, SLICES)
