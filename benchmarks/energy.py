@@ -4,15 +4,16 @@
 
 Random weights; every request greedy, 128 tokens in, 256 out, batch after batch until so many seconds are over; the
 prompts' share of the energy is in it. Idle: the card's power with the model loaded and nothing to do. Needs a CUDA
-device and NVML (pip install nvidia-ml-py).
+device.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,17 +39,26 @@ class Taken(NamedTuple):
 
 
 def nvml_meter() -> Meter:
-    """Of the first card. Raise SystemExit where there is none, or no NVML."""
+    """Of the first card. Raise SystemExit where there is none, or no NVML, which is part of the driver."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        nvml, handle, energy_mj = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_ulonglong()
         uuid = str(torch.cuda.get_device_properties(0).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception as error:
-        raise SystemExit(f"no energy counter: {error} (a CUDA device and `pip install nvidia-ml-py`)") from error
-    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+    except (OSError, RuntimeError, AssertionError) as error:
+        raise SystemExit(f"no energy counter: {error}") from error
+    name = (uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode()
+
+    def call(function: str, *args: Any) -> None:
+        if code := getattr(nvml, function)(*args):
+            raise SystemExit(f"no energy counter: {function} gave {code}")
+
+    def joules() -> float:
+        call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(energy_mj))
+        return energy_mj.value / 1e3
+
+    call("nvmlInit_v2")
+    call("nvmlDeviceGetHandleByUUID", name, ctypes.byref(handle))
+    joules()
+    return joules
 
 
 def idle(meter: Meter, seconds: float) -> Taken:

@@ -101,7 +101,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     """
     check_step_trace(config)
     device, kernels = pick_kernels(config)
-    if config.device.numerics == "strict":
+    if config.device.numerics == "strict" and device.type == "cuda":
         forbid_split_k()
     if device.type == "cuda" and kernels is not TORCH:
         hash_compiler_ahead()

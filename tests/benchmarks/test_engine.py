@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks import energy, long_context, overhead, step_options
+from benchmarks import alternate, energy, long_context, overhead, step_options
 from benchmarks.engine import loaded
 
 
@@ -71,3 +73,14 @@ def test_energy_is_what_the_meter_moved_while_tokens_came_out() -> None:
         taken = energy.decoding(work, lambda: next(readings), batch=1, seconds=0.01)
     assert taken.num_tokens == 256 and taken.joules == 6.0
     assert taken.watts == pytest.approx(6.0 / taken.seconds)
+
+
+@pytest.mark.full
+def test_two_trees_are_measured_in_turns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = str(Path(alternate.__file__).parents[1])
+    sizes = ["--rounds", "1", "--batch", "1", "--prefill", "4", "--first", "8", "--mixed"]
+    flags = ["--shape", "demo", *sizes, "--", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["alternate", "--before", tree, *flags])
+    alternate.main()
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.count("|") for line in lines[-3:]] == [5, 5, 5] and all(line.endswith("% |") for line in lines[-3:])

@@ -174,6 +174,7 @@ def test_every_workload_without_the_wire_is_a_row_of_a_table(
         "chain_sweep --out x.json",
         "layer_sweep --out x.json",
         "products8",
+        "many_rows",
         "packed_sweep --out x.json",
         "__main__ fused_linear",
     ],

@@ -19,6 +19,7 @@ Shapes: x [T, K] and W [N, K] contiguous, h and y [T, N] contiguous, b [N] or No
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,12 +30,13 @@ from photon_grpc.kernels.lang.gluon import (
     fence_async_shared,
     gl,
     gluon_jit,
+    has_wgmma,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from photon_grpc.kernels.lang.jit import cdiv, num_multiprocessors
+from photon_grpc.kernels.lang.jit import cdiv, num_multiprocessors, once
 from photon_grpc.kernels.linear.cut import slice_columns
 
 #: Columns of a step: what a swizzled row of shared memory holds.
@@ -227,32 +229,84 @@ def many_rows_kernel(x, w, y, bias, num_rows, P: gl.constexpr, TILE: gl.constexp
         )
 
 
+class TileCost(NamedTuple):
+    """Microseconds of a tile's step of 64 columns, and of its end with what is not overlapped, on an H200."""
+
+    step: float
+    end: float
+
+
 #: Those that are considered.
-TILES = (
-    ManyTile(2, 2, 1, 3, 240, 24),
-    ManyTile(2, 1, 0, 6, 240, 24),
-    ManyTile(3, 1, 0, 4, 160, 32),
-)
+TILES = {
+    ManyTile(2, 2, 1, 3, 240, 24): TileCost(0.7, 3.0),
+    ManyTile(2, 1, 0, 6, 240, 24): TileCost(0.38, 2.0),
+    ManyTile(3, 1, 0, 4, 160, 32): TileCost(0.52, 2.5),
+}
+#: Of the library, which stores the sums of slices, and of what reads them: operations and bytes a microsecond.
+LIBRARY_MATRIX, LIBRARY_BYTES = 7.0e8, 4.0e6
+
+
+def choose(x: torch.Tensor, w: torch.Tensor, slices: int) -> ManyTile | None:
+    """Return how to multiply; None if the matrix library is faster or no tile can."""
+    (num_rows, k), n = x.shape, w.shape[0]
+    if slices == 1 or num_rows < 2 or n % 8 or k % 8 or x.dtype.itemsize != 2 or not has_wgmma(x.device):
+        return None
+    if not x.is_contiguous():
+        return None
+    return _choose(num_rows, n, k, slices, num_multiprocessors(x.device))
+
+
+@cache
+def _choose(rows: int, n: int, k: int, slices: int, multiprocessors: int) -> ManyTile | None:
+    def us(tile: ManyTile) -> float:
+        """Return the microseconds of its waves."""
+        waves = cdiv(num_tiles(tile, rows, n), multiprocessors)
+        return waves * (cdiv(k, STEP) * TILES[tile].step + TILES[tile].end)
+
+    best = min(TILES, key=us)
+    stored = 2 * 4 * slices * rows * n / LIBRARY_BYTES
+    return best if us(best) < 2 * n * k * rows / LIBRARY_MATRIX + stored else None
+
+
+def num_tiles(tile: ManyTile, rows: int, n: int) -> int:
+    return cdiv(rows, GROUP_ROWS * tile.GROUPS) * cdiv(n, HALF_ROWS * tile.HALVES)
 
 
 def product(x: torch.Tensor, w: torch.Tensor, slices: int, tile: ManyTile) -> torch.Tensor:
     """Return the product [T, N]."""
     y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
-    _launch(x, w, y, None, ManyProblem(*w.shape, slices, ADDS=False), tile)
+    launch(x, w, y, None, ManyProblem(*w.shape, slices, ADDS=False), tile)
     return y
 
 
 def add(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, slices: int, tile: ManyTile) -> None:
     """Change h."""
-    _launch(x, w, h, b, ManyProblem(*w.shape, slices, ADDS=True), tile)
+    launch(x, w, h, b, ManyProblem(*w.shape, slices, ADDS=True), tile)
+
+
+def launch(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, b: torch.Tensor | None, problem: ManyProblem, tile: ManyTile
+) -> None:
+    """Fill y, or change it with ADDS."""
+    if not torch.cuda.is_current_stream_capturing():
+        preload(x.device, x.dtype, problem, b is not None)
+    _launch(x, w, y, b, problem, tile)
+
+
+@once
+def preload(device: torch.device, dtype: torch.dtype, problem: ManyProblem, has_bias: bool) -> None:
+    """Compile and load the kernel for every tile, in a warm-up: prompts of other lengths take others."""
+    x, w = torch.zeros((2, 16, problem.K), dtype=dtype, device=device)
+    y = torch.zeros((16, problem.N), dtype=dtype, device=device)
+    for tile in TILES:
+        _launch(x, w, y, y[0] if has_bias else None, problem, tile)
 
 
 def _launch(
     x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, b: torch.Tensor | None, problem: ManyProblem, tile: ManyTile
 ) -> None:
     num_rows = x.shape[0]
-    tiles = cdiv(num_rows, GROUP_ROWS * tile.GROUPS) * cdiv(problem.N, HALF_ROWS * tile.HALVES)
-    grid = (min(tiles, num_multiprocessors(x.device)),)
+    grid = (min(num_tiles(tile, num_rows, problem.N), num_multiprocessors(x.device)),)
     of_x, of_w = _descriptor(x, GROUP_ROWS), _descriptor(w, HALF_ROWS * tile.HALVES)
     many_rows_kernel[grid](of_x, of_w, y, b, num_rows, problem, tile, num_warps=4)
 
