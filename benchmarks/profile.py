@@ -37,7 +37,7 @@ GROUPS = (
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
-    ("fused projections", r"gemv_kernel|wgmma8?_kernel|quantize_rows|rescale|fused_linear|gemv|add_slices"),
+    ("fused projections", r"gemv_kernel|wgmma8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices"),
     (
         "matrix products",
         r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn|dequantize",
