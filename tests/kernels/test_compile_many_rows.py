@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.kernels.attention.hopper_ring import page_layout
 from photon_grpc.kernels.linear import many_rows
 from photon_grpc.kernels.linear.many_rows import ManyProblem, ManyTile, many_rows_kernel
 from tests.kernels.test_compile import Compiled, check, kept_report
@@ -27,7 +26,7 @@ PROBLEMS = [
 def built(problem: ManyProblem, tile: ManyTile, kind: str, bias: str | None = None) -> Compiled:
     types: dict[str, Any] = {"y": "*" + kind}
     for name, rows in (("x", many_rows.GROUP_ROWS), ("w", many_rows.HALF_ROWS * tile.HALVES)):
-        types[name] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{page_layout()!r}>"
+        types[name] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{many_rows.step_layout()!r}>"
     constants = {"P": problem, "TILE": tile} | ({} if bias else {"bias": None})
     return compiled_gluon(many_rows_kernel, constants, 4, **types)
 

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.attention.hopper_ring import page_layout
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
+    constexpr_function,
     fence_async_shared,
     gl,
     gluon_jit,
@@ -67,6 +67,12 @@ class ManyProblem(NamedTuple):
     K: int
     SLICES: int
     ADDS: bool
+
+
+@constexpr_function
+def step_layout():
+    """Return the layout of the rows of a step in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @gluon_jit
@@ -189,7 +195,7 @@ def many_rows_kernel(x, w, y, bias, num_rows, P: gl.constexpr, TILE: gl.constexp
     NS: gl.constexpr = TILE.STAGES
     GROUPS: gl.constexpr = TILE.GROUPS
     kind: gl.constexpr = y.dtype.element_ty
-    swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    swizzle: gl.constexpr = step_layout()
     xs = gl.allocate_shared_memory(kind, [NS * GROUPS, 64, 64], swizzle)
     ws = gl.allocate_shared_memory(kind, [NS, 128 * TILE.HALVES, 64], swizzle)
     apart: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
@@ -313,4 +319,4 @@ def _launch(
 
 def _descriptor(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
     """Return the bulk copy engine's view of a matrix; a row after the last one reads as zeros."""
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, STEP], page_layout())
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, STEP], step_layout())
