@@ -1,11 +1,10 @@
-"""Times products with K in slices at many rows: the matrix library and the kernels that add slices or store them.
+"""Times products with K in slices at many rows: by the matrix library, and by the kernel that adds the slices.
 
-    CUBLAS_WORKSPACE_CONFIG=:0:0 python -m benchmarks.kernels.many_rows [--shape 1b 3b] [--rows 256,2048] [--every]
+    CUBLAS_WORKSPACE_CONFIG=:0:0 python -m benchmarks.kernels.many_rows [--shape 1b 3b] [--rows 256,2048]
 
 Each product with its end, and what an end needs behind it, as a CUDA graph over as many weights as the second-level
 cache cannot hold. "library": the slices' sums by a batch of the library. "added": `many_rows.py`, by its tiles.
-"stored": `wide.py`, which stores the slices' sums in float32, by its tiles. "chosen": what serving takes. Every result
-is compared with the library's, bit for bit, before it is timed.
+"chosen": what serving takes. Every result is compared with the library's, bit for bit, before it is timed.
 """
 
 from __future__ import annotations
@@ -22,25 +21,12 @@ from benchmarks.kernels.sweep import EPS, Chain, Projection, projections
 from benchmarks.kernels.timing import measure_us, needs_gpu, print_header
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
-from photon_grpc.kernels.linear import many_rows, slices, wide
-from photon_grpc.kernels.linear.fused_linear import Affine
-from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.linear.wide import WideTile
+from photon_grpc.kernels.linear import many_rows, slices
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.layers.operands import DenseOperands
 
 CHAIN_BYTES = 160 << 20
 ROWS = (136, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
-#: Sums of slices stored apart; of few rows.
-STORED = (
-    WideTile(Tile("wgmma", 64, 64, 4, 5), 64, 0.0),
-    WideTile(Tile("wgmma", 64, 128, 4, 5), 64, 0.0),
-    WideTile(Tile("wgmma", 64, 64, 4, 4), 128, 0.0),
-    WideTile(Tile("wgmma", 64, 64, 4, 8), 128, 0.0),
-    WideTile(Tile("wgmma", 64, 128, 4, 4), 128, 0.0),
-    WideTile(Tile("wgmma", 128, 64, 8, 6), 128, 0.0),
-    WideTile(Tile("wgmma", 128, 64, 8, 4), 256, 0.0),
-)
 Call = Callable[[torch.Tensor], None]
 
 
@@ -69,9 +55,6 @@ class Ways:
         else:
             many_rows.add(self.chain.residual, self.x, w, None, self.slices, tile)
 
-    def stored(self, w: torch.Tensor, tile: WideTile) -> None:
-        self.end(wide.launch(self.x, Affine(w, slices=self.slices), tile))
-
     def chosen(self, w: torch.Tensor) -> None:
         operands = DenseOperands(w, None, self.slices)
         if self.chain.heads is not None:
@@ -95,11 +78,9 @@ class Ways:
     def us(self, call: Call) -> float:
         return measure_us([partial(call, w) for w in self.chain.weights], self.x.device)
 
-    def all(self, rows: int) -> Iterator[tuple[str, Call]]:
+    def all(self) -> Iterator[tuple[str, Call]]:
         for tile in many_rows.TILES:
             yield f"added {tile[:3]}", partial(self.added, tile=tile)
-        for tile in STORED if rows <= 1024 else ():
-            yield f"stored {tile.tile[1:]} {tile.rows}", partial(self.stored, tile=tile)
         yield "chosen", self.chosen
 
 
@@ -108,7 +89,7 @@ def compile_all(found: list[tuple[Projection, int]], device: torch.device) -> No
     with launches_collected() as jobs:
         for projection, rows in found:
             ways = Ways(projection, rows, device)
-            for _, call in [("library", ways.library), *ways.all(rows)]:
+            for _, call in [("library", ways.library), *ways.all()]:
                 call(ways.chain.weights[0])
     torch.cuda.synchronize()
     done = run_in_forks(list(jobs), num_workers=os.cpu_count() or 1)
@@ -119,7 +100,7 @@ def row(projection: Projection, rows: int, device: torch.device) -> None:
     ways = Ways(projection, rows, device)
     expected = ways.result(ways.library)
     cells: list[Any] = [f"{ways.us(ways.library):.1f}"]
-    for name, call in ways.all(rows):
+    for name, call in ways.all():
         try:
             is_equal = torch.equal(ways.result(call), expected)
             cells.append(f"{name}: {ways.us(call):.1f}{'' if is_equal else ' BITS DIFFER'}")

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, products8, slices, weight, wide
+from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, many_rows, products8, slices, weight, wide
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.products8 import Weight8
@@ -81,6 +81,9 @@ class DenseOperands(_Products):
         return Affine(self.weight, self.bias, self.num_slices)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
+        tile = many_rows.choose(x, self.weight, self.num_slices)
+        if tile is not None:
+            return many_rows.add(h, x, self.weight, self.bias, self.num_slices, tile)
         if self.num_slices > 1:
             return slices.add_launch(h, slices.products(x, self.weight, self.num_slices), self.bias)
         if self.bias is not None:
@@ -97,6 +100,9 @@ class DenseOperands(_Products):
         return F.linear(x, self.weight).float()
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
+        tile = many_rows.choose(x, self.weight, self.num_slices)
+        if tile is not None and x.dtype == torch.bfloat16:
+            return many_rows.product(x, self.weight, self.num_slices, tile)
         if self.num_slices > 1:
             return slices.products(x, self.weight, self.num_slices)
         return x @ self.weight.t()

@@ -24,11 +24,10 @@ PROBLEMS = [
 
 
 def built(problem: ManyProblem, tile: ManyTile, kind: str, bias: str | None = None) -> Compiled:
-    types: dict[str, Any] = {"y": "*" + kind}
+    types: dict[str, Any] = {"to": ("*" + kind, bias)}
     for name, rows in (("x", many_rows.GROUP_ROWS), ("w", many_rows.HALF_ROWS * tile.HALVES)):
         types[name] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{many_rows.step_layout()!r}>"
-    constants = {"P": problem, "TILE": tile} | ({} if bias else {"bias": None})
-    return compiled_gluon(many_rows_kernel, constants, 4, **types)
+    return compiled_gluon(many_rows_kernel, {"P": problem, "TILE": tile}, 4, **types)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -99,23 +99,23 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # Llama-3.1-8B: qkv
     (6144, 4096): {
-        8: Tile("gemv", 32, 128, 2, 9),
-        16: Tile("wgmma", 64, 128, 4, 6),
+        8: Tile("gemv", 16, 256, 1, 5),
+        16: Tile("wgmma", 64, 128, 4, 8),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 64, 4, 10),
         128: None,
     },
     # output
     (4096, 4096): {
-        8: Tile("gemv", 32, 256, 2, 8),
-        16: Tile("gemv", 16, 256, 1, 4),
+        8: Tile("gemv", 64, 256, 4, 5),
+        16: Tile("gemv", 16, 256, 1, 6),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # gate and up
     (28672, 4096): {
-        8: Tile("gemv", 64, 64, 2, 5),
+        8: Tile("gemv", 64, 128, 4, 3),
         16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("gemv", 64, 128, 2, 2),
         64: Tile("wgmma", 128, 64, 8, 8),
