@@ -124,12 +124,16 @@ def _lists(rng: random.Random, limits: Limits, max_tokens: int) -> dict[str, Any
 
 
 def request_of(drawn: Drawn, name: str, *, continued: tuple[int, ...] = (), share: bool = False) -> Request:
-    """Return what the engine gets; `continued`: ids of its output that are given, `share`: use the prefix cache."""
+    """Return what the engine gets; `continued`: ids of its output that are given, `share`: use the prefix cache.
+
+    Besides options of `LLM` a "constraint", a ConstraintAsk, may be among the options.
+    """
     options = drawn.options
     fields = {each: options[each] for each in SamplingParams.__struct_fields__ if each in options}
     fields |= {"logit_bias": tuple(fields.get("logit_bias", {}).items())} if "logit_bias" in fields else {}
     fields |= {"allowed_token_ids": tuple(fields["allowed_token_ids"])} if "allowed_token_ids" in fields else {}
     stops = tuple(options.get("stop_token_ids", ()))
+    constraint = ConstraintAsk("regex", options["regex"]) if "regex" in options else options.get("constraint")
     return Request(
         name,
         drawn.prompt,
@@ -142,7 +146,7 @@ def request_of(drawn: Drawn, name: str, *, continued: tuple[int, ...] = (), shar
         logprobs=LogprobParams(
             options.get("logprobs", -1), options.get("prompt_logprobs", -1), tuple(options.get("score_token_ids", ()))
         ),
-        constraint=write_grammar(ConstraintAsk("regex", options["regex"])) if "regex" in options else None,
+        constraint=write_grammar(constraint) if constraint is not None else None,
     )
 
 

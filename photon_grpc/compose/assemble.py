@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from photon_grpc import demo
 from photon_grpc.compose.kernel_cache import ensure_writable
+from photon_grpc.compose.speculation import drafting, speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
@@ -31,7 +32,6 @@ from photon_grpc.engine.constraints.guidance import GuidanceGrammars, read_vocab
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
-from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -76,7 +76,7 @@ class Assembled:
         limits = SchedulerLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, depth, chunking)
         policy = _policy(scheduling.scheduling_policy, self.config.server)
         constraints = ConstrainedOutputs(self._grammars(ports.inbox), self.facts.vocab_size, self.mask_memory())
-        scheduler = Scheduler(limits, policy, pool, NoDrafting(), constraints, quarantine)
+        scheduler = Scheduler(limits, policy, pool, drafting(self.config.speculation), constraints, quarantine)
         quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
         engine = Engine(scheduler, self.runner, ports, self.facts, quotas, trace)
         engine.pace.stepped(1, self.token_s)
@@ -109,7 +109,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     decoder = _load(model_config, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    start = RunnerStart(_limits(config, sizes), progress, available_cores())
+    start = RunnerStart(_limits(config, sizes), progress, available_cores(), speculation(config.speculation))
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)

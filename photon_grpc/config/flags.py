@@ -197,6 +197,34 @@ class SchedulerConfig:
     )
 
 
+#: Values of --num-speculative-tokens.
+DRAFT_COUNTS = (1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Speculation."""
+
+    speculative_model: str = flag(
+        "",
+        "What drafts tokens, which the model then checks several at a time; answers stay as they are. ngram: earlier "
+        "text of the same sequence. A directory: a smaller model with the same vocabulary. Unset: no speculation.",
+        metavar="DIR_OR_NGRAM",
+    )
+    num_speculative_tokens: int | None = flag(
+        None,
+        "Most drafts of a sequence and step: 1, 3, 5 or 7. Unset: 3.",
+        metavar="N",
+        bounds=NumberRange(at_least=1, at_most=7),
+    )
+    speculation_control: str = flag(
+        "auto",
+        "auto: measured acceptance and step times choose how many tokens are drafted, none where it does not pay. "
+        "fixed: always --num-speculative-tokens.",
+        choices=("auto", "fixed"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Server."""
@@ -350,4 +378,5 @@ class ServeConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -15,12 +15,20 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import geglu, rms_norm, slot_state, swiglu
+from photon_grpc.kernels import geglu, ngram, rms_norm, slot_state, swiglu
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import histogram, logprobs, penalties, process_logits, sample, sample_filtered
+from photon_grpc.kernels.sampling import (
+    accept,
+    histogram,
+    logprobs,
+    penalties,
+    process_logits,
+    sample,
+    sample_filtered,
+)
 from photon_grpc.kernels.sampling.logprobs import LogprobMetadata
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
@@ -51,6 +59,8 @@ class Kernels:
     mixed_inputs: Callable[..., slot_state.Inputs]
     count_sampled: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
+    accept: Callable[..., torch.Tensor]
+    ngram: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState], None]
 
 
 TORCH = Kernels(
@@ -70,6 +80,8 @@ TORCH = Kernels(
     mixed_inputs=slot_state.mixed_inputs_reference,
     count_sampled=penalties.count_reference,
     advance=slot_state.advance_reference,
+    accept=accept.reference,
+    ngram=ngram.reference,
 )
 
 TRITON = Kernels(
@@ -89,6 +101,8 @@ TRITON = Kernels(
     mixed_inputs=slot_state.mixed_inputs,
     count_sampled=penalties.count,
     advance=slot_state.advance,
+    accept=accept.launch,
+    ngram=ngram.launch,
 )
 
 

@@ -23,11 +23,15 @@ from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 
 
 class SlotState(NamedTuple):
-    """Slot state of a step: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M]."""
+    """Slot state of a step: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M].
+
+    num_known: int64 [S], ids known, where steps may draft; None where no step does.
+    """
 
     token_ids: torch.Tensor
     num_computed: torch.Tensor
     block_table: torch.Tensor
+    num_known: torch.Tensor | None = None
 
 
 class Inputs(NamedTuple):
@@ -83,11 +87,13 @@ def advance_reference(
     slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
     """Advance in torch; an invalid id becomes 0, which can be looked up, and rows that do not yield keep theirs."""
-    token_ids, num_computed, _ = state
+    token_ids, num_computed, _, num_known = state
     end = num_computed[slots] + counts
     token_ids[slots, end] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, end])
     num_computed[slots] = end
     num_computed[:1].zero_()
+    if num_known is not None:
+        num_known[slots] = torch.where((yields > 0) & (slots > 0), end + 1, num_known[slots])
 
 
 @jit
@@ -96,7 +102,7 @@ def decode_inputs_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fill the inputs of one row and group per program; every group stores what all groups share."""
-    token_ids, num_computed, block_table = state
+    token_ids, num_computed, block_table, _num_known = state
     token, position, slot_mapping, tables, _query_start, _last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
@@ -123,7 +129,7 @@ def mixed_inputs_kernel(
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fill the inputs of one row and group per program, and in one more a group those after the last row."""
-    token_ids, num_computed, block_table = state
+    token_ids, num_computed, block_table, _num_known = state
     token, position, slot_mapping, tables, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot_mapping += group.to(tl.int64) * (num_tokens + num_tokens % 2)
@@ -162,7 +168,7 @@ def mixed_inputs_kernel(
 
 
 @jit
-def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride, PDL: tl.constexpr):
+def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, num_known, token_stride, PDL: tl.constexpr):
     """Advance one row per program."""
     if PDL:
         gdc_wait()
@@ -174,6 +180,8 @@ def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_st
     end = tl.load(num_computed + slot) + tl.load(counts + row)
     if tl.load(yields + row) > 0:
         tl.store(token_ids + slot * token_stride + end, tl.maximum(tl.load(ids + row), 0).to(tl.int32))
+        if num_known is not None:
+            tl.store(num_known + slot, end + 1)
     tl.store(num_computed + slot, end)
 
 
@@ -232,8 +240,8 @@ def advance(
     if not launches(slots):
         advance_reference(slots, counts, yields, ids, state)
         return
-    token_ids, num_computed, _ = state
+    token_ids, num_computed, _, num_known = state
     advance_kernel[(slots.shape[0],)](
-        slots, counts, yields, ids, token_ids, num_computed, token_ids.stride(0), num_warps=1,
+        slots, counts, yields, ids, token_ids, num_computed, num_known, token_ids.stride(0), num_warps=1,
         **dependent_launch(slots.device),
     )  # fmt: skip

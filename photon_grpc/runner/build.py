@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import Buckets
+from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.eager import EagerLaunch
 from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
 from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallStepsAlone
@@ -15,14 +16,32 @@ from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, Step
 
 
-def eager_runner(decoder: Decoder, cache: KVCache, *, max_num_seqs: int, depth: int = 0) -> ModelRunner:
+def eager_runner(
+    decoder: Decoder,
+    cache: KVCache,
+    *,
+    max_num_seqs: int,
+    depth: int = 0,
+    speculation: Speculation = NO_SPECULATION,
+) -> ModelRunner:
     """Build a runner that launches every batch operation by operation."""
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
+    table = _table(decoder, cache, max_num_seqs, speculation)
     step = Step(decoder, table, cache.pages, decoder.kernels, max_num_seqs)
     launch: Launch = EagerLaunch(step)
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
-    return ModelRunner(launch, table, cache, depth=depth)
+    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels))
+
+
+def _table(decoder: Decoder, cache: KVCache, max_num_seqs: int, speculation: Speculation) -> SlotTable:
+    return SlotTable(
+        max_num_seqs + 1,
+        decoder.max_model_len,
+        cache.plan,
+        decoder.vocab_size,
+        decoder.device,
+        max_drafts=speculation.max_drafts,
+    )
 
 
 def graph_runner(
@@ -33,14 +52,15 @@ def graph_runner(
     depth: int,
     progress: Callable[[int, int], None],
     capture: Capture | None = None,
+    speculation: Speculation = NO_SPECULATION,
 ) -> ModelRunner:
     """Build a runner that replays batches that fit a bucket from CUDA graphs, which are captured here.
 
     `progress(done, total)` is called after each capture. `capture` makes the replays: CUDA graphs by default.
     """
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
+    table = _table(decoder, cache, max_num_seqs, speculation)
     buckets = Buckets(max_num_seqs)
     step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.mixed))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
-    return ModelRunner(launch, table, cache, depth=depth)
+    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels))

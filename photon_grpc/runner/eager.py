@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import Bounds, Rows, SampledRows, Step, StepShape, StepTensors, Tail, is_decode
+from photon_grpc.runner.step import (
+    Bounds,
+    Draws,
+    Rows,
+    SampledRows,
+    Step,
+    StepShape,
+    StepTensors,
+    Tail,
+    is_decode,
+    is_verify,
+)
 
 
 class EagerLaunch:
@@ -24,6 +36,9 @@ class EagerLaunch:
         self._row_buckets = row_buckets
 
     def __call__(self, batch: Batch) -> Tail:
+        return self._verify(batch) if batch.drafts else self._plain(batch)
+
+    def _plain(self, batch: Batch) -> Tail:
         step, level = self._step, self._step.sampler.level(batch)
         yielding = [row for row, yields in enumerate(batch.yields) if yields]
         rows, to_sample = self._send(batch, yielding)
@@ -35,6 +50,36 @@ class EagerLaunch:
             return StepTensors(step.tail(rows, last, level, to_sample), to_sample and yielding, prompts)
 
         return tail
+
+    def _verify(self, batch: Batch) -> Tail:
+        step, level = self._step, self._step.sampler.level(batch)
+        rows, draws = self._send_draws(batch)
+        shape = StepShape("verify" if is_verify(batch) else "mixed", sum(batch.counts), len(batch.slots))
+        tokens, states = step.verify(rows, draws, shape, self._bounds(batch))
+        prompts = step.record_prompts(batch, tokens)
+
+        def tail() -> StepTensors:
+            sampled, lengths = step.accepting_tail(rows, draws, states, level)
+            return StepTensors(sampled, None, prompts, lengths)
+
+        return tail
+
+    def _send_draws(self, batch: Batch) -> tuple[Rows, Draws]:
+        """Return the batch's columns and the positions at which it samples, on the device."""
+        num_rows, num_draws = len(batch.slots), sum(batch.yields)
+        ends = list(accumulate(batch.counts))
+        tokens = [at for end, yields in zip(ends, batch.yields, strict=True) for at in range(end - yields, end)]
+        slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) for _ in range(yields)]
+        # As in `_send`.
+        odd, odd_draws = (0,) * (num_rows % 2), (0,) * (num_draws % 2)
+        columns = (*batch.slots, *odd, *batch.counts, *odd, *batch.yields, *odd, *tokens, *odd_draws, *slots)
+        sent = self._step.table.to_device(columns, torch.int64)
+        size = num_rows + len(odd)
+        context_len = torch.empty(num_rows, dtype=torch.int32, device=sent.device)
+        rows = Rows(*sent[: 3 * size].view(3, size)[:, :num_rows], context_len)
+        of_draws = sent[3 * size :]
+        before = torch.empty(num_draws, dtype=torch.int32, device=sent.device)
+        return rows, Draws(of_draws[:num_draws], of_draws[num_draws + len(odd_draws) :], before)
 
     def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
         """Return the batch's columns on the device, and the rows to sample if they are not all rows once."""

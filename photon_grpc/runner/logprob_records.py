@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ class LogprobRecords(NamedTuple):
     records: torch.Tensor
     spans: tuple[Span, ...]
 
+    def kept(self, lengths: dict[int, int]) -> LogprobRecords:
+        """Return the records of as many positions of each row."""
+        return self._replace(spans=tuple(span._replace(count=lengths[span.row]) for span in self.spans))
+
     def cut(self, faults: Container[int]) -> dict[int, bytes]:
         """Map rows without a fault to their packed records, once these are on the host."""
         records, spans = self.records.numpy(), self.spans
@@ -47,9 +52,23 @@ NO_RECORDS = LogprobRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
 
 
 def output_records(records: torch.Tensor | None, batch: Batch, params: dict[int, LogprobParams]) -> LogprobRecords:
-    """Return the records of rows that yield and ask for log-probabilities; `records` has one position a row."""
+    """Return the records of rows that yield and ask for log-probabilities.
+
+    `records` has one position a row; with drafts one for each id that a row may yield, row after row.
+    """
     if records is None:
         return NO_RECORDS
+    if batch.drafts:
+        starts = accumulate(batch.yields, initial=0)
+        rows = enumerate(zip(batch.slots, batch.yields, starts, strict=False))
+        return LogprobRecords(
+            records,
+            tuple(
+                Span(row, start, yields, params[slot].num_records)
+                for row, (slot, yields, start) in rows
+                if yields and slot in params
+            ),
+        )
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
     wanted = [(row, params[slot].num_records) for row, (slot, yields) in columns if yields and slot in params]
     return LogprobRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))

@@ -19,6 +19,7 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure
+from photon_grpc.runner.drafting import Drafter, NoDrafter
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.logprob_records import LogprobRecords, output_records
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
@@ -40,10 +41,14 @@ class ModelRunner:
         table: the slots of batches.
         cache: the pages of their blocks.
         depth: steps that may stay unread when the next is submitted.
+        drafter: makes the drafts of steps that have some.
     """
 
-    def __init__(self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int) -> None:
+    def __init__(
+        self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int, drafter: Drafter | None = None
+    ) -> None:
         self.depth = depth
+        self.drafter = drafter or NoDrafter()
         self.launch_body = launch
         self.table = table
         self.cache = cache
@@ -63,10 +68,14 @@ class ModelRunner:
         """Launch one step; a failure is a fault of all its rows, and of theirs in steps launched before it is read.
 
         Raise torch.AcceleratorError if the device is lost: then this process can compute nothing more. Raise
-        InternalFailure while the step before waits for its masks.
+        InternalFailure while the step before waits for its masks, and for more drafts than the drafter makes.
         """
         if self._is_held_back:
             raise InternalFailure(f"step {batch.step} is submitted before the masks of the step before it")
+        if batch.drafts > self.drafter.max_drafts:
+            raise InternalFailure(
+                f"step {batch.step} has {batch.drafts} drafts a row, the runner makes {self.drafter.max_drafts}"
+            )
         sound = self._poisoned.sound(batch)
         pending = self._launch(sound)
         return pending if sound is batch else SoundRows(pending, batch, sound)
@@ -78,6 +87,7 @@ class ModelRunner:
             self.cache.copy(batch.copies)
             if not batch.slots:
                 return Landed(StepOutput(batch.step, ()))
+            drafts = self._drafted(batch)
             tail = self.launch_body(batch)
             if not batch.masked:
                 return self._sent(batch, tail(), start_s)
@@ -88,7 +98,14 @@ class ModelRunner:
         finally:
             self.table.advance(batch)
         self._is_held_back = True
-        return HeldBack(partial(self._sample, batch, tail, start_s))
+        return HeldBack(partial(self._sample, batch, tail, start_s), drafts)
+
+    def _drafted(self, batch: Batch) -> DraftCopy | None:
+        """Make the drafts of a step that has some; return those of masked rows on their way to the host."""
+        if not batch.drafts:
+            return None
+        self.drafter.draft(batch)
+        return DraftCopy(batch, self.table) if batch.masked else None
 
     @torch.inference_mode()
     def _sample(self, batch: Batch, tail: Tail, start_s: float, masks: memoryview) -> Pending:
@@ -105,9 +122,26 @@ class ModelRunner:
         """Return a step on its way from a device; on a CPU it is computed."""
         ids, logprobs = tensors.sampled
         records = output_records(logprobs, batch, self.table.logprob_params), tensors.prompts
+        read = partial(self._read, batch, tensors.rows)
         if ids.device.type == "cuda":
-            return InFlight(batch, ids, tensors.rows, records, start_s)
-        return Landed(_output(batch, ids, tensors.rows, records, time.perf_counter() - start_s))
+            return InFlight(read, ids, tensors.lengths, records, start_s)
+        return Landed(read(ids, tensors.lengths, records, time.perf_counter() - start_s))
+
+    def _read(
+        self,
+        batch: Batch,
+        yielding: list[int] | None,
+        ids: torch.Tensor,
+        lengths: torch.Tensor | None,
+        records: StepRecords,
+        duration_s: float,
+    ) -> StepOutput:
+        """Return the output of a step whose results are on the host."""
+        if lengths is None:
+            return _output(batch, ids, yielding, records, duration_s)
+        output = _verified(batch, ids, lengths, records, duration_s)
+        self.table.read(batch, output.lengths)
+        return output
 
     def _failed(self, batch: Batch) -> Pending:
         """Return a step that failed with the exception being handled.
@@ -130,8 +164,31 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class DraftCopy:
+    """The drafts of a step's masked rows, on their way to the host while its body runs."""
+
+    def __init__(self, batch: Batch, table: SlotTable) -> None:
+        self._counts = [batch.yields[row] - 1 for row in batch.masked]
+        drafts = table.drafts([batch.slots[row] for row in batch.masked], batch.drafts)
+        self._drafts, self._landed = drafts, None
+        if drafts.device.type == "cuda":
+            self._drafts = _to_host(drafts)
+            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._landed.record(stream_of(drafts.device))
+
+    def read(self) -> tuple[int, ...]:
+        """Wait for the drafts; return those of each row, filled up with -1."""
+        if self._landed is not None:
+            self._landed.synchronize()
+        return tuple(
+            draft if at < count else -1
+            for row, count in zip(self._drafts.tolist(), self._counts, strict=True)
+            for at, draft in enumerate(row)
+        )
+
+
 class LaunchedStep:
-    """A step launched whole, without drafts."""
+    """A step launched whole, whose drafts nobody needs."""
 
     def drafts(self) -> tuple[int, ...]:
         return ()
@@ -145,11 +202,16 @@ class HeldBack(LaunchedStep):
 
     Args:
         sample: launches the tail.
+        drafts: of the masked rows, if the step has drafts.
     """
 
-    def __init__(self, sample: Callable[[memoryview], Pending]) -> None:
+    def __init__(self, sample: Callable[[memoryview], Pending], drafts: DraftCopy | None = None) -> None:
         self._sample = sample
+        self._drafts = drafts
         self._pending: Pending | None = None
+
+    def drafts(self) -> tuple[int, ...]:
+        return () if self._drafts is None else self._drafts.read()
 
     def sample(self, masks: memoryview) -> None:
         self._pending = self._sample(masks)
@@ -171,22 +233,34 @@ class Landed(LaunchedStep):
 
 
 class InFlight(LaunchedStep):
-    """A step on the device, whose ids and log-probabilities are copied to pinned memory after it."""
+    """A step on the device, whose ids, their numbers and log-probabilities are copied to pinned memory after it.
+
+    Args:
+        read: makes the output of what is on the host, and of the seconds that it took.
+    """
 
     def __init__(
-        self, batch: Batch, ids: torch.Tensor, rows: list[int] | None, records: StepRecords, start_s: float
+        self,
+        read: Callable[[torch.Tensor, torch.Tensor | None, StepRecords, float], StepOutput],
+        ids: torch.Tensor,
+        lengths: torch.Tensor | None,
+        records: StepRecords,
+        start_s: float,
     ) -> None:
-        self._batch = batch
-        self._rows = rows
+        self._read = read
         self._start_s = start_s
         self._ids = _to_host(ids)
-        self._records = tuple(each._replace(records=_to_host(each.records)) if each.spans else each for each in records)
+        self._lengths = None if lengths is None else _to_host(lengths)
+        of_outputs, of_prompts = (
+            each._replace(records=_to_host(each.records)) if each.spans else each for each in records
+        )
+        self._records = of_outputs, of_prompts
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record(stream_of(ids.device))
 
     def result(self) -> StepOutput:
         self._landed.synchronize()
-        return _output(self._batch, self._ids, self._rows, self._records, time.perf_counter() - self._start_s)
+        return self._read(self._ids, self._lengths, self._records, time.perf_counter() - self._start_s)
 
 
 def free_unused() -> None:
@@ -213,6 +287,31 @@ def _output(
         faults = {row: FAULTS[number] for row, number in zip(rows, numbers, strict=True) if number < 0}
     scores, prompt_scores = (each.cut(faults) for each in records)
     return StepOutput(batch.step, numbers, faults, duration_s, logprobs=scores, prompt_logprobs=prompt_scores)
+
+
+def _verified(
+    batch: Batch, ids: torch.Tensor, lengths: torch.Tensor, records: StepRecords, duration_s: float
+) -> StepOutput:
+    """Return the output of a step with drafts, whose `ids` are those of its draws and `lengths` those of its rows."""
+    sampled, numbers = ids.tolist(), lengths.tolist()
+    kept: dict[int, list[int]] = {}
+    start = 0
+    for row, yields in enumerate(batch.yields):
+        if yields:
+            kept[row] = sampled[start : start + numbers[row]]
+            start += yields
+    faults = {row: FAULTS[mine[0]] for row, mine in kept.items() if mine[0] < 0}
+    sizes = {row: len(mine) for row, mine in kept.items()}
+    of_outputs, of_prompts = records
+    return StepOutput(
+        batch.step,
+        tuple(token for mine in kept.values() for token in mine),
+        faults,
+        duration_s,
+        tuple(sizes.values()),
+        logprobs=of_outputs.kept(sizes).cut(faults),
+        prompt_logprobs=of_prompts.cut(faults),
+    )
 
 
 def _all_faulty(batch: Batch) -> StepOutput:

@@ -19,7 +19,7 @@ from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, LogprobMetadata
-from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
+from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Drafted, Penalties, counted
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_device
@@ -45,6 +45,7 @@ class _Numbers(NamedTuple):
     num_given: int
     num_biases: int
     is_limited: int
+    num_known: int
     mask_row: int = 0
 
 
@@ -59,12 +60,24 @@ class SlotTable:
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
     block_table: int32 [S, G, max_blocks], of every KVGroup; entries before its window stay until they are
     overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
-    num_prompt: int64 [S]. num_prompt_best: as num_best, of the prompt. All others as in `Constraints`, `Penalties` and
-    `LogprobMetadata` of kernels/sampling.
+    num_prompt: int64 [S]. num_known: as in `SlotState`. num_prompt_best: as num_best, of the prompt. All others as in
+    `Constraints`, `Penalties` and `LogprobMetadata` of kernels/sampling.
+
+    Args:
+        max_drafts: the most drafts of a row.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        plan: KVPlan,
+        vocab_size: int,
+        device: torch.device,
+        max_drafts: int = 0,
+    ) -> None:
         self.device = device
+        self.max_drafts = max_drafts
         self.plan = plan
         self.block_size = plan.block_size
         max_blocks = plan.columns(max_model_len)
@@ -72,7 +85,7 @@ class SlotTable:
         self.block_table = torch.zeros((num_slots, len(plan.groups), max_blocks), dtype=torch.int32, device=device)
         num_words = -(-vocab_size // 32)
         self.banned_ids = torch.zeros((num_slots, num_words), dtype=torch.int32, device=device)
-        self.masks = torch.zeros_like(self.banned_ids)
+        self.masks = torch.zeros((num_slots * (1 + max_drafts), num_words), dtype=torch.int32, device=device)
         self.limits = torch.zeros_like(self.banned_ids)
         self.bias_ids = torch.zeros((num_slots, MAX_BIASES), dtype=torch.int32, device=device)
         self.biases = torch.zeros((num_slots, MAX_BIASES), dtype=torch.float32, device=device)
@@ -84,16 +97,20 @@ class SlotTable:
         self.repetition_penalty, self.presence_penalty, self.frequency_penalty = penalties
         self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *others = self._ints
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
-        self.num_biases, self.is_limited, self.mask_row = others
+        self.num_biases, self.is_limited, self.num_known, self.mask_row = others
         self._none_given = torch.zeros_like(self.num_given)
-        #: Slots whose masks hold in the batch that was applied last, in its order; None if that is unknown.
-        self._masked: list[int] | None = []
+        #: Slots whose masks hold in the batch that was applied last, in its order, and the masks of each; None if that
+        #: is unknown.
+        self._masked: tuple[list[int], int] | None = [], 1
         self._mask_copy = SideCopy(device)
         # Rows of padding have no log-probabilities and no penalties.
         self.num_best.fill_(-1)
         self.repetition_penalty.fill_(1.0)
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
+        #: Exact once every step with drafts is read.
         self.max_computed = [0] * num_slots
+        #: Slot -> drafts in steps that are not read.
+        self.unread_drafts: dict[int, int] = {}
         #: Slots with top_k, top_p or min_p.
         self.filtered: set[int] = set()
         #: Slots with penalties, biases or limits.
@@ -107,7 +124,8 @@ class SlotTable:
     @property
     def state(self) -> SlotState:
         """The state that every step reads and changes."""
-        return SlotState(self.token_ids, self.num_computed, self.block_table)
+        num_known = self.num_known if self.max_drafts else None
+        return SlotState(self.token_ids, self.num_computed, self.block_table, num_known)
 
     @property
     def filters(self) -> Filters:
@@ -121,6 +139,7 @@ class SlotTable:
         return LogitsProcessing(
             Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases),
             Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
+            Drafted(self.num_known, self.token_ids, self.token_ids.stride(0)) if self.max_drafts else None,
         )
 
     def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
@@ -138,9 +157,16 @@ class SlotTable:
         The body of the step may have ended by then, so `apply` does all that it can before.
         """
         words = torch.frombuffer(masks, dtype=torch.int32).view(-1, self.masks.shape[1])
-        if self._masked is None or len(words) != len(self._masked):
-            raise IndexError(f"{len(words)} masks for {len(self._masked or ())} rows")
+        slots, stride = self._masked or ((), 1)
+        if len(words) != len(slots) * stride:
+            raise IndexError(f"{len(words)} masks for {len(slots)} rows with {stride} each")
         self._mask_copy(words, self.masks[: len(words)])
+
+    def drafts(self, slots: Sequence[int], count: int) -> torch.Tensor:
+        """Return int32 [slots, count], what stands behind the known ids of each slot."""
+        rows = self.to_device(slots, torch.int64)[:, None]
+        places = self.num_known[rows] + torch.arange(count, device=self.device)
+        return self.token_ids[rows, places.clamp(max=self.token_ids.shape[1] - 1)]
 
     def apply(self, batch: Batch) -> None:
         """Apply departures, admissions and growth."""
@@ -150,22 +176,39 @@ class SlotTable:
             self._admit(batch.admissions)
         if batch.grown:
             self._grow(batch)
-        masked = [batch.slots[row] for row in batch.masked]
-        if masked:
+        masked = [batch.slots[row] for row in batch.masked], batch.drafts + 1
+        if batch.masked:
             self._mask_copy.follow()
-        if masked != self._masked or (masked and batch.admissions):
+        if (masked if batch.masked else ([], 1)) != self._masked or (batch.masked and batch.admissions):
             # An admission has set that of its slot to 0.
-            self._point_to_masks(masked)
+            self._point_to_masks(*masked)
 
     def advance(self, batch: Batch) -> None:
         """Advance the host's bounds by a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
             self.max_computed[slot] += count
-        # Bans need another tail: they are dropped once they cannot apply any more. If tokens are drafted they
-        # stay: lengths are upper bounds then.
-        if self.banned and not batch.drafts:
-            for slot in [slot for slot, until in self.banned.items() if self.max_computed[slot] + 1 >= until]:
+        if batch.drafts:
+            for slot, yields in zip(batch.slots, batch.yields, strict=True):
+                if yields > 1:
+                    self.unread_drafts[slot] = self.unread_drafts.get(slot, 0) + yields - 1
+        # Bans need another tail: they are dropped once they cannot apply any more, whatever becomes of drafts.
+        if self.banned:
+            for slot in [slot for slot, until in self.banned.items() if self.min_computed(slot) + 1 >= until]:
                 del self.banned[slot]
+
+    def min_computed(self, slot: int) -> int:
+        """Return a lower bound of num_computed, known to the host."""
+        return self.max_computed[slot] - self.unread_drafts.get(slot, 0)
+
+    def read(self, batch: Batch, lengths: Sequence[int]) -> None:
+        """Correct the host's bounds by what a step with drafts kept: `lengths`, one for each yielding row."""
+        kept = iter(lengths)
+        for slot, yields in zip(batch.slots, batch.yields, strict=True):
+            length = next(kept) if yields else 0
+            if yields > 1:
+                self.max_computed[slot] -= yields - length
+                # On a CPU a step may be read before it is counted.
+                self.unread_drafts[slot] = self.unread_drafts.get(slot, 0) - (yields - 1)
 
     def to_device(self, values: Numbers, dtype: torch.dtype) -> torch.Tensor:
         """Copy numbers of the host without waiting for the device."""
@@ -219,6 +262,7 @@ class SlotTable:
     def _remember(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling
         self._forget(slot)
+        self.unread_drafts.pop(slot, None)
         self.max_computed[slot] = admission.num_computed
         if not sampling.is_greedy and sampling.is_filtered:
             self.filtered.add(slot)
@@ -252,16 +296,17 @@ class SlotTable:
             num_given=len(logprobs.token_ids),
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),
+            num_known=len(admission.ids),
         )
 
-    def _point_to_masks(self, slots: list[int]) -> None:
+    def _point_to_masks(self, slots: list[int], stride: int) -> None:
         # Set once it is sent: if sending fails, the next batch sends again.
         self._masked = None
         self.mask_row.zero_()
         if slots:
-            where, rows = self.to_device([slots, range(1, len(slots) + 1)], torch.int64)
+            where, rows = self.to_device([slots, range(1, len(slots) * stride + 1, stride)], torch.int64)
             self.mask_row.index_copy_(0, where, rows)
-        self._masked = slots
+        self._masked = (slots, stride) if slots else ([], 1)
 
     def _grow(self, batch: Batch) -> None:
         num_groups = len(self.plan.groups)

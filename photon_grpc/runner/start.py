@@ -23,6 +23,7 @@ from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.lang.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
+from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
@@ -54,11 +55,13 @@ class RunnerStart:
     Args:
         progress: called in the stages "warm-up" (steps) and "kernels" (those that must be compiled).
         num_compilers: kernels compiled at a time.
+        speculation: how the runner drafts.
     """
 
     limits: RunnerLimits
     progress: OnStage
     num_compilers: int
+    speculation: Speculation = NO_SPECULATION
 
     def runner(self, decoder: Decoder) -> ModelRunner:
         """Build the runner; raise ConfigError if memory does not suffice, NumericFailure if the model yields NaN."""
@@ -88,7 +91,9 @@ class RunnerStart:
     def _runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None) -> ModelRunner:
         cache, sizes = self._kv_cache(decoder, num_blocks), self.limits.sizes
         if not self._is_captured(decoder):
-            return eager_runner(decoder, cache, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+            return eager_runner(
+                decoder, cache, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth, speculation=self.speculation
+            )
         return graph_runner(
             decoder,
             cache,
@@ -96,6 +101,7 @@ class RunnerStart:
             depth=sizes.depth,
             progress=lambda done, total: self.progress("warm-up", done, total + 1),
             capture=capture,
+            speculation=self.speculation,
         )
 
     def _is_captured(self, decoder: Decoder) -> bool:

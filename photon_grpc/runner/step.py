@@ -3,6 +3,11 @@
     hidden = step.body(rows, shape, bounds)
     sampled = step.tail(rows, hidden.last, level)
 
+With drafts, which a drafter has written behind the known ids of their slots, a row may sample at several positions:
+
+    states = step.verify(rows, draws, shape, bounds)
+    sampled, lengths = step.accepting_tail(rows, draws, states, level)
+
 `eager.py` calls both with the exact shape of a batch, `graphs.py` captures both in padded shapes and replays them.
 """
 
@@ -24,9 +29,12 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class StepShape(NamedTuple):
-    """The shape of a body. In a decode step every row is one token, and no row is new."""
+    """The shape of a body. In a decode step every row is one token, and no row is new.
 
-    kind: Literal["decode", "mixed"]
+    In a verify step every row is its last known id and drafts, all of which are sampled behind, and no row is new.
+    """
+
+    kind: Literal["decode", "mixed", "verify"]
     num_tokens: int
     num_rows: int
 
@@ -56,6 +64,18 @@ class Rows(NamedTuple):
         return Rows(*(column[:num_rows] for column in self))
 
 
+class Draws(NamedTuple):
+    """The D positions that a step with drafts samples at, row after row.
+
+    tokens: int64 [D], the index among the step's tokens of each; slots: int64 [D]. context_len: int32 [D], tokens before
+    the id to sample; filled by the body.
+    """
+
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    context_len: torch.Tensor
+
+
 class SampledRows(NamedTuple):
     """Rows to sample, int64: the first `num_real` of them; the others fill up a shape."""
 
@@ -71,11 +91,15 @@ class HiddenStates(NamedTuple):
 
 
 class StepTensors(NamedTuple):
-    """The result of a step on the device; rows: those that yield, in order (None: all)."""
+    """The result of a step on the device; rows: those that yield, in order (None: all).
+
+    lengths: int64 [R], the ids that each row keeps, in a step with drafts, whose ids [D] are those of its draws.
+    """
 
     sampled: SampledTokens
     rows: list[int] | None = None
     prompts: LogprobRecords = NO_RECORDS
+    lengths: torch.Tensor | None = None
 
 
 #: Launches the tail of a step whose body is launched.
@@ -126,6 +150,30 @@ class Step:
         self._kernels.advance(rows.slots, rows.counts, rows.yields, sampled.ids, self.table.state)
         return sampled
 
+    def verify(
+        self, rows: Rows, draws: Draws, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None
+    ) -> HiddenStates:
+        """Launch the body of a step with drafts; the `last` are those of the draws [D, hidden_size], in `out` if given."""
+        found, hidden = self._forward(rows, shape, bounds)
+        torch.add(found.position[draws.tokens], 1, out=draws.context_len)
+        return HiddenStates(hidden, torch.index_select(hidden, 0, draws.tokens, out=out))
+
+    def accepting_tail(
+        self, rows: Rows, draws: Draws, states: torch.Tensor, level: SamplingLevel
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Sample an id at each draw, keep those behind drafts that were right; return the ids and the kept of each row.
+
+        Args:
+            states: [D, hidden_size], the `last` of `verify`.
+        """
+        sampled = self.sampler(states, draws.slots, draws.context_len, level)
+        return sampled, self.accept(rows, sampled.ids, level)
+
+    def accept(self, rows: Rows, ids: torch.Tensor, level: SamplingLevel) -> torch.Tensor:
+        """Keep the right ids of those sampled at a step's draws; return the number of each row, int64 [R]."""
+        counted = self.table.processing.penalties if level.is_processed else None
+        return self._kernels.accept(rows.slots, rows.counts, rows.yields, ids, self.table.state, counted)
+
     def _decode(self, rows: Rows, bounds: Bounds) -> HiddenStates:
         table, query_start = self.table, self._starts[: rows.slots.shape[0] + 1]
         found = self._kernels.decode_inputs(rows.slots, rows.context_len, table.state, table.block_size)
@@ -135,12 +183,17 @@ class Step:
         return HiddenStates(hidden, hidden)
 
     def _mixed(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None) -> HiddenStates:
+        found, hidden = self._forward(rows, shape, bounds)
+        return HiddenStates(hidden, torch.index_select(hidden, 0, found.last, out=out))
+
+    def _forward(self, rows: Rows, shape: StepShape, bounds: Bounds) -> tuple[Inputs, torch.Tensor]:
         table = self.table
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size
         )
-        hidden = self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
-        return HiddenStates(hidden, torch.index_select(hidden, 0, found.last, out=out))
+        return found, self._decoder.forward(
+            found.token, self._context(found, rows, bounds, history_is_settled=False)
+        )
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []
@@ -176,6 +229,11 @@ def _at(chosen: torch.Tensor, num_real: int, sampled: torch.Tensor, rows: Rows) 
     spread = sampled.new_zeros((rows.slots.shape[0], *sampled.shape[1:]))
     spread[chosen[:num_real]] = sampled[:num_real]
     return spread
+
+
+def is_verify(batch: Batch) -> bool:
+    """Return whether every row samples behind all of its tokens, and no row is new."""
+    return bool(batch.drafts) and not batch.admissions and batch.counts == batch.yields
 
 
 def is_decode(batch: Batch) -> bool:

@@ -14,6 +14,7 @@ from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
@@ -80,6 +81,9 @@ class CyclicDrafting:
 
     def num_drafts(self, num_running: int) -> int:
         return next(self._drafts)
+
+    def of(self, seq: Sequence, k: int) -> int:
+        return k
 
 
 class Harness:

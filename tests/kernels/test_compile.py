@@ -19,11 +19,20 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import geglu, rms_norm, swiglu
+from photon_grpc.kernels import geglu, ngram, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, histogram, logprobs, penalties, process_logits, sample, topk_topp
+from photon_grpc.kernels.sampling import (
+    accept,
+    bitmask,
+    histogram,
+    logprobs,
+    penalties,
+    process_logits,
+    sample,
+    topk_topp,
+)
 from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.logprobs import LogprobMetadata, TileLogprobs
@@ -293,13 +302,18 @@ PROCESSING = LogitsProcessing(
 SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # type: ignore[arg-type]
 
 
-def test_shape() -> None:
-    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "processing": PROCESSING}
+#: Where positions may stand behind drafts.
+DRAFTED = PROCESSING._replace(drafted=penalties.Drafted("*i64", "*i32", "i32"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("processing", [PROCESSING, DRAFTED], ids=["plain", "drafted"])
+def test_shape(processing: LogitsProcessing) -> None:
+    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "processing": processing}
     types |= {"is_constrained": "*i1", "num_columns": "i32", "stride": "i32"}
     check(compiled(process_logits.process_kernel, types, process_logits.config() | {"PDL": True}), "ld.global.v4")
 
 
-@pytest.mark.parametrize("processing", [None, PROCESSING], ids=["plain", "shaped"])
+@pytest.mark.parametrize("processing", [None, PROCESSING, DRAFTED], ids=["plain", "shaped", "drafted"])
 def test_sample(processing: LogitsProcessing | None) -> None:
     best = TileBest("*fp32", "*fp32", "*i32", None if processing is None else "*i1")  # type: ignore[arg-type]
     types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "processing": processing, "best_of": best}
@@ -316,6 +330,23 @@ def test_sample(processing: LogitsProcessing | None) -> None:
 def test_counts() -> None:
     counting = {"slots": "*i64", "yields": "*i64", "ids": "*i64", "counts": "*i16", "num_columns": "i32"}
     check(compiled(penalties.count_kernel, counting, {"num_warps": 1, "PDL": True}))
+
+
+@pytest.mark.parametrize("held", [None, "*i16"])
+@pytest.mark.parametrize("rows", [1, 64, 512])
+def test_accept(rows: int, held: str | None) -> None:
+    types: dict[str, Any] = dict.fromkeys(("slots", "counts", "yields", "ids", "num_computed", "num_known"), "*i64")
+    types |= {"token_ids": "*i32", "held": held, "lengths": "*i64", "token_stride": "i32", "num_columns": "i32"}
+    constants = {"ROWS_PAD": rows, "DRAFTS_PAD": accept.MAX_DRAFTS, "PDL": True, "num_warps": 1}
+    built = compiled(accept.accept_kernel, types, constants | ({} if held else {"held": None}))
+    check(built)
+    assert "ld.global" not in built.ptx.split("griddepcontrol.wait", 1)[0]
+
+
+def test_ngram() -> None:
+    types: dict[str, Any] = dict.fromkeys(("slots", "num_drafts", "num_known"), "*i64")
+    types |= {"token_ids": "*i32", "token_stride": "i32"}
+    check(compiled(ngram.ngram_kernel, types, {"DRAFTS_PAD": 8, "BLOCK": 1024, "num_warps": 4}))
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 262144])

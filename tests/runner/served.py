@@ -9,7 +9,7 @@ from pathlib import Path
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
-from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelFlags, SchedulerConfig, ServeConfig
+from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelFlags, SchedulerConfig, ServeConfig, SpeculationConfig
 from photon_grpc.core.frames import Add, Failed, Finished, StepFrame
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
@@ -34,6 +34,8 @@ class Served:
         scheduler: SchedulerConfig | None = None,
         device: str = "cpu",
         eager: bool = False,
+        speculation: str = "",
+        num_drafts: int | None = None,
         **model: object,
     ) -> None:
         config = ServeConfig(
@@ -41,6 +43,7 @@ class Served:
             device=DeviceConfig(device=device, enforce_eager=eager),
             cache=cache or CacheConfig(num_blocks=64),
             scheduler=scheduler or SchedulerConfig(max_num_seqs=8),
+            speculation=SpeculationConfig(speculation, num_drafts, "fixed"),
         )
         self.assembled: Assembled = assemble(config, lambda stage, done, total: None)
         self.post = FakeBridge()

@@ -149,7 +149,7 @@ class Scheduler:
 
     def _place_drafting(self, plan: BatchBuilder, seq: Sequence, wanted: int, report: StepFrameBuilder) -> None:
         """Place a decode row with as many drafts as max_tokens, budget and free blocks allow, without preemption."""
-        drafts = min(plan.drafts, seq.max_len - 1 - wanted, plan.budget - 1)
+        drafts = min(self.drafting.of(seq, plan.drafts), seq.max_len - 1 - wanted, plan.budget - 1)
         end = wanted + drafts
         if end > seq.table.capacity:
             grown = self.pool.grow(seq, end)

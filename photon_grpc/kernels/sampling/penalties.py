@@ -28,6 +28,18 @@ BIASES = MAX_BIASES if tl is None else tl.constexpr(MAX_BIASES)
 _MOST = 0x7FFF
 
 
+class Drafted(NamedTuple):
+    """The ids that stand before a sampled position without being known: drafts.
+
+    num_known: int64 [S], ids known of every slot. token_ids: int32 [S, stride], the drafts behind them. A position
+    with `context_len` ids before it has `context_len - num_known` drafts among them, if that is above 0.
+    """
+
+    num_known: torch.Tensor
+    token_ids: torch.Tensor
+    stride: int
+
+
 class Penalties(NamedTuple):
     """Penalties and biases of S slots.
 
@@ -52,8 +64,21 @@ def counted(prompt: npt.ArrayLike, output: npt.ArrayLike, vocab_size: int) -> np
     return counts.view(np.int16)
 
 
-def reference(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -> None:
-    """Apply biases and penalties in torch."""
+def num_drafts(slots: torch.Tensor, context_len: torch.Tensor, drafted: Drafted | None) -> torch.Tensor:
+    """Return int64 [R], the drafts before each position, in torch."""
+    if drafted is None:
+        return torch.zeros_like(slots)
+    return (context_len - drafted.num_known[slots]).clamp(min=0)
+
+
+def reference(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    penalties: Penalties,
+    context_len: torch.Tensor | None = None,
+    drafted: Drafted | None = None,
+) -> None:
+    """Apply biases and penalties in torch; drafts before a position count as output."""
     counts, repetition, presence, frequency, num_biases, bias_ids, biases = penalties
     for row, number in enumerate(num_biases[slots].tolist()):
         slot = slots[row]
@@ -62,10 +87,19 @@ def reference(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -
     for row in is_penalised[slots].nonzero()[:, 0].tolist():
         slot, x = slots[row], logits[row]
         held = counts[slot]
+        if drafted is not None and context_len is not None:
+            held = _with_drafts(held, slot, context_len[row], drafted)
         count = (held & _MOST).float()
         repeated = torch.where(x > 0, x / repetition[slot], x * repetition[slot])
         changed = repeated - (frequency[slot] * count + presence[slot] * (count > 0))
         logits[row] = torch.where(held != 0, changed, x)
+
+
+def _with_drafts(held: torch.Tensor, slot: torch.Tensor, length: torch.Tensor, drafted: Drafted) -> torch.Tensor:
+    known = int(drafted.num_known[slot])
+    drafts = drafted.token_ids[slot, known : max(int(length), known)].long()
+    count = ((held & _MOST).int() + torch.bincount(drafts, minlength=held.shape[0]).int()).clamp(max=_MOST)
+    return torch.where(held < 0, count - 0x8000, count).short()
 
 
 def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penalties: Penalties) -> None:
@@ -93,13 +127,28 @@ def add_biases(logits, column, slot, penalties, num_columns):
 
 
 @jit
-def load_penalised(logits, column, slot, penalties, num_columns):
+def num_drafts_before(slot, length, drafted):
+    """Return the drafts before a position with `length` ids before it."""
+    if drafted is None:
+        return 0
+    else:
+        return tl.maximum(length - tl.load(drafted.num_known + slot), 0)
+
+
+@jit
+def load_penalised(logits, column, slot, penalties, num_columns, drafted, num_before):
     """Load float32 columns of the row that `logits` points to; -infinity past the last."""
     x = tl.load(logits + column, mask=column < num_columns, other=-float("inf")).to(tl.float32)
     r = tl.load(penalties.repetition + slot)
     p, f = tl.load(penalties.presence + slot), tl.load(penalties.frequency + slot)
     if (r != 1.0) | (p != 0.0) | (f != 0.0):
         held = tl.load(penalties.counts + slot * num_columns + column, mask=column < num_columns, other=0).to(tl.int32)
+        if drafted is not None:
+            first = drafted.token_ids + slot * drafted.stride + tl.load(drafted.num_known + slot)
+            extra = tl.zeros_like(held)
+            for at in range(num_before):
+                extra += (column == tl.load(first + at)).to(tl.int32)
+            held = (held & 0x8000) | tl.minimum((held & 0x7FFF) + extra, 0x7FFF)
         count = (held & 0x7FFF).to(tl.float32)
         repeated = tl.where(x > 0, tl.div_rn(x, r), x * r)
         x = tl.where(held != 0, repeated - tl.fma(f, count, tl.where(count > 0, p, 0.0)), x)

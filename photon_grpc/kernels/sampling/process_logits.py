@@ -17,31 +17,41 @@ from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependen
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.sampling import bitmask, penalties
 from photon_grpc.kernels.sampling.bitmask import Constraints, load_allowed
-from photon_grpc.kernels.sampling.penalties import Penalties, add_biases, load_penalised
+from photon_grpc.kernels.sampling.penalties import (
+    Drafted,
+    Penalties,
+    add_biases,
+    load_penalised,
+    num_drafts_before,
+)
 
 
 class LogitsProcessing(NamedTuple):
-    """Penalties and constraints of S slots."""
+    """Penalties and constraints of S slots; `drafted` only where positions may stand behind drafts."""
 
     penalties: Penalties
     constraints: Constraints
+    drafted: Drafted | None = None
 
 
 def reference(
     logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, processing: LogitsProcessing
 ) -> torch.Tensor:
     """Process logits in torch."""
-    penalties.reference(logits, slots, processing.penalties)
-    return bitmask.reference(logits, slots, context_len, processing.constraints)
+    drafted = processing.drafted
+    penalties.reference(logits, slots, processing.penalties, context_len, drafted)
+    num_before = penalties.num_drafts(slots, context_len, drafted)
+    return bitmask.reference(logits, slots, context_len, processing.constraints, num_before)
 
 
 @jit
 def load_processed(logits, column, slot, length, processing, num_columns):
     """Load processed float32 columns of the row at `logits`, and whether a ban, limit or mask holds for it."""
-    of_penalties, constraints = processing
+    of_penalties, constraints, drafted = processing
+    num_before = num_drafts_before(slot, length, drafted)
     add_biases(logits, column, slot, of_penalties, num_columns)
-    logit = load_penalised(logits, column, slot, of_penalties, num_columns)
-    allowed, is_constrained = load_allowed(column, slot, length, constraints, num_columns)
+    logit = load_penalised(logits, column, slot, of_penalties, num_columns, drafted, num_before)
+    allowed, is_constrained = load_allowed(column, slot, length, constraints, num_columns, num_before)
     return tl.where(allowed, logit, -float("inf")), is_constrained
 
 

@@ -92,7 +92,7 @@ def sample_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(metadata.slots + row), tl.load(metadata.context_len + row)
-    if processing is None:
+    if best_of.is_constrained is None:
         inside = column < num_columns
         logit = tl.load(logits + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
     else:

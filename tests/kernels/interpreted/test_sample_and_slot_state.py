@@ -41,6 +41,7 @@ def state_of(max_len: int, pages: int, num_groups: int) -> slot_state.SlotState:
         torch.randint(0, 90, (7, max_len), dtype=torch.int32),
         torch.tensor([0, 5, 9, 17, 2, 3, 30]),
         torch.randint(1, 50, (7, num_groups, pages), dtype=torch.int32),
+        torch.tensor([1, 6, 10, 18, 3, 4, 181]),
     )
 
 
@@ -76,12 +77,14 @@ def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves(num_groups: i
     assert_equal_inputs(mine, theirs, lengths[1])
     assert torch.equal(lengths[0], lengths[1])
     ids, yields = torch.tensor([11, -1, 13, 14, 15, 16]), torch.tensor([1, 1, 0, 0, 1, 0])
-    copies = [slot_state.SlotState(*(tensor.clone() for tensor in state)) for _ in range(2)]
+    copies = [slot_state.SlotState(*(tensor.clone() for tensor in state if tensor is not None)) for _ in range(2)]
     slot_state.advance(slots, counts, yields, ids, copies[0])
     slot_state.advance_reference(slots, counts, yields, ids, copies[1])
     assert torch.equal(copies[0].token_ids[1:], copies[1].token_ids[1:])
     assert torch.equal(copies[0].num_computed, copies[1].num_computed)
     assert copies[0].num_computed.tolist() == [0, 6, 9, 22, 2, 3, 180]
+    # Of rows that yield.
+    assert [each.num_known.tolist() for each in copies if each.num_known is not None] == [[1, 7, 10, 23, 3, 4, 181]] * 2
     tokens = copies[0].token_ids
     assert tokens[3, 22] == 11 and tokens[1, 6] == 0 and tokens[6, 180] == state.token_ids[6, 180]
 

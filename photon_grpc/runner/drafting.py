@@ -1,0 +1,98 @@
+"""Drafters: they write tokens that may come next behind the known ids of their slots.
+
+Any draft is lossless, because a step keeps the ids that the model samples itself: a draft only decides how many. So a
+drafter may be wrong, stale or damaged; it must write ids of the vocabulary, and nothing but them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.errors import InternalFailure
+from photon_grpc.kernels import Kernels
+from photon_grpc.runner.slot_table import SlotTable
+
+
+class Drafter(Protocol):
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of a row that it makes."""
+
+    def draft(self, batch: Batch) -> None:
+        """Write `yields - 1` ids behind the known ones of every row of a batch with drafts, without waiting.
+
+        The changes of the batch are applied; its body is launched next.
+        """
+
+
+class NoDrafter:
+    """A drafter that makes no drafts."""
+
+    max_drafts = 0
+
+    def draft(self, batch: Batch) -> None:
+        raise InternalFailure(f"step {batch.step} has drafts, and there is no drafter")
+
+
+class NgramDrafter:
+    """A drafter that looks for a row's newest ids among its older ones.
+
+    Args:
+        max_drafts: the most drafts of a row.
+        table: the ids of every slot.
+        kernels: have the search.
+    """
+
+    def __init__(self, max_drafts: int, table: SlotTable, kernels: Kernels) -> None:
+        self.max_drafts = max_drafts
+        self._table = table
+        self._ngram = kernels.ngram
+
+    def draft(self, batch: Batch) -> None:
+        slots, num_drafts = drafting_rows(batch, self._table)
+        self._ngram(slots, num_drafts, self._table.state)
+
+
+def drafting_rows(batch: Batch, table: SlotTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (slots, number of drafts) int64 of the rows that draft, on the device."""
+    rows = [(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields > 1]
+    # Both columns begin at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
+    padded = rows + [(0, 0)] * (len(rows) % 2)
+    slots, numbers = table.to_device(list(zip(*padded, strict=True)), torch.int64)
+    return slots[: len(rows)], numbers[: len(rows)]
+
+
+class Speculation(Protocol):
+    """How a runner drafts."""
+
+    @property
+    def max_drafts(self) -> int: ...
+
+    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoSpeculation:
+    """No step drafts."""
+
+    max_drafts = 0
+
+    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter:
+        return NoDrafter()
+
+
+NO_SPECULATION = NoSpeculation()
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSpeculation:
+    """Drafts by prompt lookup."""
+
+    max_drafts: int
+
+    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter:
+        return NgramDrafter(self.max_drafts, table, kernels)
