@@ -67,8 +67,8 @@ class Rows(NamedTuple):
 class Draws(NamedTuple):
     """The D positions that a step with drafts samples at, row after row.
 
-    tokens: int64 [D], the index among the step's tokens of each; slots: int64 [D]. context_len: int32 [D], tokens before
-    the id to sample; filled by the body.
+    tokens: int64 [D], the index of each among the step's tokens; slots: int64 [D]. context_len: int32 [D], tokens
+    before the id to sample; filled by the body.
     """
 
     tokens: torch.Tensor
@@ -153,7 +153,10 @@ class Step:
     def verify(
         self, rows: Rows, draws: Draws, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None
     ) -> HiddenStates:
-        """Launch the body of a step with drafts; the `last` are those of the draws [D, hidden_size], in `out` if given."""
+        """Launch the body of a step with drafts.
+
+        The `last` of the result are those of the draws [D, hidden_size], in `out` if that is given.
+        """
         found, hidden = self._forward(rows, shape, bounds)
         torch.add(found.position[draws.tokens], 1, out=draws.context_len)
         return HiddenStates(hidden, torch.index_select(hidden, 0, draws.tokens, out=out))
@@ -191,9 +194,7 @@ class Step:
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size
         )
-        return found, self._decoder.forward(
-            found.token, self._context(found, rows, bounds, history_is_settled=False)
-        )
+        return found, self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []

@@ -1,9 +1,10 @@
 """Drafts never change an output: the embedded model with drafters that are right, wrong, or do their worst.
 
 A story is some requests with options drawn at random (sampling, filters, penalties, biases, bans, grammars, stops,
-several outputs, log-probabilities of outputs and prompts), sent to an engine with random limits (rows, chunks, blocks, prefix
-cache, preemption, contiguous blocks, static batches, continuations, depth 0 and 1). Each output is compared with the
-one of its request alone, without drafts: ids and ends are equal, log-probabilities to a few units in their last places.
+several outputs, log-probabilities of outputs and prompts), sent to an engine with random limits (rows, chunks, blocks,
+prefix cache, preemption, contiguous blocks, static batches, continuations, depth 0 and 1). Each output is compared with
+the one of its request alone, without drafts: ids and ends are equal, log-probabilities to a few units in their last
+places.
 """
 
 from __future__ import annotations

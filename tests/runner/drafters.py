@@ -177,5 +177,3 @@ def assert_close(found: bytes, expected: bytes) -> None:
     for (_, one, _), (_, other, _) in zip(RECORD.iter_unpack(found), RECORD.iter_unpack(expected), strict=True):
         # Without drafts another company of rows moves them by up to 2e-5 of their size, too.
         assert one == other or abs(one - other) < 5e-5 * max(1.0, abs(other)), (one, other)
-
-

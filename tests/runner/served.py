@@ -9,7 +9,14 @@ from pathlib import Path
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
-from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelFlags, SchedulerConfig, ServeConfig, SpeculationConfig
+from photon_grpc.config.flags import (
+    CacheConfig,
+    DeviceConfig,
+    ModelFlags,
+    SchedulerConfig,
+    ServeConfig,
+    SpeculationConfig,
+)
 from photon_grpc.core.frames import Add, Failed, Finished, StepFrame
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams

@@ -101,10 +101,6 @@ def test_ngrams_speed_up_what_repeats_and_change_nothing() -> None:
     for sampling in alone:
         before = [served.engine.stats.steps for served in (plain, drafting)]
         assert plain.complete([[1, 2]], 48, sampling=sampling) == drafting.complete([[1, 2]], 48, sampling=sampling)
-        steps = [
-            served.engine.stats.steps - count for served, count in zip((plain, drafting), before, strict=True)
-        ]
+        steps = [served.engine.stats.steps - count for served, count in zip((plain, drafting), before, strict=True)]
         # Two ids by turns.
         assert steps[1] < 0.6 * steps[0]
-
-
