@@ -48,8 +48,9 @@ def proposed(ids: np.ndarray, count: int) -> list[int]:
 
 
 @jit
-def ngram_kernel(slots, num_drafts, token_ids, num_known, token_stride, DRAFTS_PAD: tl.constexpr, BLOCK: tl.constexpr):
+def ngram_kernel(slots, num_drafts, state, token_stride, DRAFTS_PAD: tl.constexpr, BLOCK: tl.constexpr):
     """Draft for one row per program."""
+    token_ids, _num_computed, _block_table, num_known = state
     row = tl.program_id(0)
     slot, count = tl.load(slots + row), tl.load(num_drafts + row)
     known = tl.load(num_known + slot)
@@ -82,6 +83,5 @@ def launch(slots: torch.Tensor, num_drafts: torch.Tensor, state: SlotState) -> N
         reference(slots, num_drafts, state)
         return
     ngram_kernel[(slots.shape[0],)](
-        slots, num_drafts, state.token_ids, state.num_known, state.token_ids.stride(0),
-        DRAFTS_PAD=8, BLOCK=1024, num_warps=4,
+        slots, num_drafts, state, state.token_ids.stride(0), DRAFTS_PAD=8, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -34,6 +34,14 @@ class SlotState(NamedTuple):
     num_known: torch.Tensor | None = None
 
 
+class StepRows(NamedTuple):
+    """The rows of a step as kernels take them: slots, counts, yields int64 [B]."""
+
+    slots: torch.Tensor
+    counts: torch.Tensor
+    yields: torch.Tensor
+
+
 class Inputs(NamedTuple):
     """The inputs of T tokens and B rows; a decode step has no use for the last two."""
 
@@ -168,11 +176,13 @@ def mixed_inputs_kernel(
 
 
 @jit
-def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, num_known, token_stride, PDL: tl.constexpr):
+def advance_kernel(rows, ids, state, token_stride, PDL: tl.constexpr):
     """Advance one row per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    slots, counts, yields = rows
+    token_ids, num_computed, _block_table, num_known = state
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot == 0:
@@ -240,8 +250,7 @@ def advance(
     if not launches(slots):
         advance_reference(slots, counts, yields, ids, state)
         return
-    token_ids, num_computed, _, num_known = state
     advance_kernel[(slots.shape[0],)](
-        slots, counts, yields, ids, token_ids, num_computed, num_known, token_ids.stride(0), num_warps=1,
+        StepRows(slots, counts, yields), ids, state, state.token_ids.stride(0), num_warps=1,
         **dependent_launch(slots.device),
     )  # fmt: skip

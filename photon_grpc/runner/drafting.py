@@ -67,7 +67,7 @@ def drafting_rows(batch: Batch, table: SlotTable) -> tuple[torch.Tensor, torch.T
 
 
 class Speculation(Protocol):
-    """How a runner drafts."""
+    """The way in which a runner drafts."""
 
     @property
     def max_drafts(self) -> int: ...

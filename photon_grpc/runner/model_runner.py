@@ -188,7 +188,7 @@ class DraftCopy:
 
 
 class LaunchedStep:
-    """A step launched whole, whose drafts nobody needs."""
+    """A step launched whole; no mask depends on its drafts."""
 
     def drafts(self) -> tuple[int, ...]:
         return ()

@@ -38,6 +38,7 @@ from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.logprobs import LogprobMetadata, TileLogprobs
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest
+from photon_grpc.kernels.slot_state import SlotState, StepRows
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -299,6 +300,7 @@ PROCESSING = LogitsProcessing(
     penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32"),  # type: ignore[arg-type]
     bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32"),  # type: ignore[arg-type]
 )
+STATE = SlotState("*i32", "*i64", "*i32", "*i64")  # type: ignore[arg-type]
 SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # type: ignore[arg-type]
 
 
@@ -335,8 +337,8 @@ def test_counts() -> None:
 @pytest.mark.parametrize("held", [None, "*i16"])
 @pytest.mark.parametrize("rows", [1, 64, 512])
 def test_accept(rows: int, held: str | None) -> None:
-    types: dict[str, Any] = dict.fromkeys(("slots", "counts", "yields", "ids", "num_computed", "num_known"), "*i64")
-    types |= {"token_ids": "*i32", "held": held, "lengths": "*i64", "token_stride": "i32", "num_columns": "i32"}
+    types: dict[str, Any] = {"rows": StepRows("*i64", "*i64", "*i64"), "ids": "*i64", "state": STATE}  # type: ignore[arg-type]
+    types |= {"held": held, "lengths": "*i64", "token_stride": "i32", "num_columns": "i32"}
     constants = {"ROWS_PAD": rows, "DRAFTS_PAD": accept.MAX_DRAFTS, "PDL": True, "num_warps": 1}
     built = compiled(accept.accept_kernel, types, constants | ({} if held else {"held": None}))
     check(built)
@@ -344,8 +346,7 @@ def test_accept(rows: int, held: str | None) -> None:
 
 
 def test_ngram() -> None:
-    types: dict[str, Any] = dict.fromkeys(("slots", "num_drafts", "num_known"), "*i64")
-    types |= {"token_ids": "*i32", "token_stride": "i32"}
+    types: dict[str, Any] = {"slots": "*i64", "num_drafts": "*i64", "state": STATE, "token_stride": "i32"}
     check(compiled(ngram.ngram_kernel, types, {"DRAFTS_PAD": 8, "BLOCK": 1024, "num_warps": 4}))
 
 

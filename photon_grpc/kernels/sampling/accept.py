@@ -19,7 +19,7 @@ from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependen
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.sampling import penalties
 from photon_grpc.kernels.sampling.penalties import Penalties
-from photon_grpc.kernels.slot_state import SlotState
+from photon_grpc.kernels.slot_state import SlotState, StepRows
 
 #: Drafts of a row, at most.
 MAX_DRAFTS = 8
@@ -73,10 +73,12 @@ def _count(slot: int, ids: list[int], counted: Penalties) -> None:
 
 @jit
 def accept_kernel(
-    slots, counts, yields, ids, token_ids, num_computed, num_known, held, lengths, token_stride, num_columns,
+    rows, ids, state, held, lengths, token_stride, num_columns,
     ROWS_PAD: tl.constexpr, DRAFTS_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Accept the ids of one row per program; `held` are the counts [S, num_columns] of ids, or None."""
+    slots, counts, yields = rows
+    token_ids, num_computed, _block_table, num_known = state
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -126,13 +128,12 @@ def launch(
     """Accept as `reference` does; only slot 0 may occur twice in `slots`."""
     if not launches(slots):
         return reference(slots, counts, yields, ids, state, counted)
-    token_ids, num_computed, _, num_known = state
     num_rows, held = slots.shape[0], None if counted is None else counted.counts
     lengths = torch.empty(num_rows, dtype=torch.int64, device=slots.device)
     num_columns = 0 if held is None else held.shape[1]
     accept_kernel[(num_rows,)](
-        slots, counts, yields, ids, token_ids, num_computed, num_known, held, lengths, token_ids.stride(0),
-        num_columns, ROWS_PAD=next_power_of_2(num_rows), DRAFTS_PAD=MAX_DRAFTS, num_warps=1,
+        StepRows(slots, counts, yields), ids, state, held, lengths, state.token_ids.stride(0), num_columns,
+        ROWS_PAD=next_power_of_2(num_rows), DRAFTS_PAD=MAX_DRAFTS, num_warps=1,
         **dependent_launch(slots.device),
     )  # fmt: skip
     return lengths

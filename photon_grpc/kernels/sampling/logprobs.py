@@ -113,9 +113,9 @@ def requested_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
 
 
 @jit
-def logprob_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
+def logprob_peak_kernel(logits, metadata, tiles, num_columns, stride, BLOCK: tl.constexpr):
     """Store maximum and sum of a tile, in a grid (R, T)."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, tile, num_tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     if tl.load(metadata.num_best + tl.load(metadata.slots + row)) >= 0:
         column = tile * BLOCK + tl.arange(0, BLOCK)
         value = tl.load(logits + row * stride + column, mask=column < num_columns, other=-float("inf"))
@@ -243,7 +243,7 @@ def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -
     tiles = _scratch(num_rows, num_tiles, logits.device)
     if num_rows:
         sizes = num_columns, stride, num_tiles
-        logprob_peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes, **config())
+        logprob_peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes[:2], **config())
         logprob_merge_kernel[(num_rows,)](metadata, tiles, num_tiles, **merge_config(num_columns))
         logprob_best_kernel[(num_rows, num_tiles)](logits, ids, metadata, tiles, *sizes, **config(), **LIMITS)
         logprob_record_kernel[(num_rows,)](

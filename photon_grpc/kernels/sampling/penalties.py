@@ -136,8 +136,12 @@ def num_drafts_before(slot, length, drafted):
 
 
 @jit
-def load_penalised(logits, column, slot, penalties, num_columns, drafted, num_before):
-    """Load float32 columns of the row that `logits` points to; -infinity past the last."""
+def load_penalised(logits, column, slot, processing, num_columns, num_before):
+    """Load float32 columns of the row that `logits` points to; -infinity past the last.
+
+    `processing` is a LogitsProcessing; `num_before` counts the drafts before the position.
+    """
+    penalties, _constraints, drafted = processing
     x = tl.load(logits + column, mask=column < num_columns, other=-float("inf")).to(tl.float32)
     r = tl.load(penalties.repetition + slot)
     p, f = tl.load(penalties.presence + slot), tl.load(penalties.frequency + slot)

@@ -50,7 +50,7 @@ def load_processed(logits, column, slot, length, processing, num_columns):
     of_penalties, constraints, drafted = processing
     num_before = num_drafts_before(slot, length, drafted)
     add_biases(logits, column, slot, of_penalties, num_columns)
-    logit = load_penalised(logits, column, slot, of_penalties, num_columns, drafted, num_before)
+    logit = load_penalised(logits, column, slot, processing, num_columns, num_before)
     allowed, is_constrained = load_allowed(column, slot, length, constraints, num_columns, num_before)
     return tl.where(allowed, logit, -float("inf")), is_constrained
 
