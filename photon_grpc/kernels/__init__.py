@@ -15,13 +15,12 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import geglu, ngram, rms_norm, slot_state, swiglu
+from photon_grpc.kernels import accept, geglu, ngram, rms_norm, slot_state, swiglu
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
 from photon_grpc.kernels.sampling import (
-    accept,
     histogram,
     logprobs,
     penalties,

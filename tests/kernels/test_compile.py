@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import geglu, ngram, rms_norm, swiglu
+from photon_grpc.kernels import accept, geglu, ngram, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import (
-    accept,
     bitmask,
     histogram,
     logprobs,

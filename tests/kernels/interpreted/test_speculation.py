@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import ngram
-from photon_grpc.kernels.sampling import accept, bitmask, penalties, process_logits
+from photon_grpc.kernels import accept, ngram
+from photon_grpc.kernels.sampling import bitmask, penalties, process_logits
 from photon_grpc.kernels.slot_state import SlotState
 
 NUM_SLOTS, MAX_LEN, NUM_COLUMNS = 7, 64, 300
