@@ -68,6 +68,15 @@ INSTANCES = (
         (Scenario("companies to 5", company=5, share=0.1),),
     ),
     Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
+    Instance(
+        "speculating",
+        ("--speculative-model", "ngram", "--num-speculative-tokens", "3", "--speculation-control", "fixed"),
+        (
+            Scenario("alone", company=1, share=0.1),
+            *_SHORT,
+            Scenario("preempted", company=100, kv_requests=2, crowded=True, share=0.3),
+        ),
+    ),
     Instance("restarted", (), (Scenario("alone", company=1, share=0.05), *_SHORT)),
 )
 
