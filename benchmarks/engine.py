@@ -25,6 +25,7 @@ from photon_grpc.core.frames import Add, Down, StepFrame, Up
 from photon_grpc.core.ports import EnginePorts, Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
+from photon_grpc.engine.scheduler.scheduler import Scheduler
 
 
 def config_of(flags: Sequence[str]) -> ServeConfig:
@@ -88,7 +89,13 @@ class Work:
         self.first_s = 0.0
         self.step_times_s: list[float] = []
         self.step_rows: list[int] = []
+        #: Of every request since the last submission.
+        self.ids: dict[int, list[int]] = {}
         self._submitted_s = 0.0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._engine.scheduler
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
         frames, self._frames = self._frames, []
@@ -109,6 +116,8 @@ class Work:
             if not self.num_tokens:
                 self.first_s = now - self._submitted_s
         self.num_tokens += len(frame.ids)
+        for handle, token in zip(frame.handles, frame.ids, strict=True):
+            self.ids.setdefault(handle, []).append(token)
         self.num_open -= len(frame.finished)
 
     def broadcast(self, load: Load) -> None:
@@ -116,7 +125,7 @@ class Work:
 
     def submit(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], *, share: bool = False) -> None:
         """Greedy, EOS ignored, exactly so many tokens each; `share`: through the prefix cache."""
-        self.num_tokens, self.step_times_s, self.step_rows = 0, [], []
+        self.num_tokens, self.step_times_s, self.step_rows, self.ids = 0, [], [], {}
         self._submitted_s = time.perf_counter()
         vocab_size = self.facts.vocab_size
         for ids, count in zip(prompts, num_tokens, strict=True):

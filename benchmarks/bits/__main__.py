@@ -34,10 +34,12 @@ from benchmarks.bits.compare import Reference, Report, Tally, digest
 from benchmarks.bits.requests import Drawn, Limits, draw_requests, request_of
 from benchmarks.bits.scenarios import ALONE, INSTANCES, Instance, more
 from benchmarks.engine import config_of
+from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.logprobs import RECORD
+from photon_grpc.runner.model_runner import ModelRunner
 
 #: Seconds that are kept for what follows the scenarios.
 _REST_S = 15.0
@@ -112,6 +114,9 @@ class Run:
                 self.alone(assembled)
             if not self.reference:
                 return
+            if instance.acceptance is not None:
+                assert isinstance(assembled.runner, ModelRunner)
+                KnownAnswers(assembled.runner, self._answers(), instance.acceptance)
             for scenario in instance.scenarios:
                 self._try(assembled, instance, scenario)
             if is_first:
@@ -120,6 +125,13 @@ class Run:
                 self._fill(assembled, instance, parts)
         finally:
             assembled.runner.close()
+
+    def _answers(self) -> dict[Key, list[int]]:
+        """Return the outputs of the solitary run."""
+        return {
+            Key(self.drawn[number].prompt, self.drawn[number].options["seed"], output): outcome.ids
+            for (number, output), outcome in self.reference.items()
+        }
 
     def load(self, instance: Instance) -> Assembled:
         rows = () if "--max-num-seqs" in instance.flags else ("--max-num-seqs", str(self._args.rows))

@@ -225,7 +225,8 @@ def step_of(outcome: Outcome, position: int, num_given: int, sizes: Sequence[Ste
     if not parts:
         return "no step here (cached or copied)"
     part, size = parts[-1], sizes[parts[-1].step]
-    kind = "a decode row" if part.count == 1 and part.first >= num_given else f"a prompt part of {_bucket(part.count)}"
+    of_output = "a decode row" if part.count == 1 else f"a row of {_bucket(part.count)} with its drafts"
+    kind = of_output if part.first >= num_given else f"a prompt part of {_bucket(part.count)}"
     again = ", computed again" if len(parts) > 1 else ""
     beside = ", beside prompts" if _is_beside(part, sizes) else ""
     plain = ", plain" if size.is_plain else ""

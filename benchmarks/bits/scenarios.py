@@ -16,6 +16,8 @@ class Instance(NamedTuple):
     name: str
     flags: tuple[str, ...]
     scenarios: tuple[Scenario, ...]
+    #: The share of right drafts, of a drafter that knows the outputs; None: the model's own drafter, if it has one.
+    acceptance: float | None = None
 
 
 #: One thing at a time, so that a difference names its cause; then all together.
@@ -54,6 +56,22 @@ _ALL_TOGETHER = Scenario(
 _SHORT = (Scenario("companies to 300", share=0.5), Scenario("chunks of 300, cache", max_num_batched_tokens=300,
           prefix_caching=True, passes=2, share=0.3))  # fmt: skip
 
+#: Small companies, whose steps verify drafts in graphs, and larger ones, whose steps do so eagerly.
+_DRAFTED = (
+    Scenario("alone", company=1, share=0.2),
+    Scenario("companies to 8", company=8, share=0.5),
+    Scenario("companies to 64", company=64),
+    Scenario("chunks of 100, cache, preempted", company=64, max_num_batched_tokens=100, prefix_caching=True, passes=2,
+             kv_requests=3, crowded=True, share=0.3),
+    Scenario("continued", company=64, continuations=1, share=0.5),
+)  # fmt: skip
+
+
+def _drafts(count: int) -> tuple[str, ...]:
+    flags = ("--speculative-model", "ngram", "--speculation-control", "fixed")
+    return (*flags, "--num-speculative-tokens", str(count))
+
+
 INSTANCES = (
     Instance("default", (), (*_ONE_BY_ONE, _ALL_TOGETHER)),
     Instance(
@@ -67,6 +85,11 @@ INSTANCES = (
         ("--max-num-seqs", "5", "--max-num-batched-tokens", "48", "--block-size", "32"),
         (Scenario("companies to 5", company=5, share=0.1),),
     ),
+    *(
+        Instance(f"{count} drafts, {acceptance:.0%} right", _drafts(count), _DRAFTED, acceptance)
+        for count, acceptance in ((1, 0.8), (3, 0.9), (7, 0.95))
+    ),
+    Instance("3 drafts, n-grams", _drafts(3), _DRAFTED[:2]),
     Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
     Instance(
         "speculating",

@@ -2,7 +2,8 @@
 
 `decode`: B rows of one token. `mixed`: T tokens split over at most R rows: one row for a prompt alone in its step,
 few rows for a short prompt that should not wait, some or all rows for a chunk of prompt beside those that decode.
-Longer steps run eagerly: they hide what launching costs.
+`verify`: R rows of a last id and drafts, T tokens of which each is sampled behind; T is a number of decode rows, since
+both have the same tails. Longer steps run eagerly: they hide what launching costs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import StepShape, is_decode
+from photon_grpc.runner.step import StepShape, is_decode, is_verify
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 #: Token buckets of a prompt alone (at least two tokens), of mixed steps with at most SHORT_ROWS rows, with at most
@@ -24,18 +25,34 @@ MEDIUM_ROWS = 64
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
-class Buckets:
-    """The shapes of batches of at most `max_num_seqs` rows, up to the largest shape."""
+#: Drafts of a row in verify steps, and the most tokens of these.
+DRAFT_BUCKETS = (1, 3, 5, 7)
+MAX_VERIFY_TOKENS = 256
 
-    def __init__(self, max_num_seqs: int) -> None:
+
+class Buckets:
+    """The shapes of batches of at most `max_num_seqs` rows with `max_drafts` drafts each, up to the largest shape."""
+
+    def __init__(self, max_num_seqs: int, max_drafts: int = 0) -> None:
         self.rows = decode_buckets(max_num_seqs)
         self.mixed = mixed_buckets(max_num_seqs)
+        numbers = [drafts for drafts in DRAFT_BUCKETS if drafts <= max_drafts]
+        found = (verify_shape(rows, drafts) for rows in self.rows for drafts in numbers)
+        #: The largest first.
+        self.verify = sorted({shape for shape in found if shape is not None}, reverse=True)
+
+    @property
+    def draws(self) -> set[int]:
+        """The numbers of positions that tails sample at."""
+        return {*self.rows, *self.mixed, *(shape.num_draws for shape in self.verify)}
 
     def shape(self, batch: Batch) -> StepShape | None:
         """Return the smallest shape for the batch; None if none holds it or if it scores prompts."""
         if batch.prompt_logprob_rows:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
+        if batch.drafts:
+            return self._verify(batch)
         if num_rows <= self.rows[-1] and is_decode(batch):
             return decode_shape(self.rows[bisect_left(self.rows, num_rows)])
         for rows, buckets in self.mixed.items():
@@ -43,6 +60,14 @@ class Buckets:
             if num_rows <= rows and num_tokens <= buckets[-1] and (rows > 1 or num_tokens > 1):
                 return StepShape("mixed", buckets[bisect_left(buckets, num_tokens)], rows)
         return None
+
+    def _verify(self, batch: Batch) -> StepShape | None:
+        """Return the shape of a step with drafts; None if a row is new, computes more, or if none holds them."""
+        num_rows = len(batch.slots)
+        if not is_verify(batch) or num_rows > self.rows[-1]:
+            return None
+        shape = verify_shape(self.rows[bisect_left(self.rows, num_rows)], batch.drafts)
+        return shape if shape in self.verify else None
 
     def mixed_shapes(self) -> Iterator[StepShape]:
         """Return the mixed shapes, the largest first."""
@@ -52,6 +77,14 @@ class Buckets:
 
 def decode_shape(num_rows: int) -> StepShape:
     return StepShape("decode", num_rows, num_rows)
+
+
+def verify_shape(num_rows: int, num_drafts: int) -> StepShape | None:
+    """Return the shape of so many rows with at most so many drafts each; None if it has too many tokens."""
+    num_tokens = num_rows * (1 + num_drafts)
+    if num_tokens > MAX_VERIFY_TOKENS:
+        return None
+    return StepShape("verify", DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, num_tokens)], num_rows)
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:

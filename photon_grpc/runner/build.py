@@ -59,8 +59,8 @@ def graph_runner(
     `progress(done, total)` is called after each capture. `capture` makes the replays: CUDA graphs by default.
     """
     table = _table(decoder, cache, max_num_seqs, speculation)
-    buckets = Buckets(max_num_seqs)
-    step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.mixed))
+    buckets = Buckets(max_num_seqs, speculation.max_drafts)
+    step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
     return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels))

@@ -4,9 +4,12 @@ A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows 
 block 0; they write their keys there, their samples are not read, and the state they change is that of slot 0, which is
 reset. The host sends the slots when they change and nothing else: last tokens and positions are on the device.
 
-Bodies with the same number of rows end in one buffer, from which their tail samples. It is the output of the decode
-body of these rows, so that decode steps launch no copy. All graphs share one pool of memory: a body's output lasts
-until another graph than its own tail is replayed.
+Bodies that are sampled at the same number of positions end in one buffer, from which their tail samples. It is the
+output of the decode body of as many rows, so that decode steps launch no copy. All graphs share one pool of memory: a
+body's output lasts until another graph than its own tail is replayed.
+
+A verify step has two sets of rows: those of its body, and for its tail one a position, which compute and yield
+nothing, so that the tail only samples. What is kept is decided by a kernel behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
-from photon_grpc.runner.step import Bounds, Launch, Rows, Step, StepShape, StepTensors, Tail
+from photon_grpc.runner.step import Bounds, Draws, Launch, Rows, Step, StepShape, StepTensors, Tail
 from photon_grpc.runner.streams import launching_on
 
 _LOG = logging.getLogger(__name__)
@@ -57,11 +60,15 @@ class GraphLaunch:
         self._columns = torch.zeros((3, step.max_rows), dtype=torch.int64, device=step.table.device)
         context_len = torch.zeros(step.max_rows, dtype=torch.int32, device=step.table.device)
         self._rows = Rows(*self._columns, context_len)
+        #: The same of the rows of a verify step's body, whose tail has those above.
+        self._verify_columns = torch.zeros_like(self._columns)
+        self._verify_rows = Rows(*self._verify_columns, torch.zeros_like(context_len))
+        self._numbers = torch.arange(step.max_rows, device=step.table.device)
         #: Bodies, whose outputs are the hidden states of the rows' last tokens.
         self.bodies: dict[StepShape, Replay[torch.Tensor] | None] = {}
         self._tails: dict[tuple[int, SamplingLevel], Callable[[], SampledTokens]] = {}
-        #: Slots of the decode step that `_rows` holds; () where it holds something else.
-        self._slots: tuple[int, ...] = ()
+        #: The step whose columns are there: its shape, slots and counts; None where they hold something else.
+        self._sent: tuple[StepShape, tuple[int, ...], tuple[int, ...]] | None = None
 
     def __call__(self, batch: Batch) -> Tail:
         shape = self._buckets.shape(batch)
@@ -69,16 +76,22 @@ class GraphLaunch:
         if shape is None or body is None:
             return self._eager(batch)
         replay_body, _ = body
-        tail = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
+        level = self._step.sampler.level(batch)
+        tail = self._tail(shape.num_draws, level, body)
         yielding = self._send(batch, shape)
         replay_body()
+        return partial(self._verified, tail, shape, level) if batch.drafts else lambda: StepTensors(tail(), yielding)
 
-        return lambda: StepTensors(tail(), yielding)
+    def _verified(self, tail: Callable[[], SampledTokens], shape: StepShape, level: SamplingLevel) -> StepTensors:
+        sampled = tail()
+        lengths = self._step.accept(self._verify_rows.first(shape.num_rows), sampled.ids, level)
+        return StepTensors(sampled, lengths=lengths)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Capture every shape, of each kind the largest first: the smaller ones fit into the memory that it took."""
-        rows = sorted({*self._buckets.rows, *self._buckets.mixed}, reverse=True)
-        shapes, levels = list(self._buckets.mixed_shapes()), list(reversed(SamplingLevel))
+        rows = sorted(self._buckets.draws, reverse=True)
+        shapes = [*self._buckets.mixed_shapes(), *self._buckets.verify]
+        levels = list(reversed(SamplingLevel))
         total = len(rows) * (1 + len(levels)) + len(shapes)
         done = 0
         for num_rows in rows:
@@ -100,12 +113,17 @@ class GraphLaunch:
 
     def _capture_body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         out = None
-        if shape.kind == "mixed":
-            decode = self._body(decode_shape(shape.num_rows))
+        if shape.kind != "decode":
+            decode = self._body(decode_shape(shape.num_draws))
             if decode is None:
                 return None
             _, out = decode
-        rows, bounds = self._rows.first(shape.num_rows), self._bounds(shape)
+        bounds = self._bounds(shape)
+        if shape.kind == "verify":
+            rows, positions = self._verify_rows.first(shape.num_rows), self._rows.first(shape.num_draws)
+            draws = Draws(self._numbers[: shape.num_draws], positions.slots, positions.context_len)
+            return self._captured(lambda: self._step.verify(rows, draws, shape, bounds, out).last, shape)
+        rows = self._rows.first(shape.num_rows)
         return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)
 
     def _tail(self, num_rows: int, level: SamplingLevel, body: Replay[torch.Tensor]) -> Callable[[], SampledTokens]:
@@ -119,8 +137,8 @@ class GraphLaunch:
         return self._tails[key]
 
     def _captured(self, function: Callable[[], Tensors], what: object) -> Replay[Tensors] | None:
-        self._slots = ()
-        for column in self._rows:
+        self._sent = None
+        for column in (*self._rows, *self._verify_rows):
             # All rows are padding: a call changes no sequence's state.
             column.zero_()
         try:
@@ -134,22 +152,40 @@ class GraphLaunch:
     def _bounds(self, shape: StepShape) -> Bounds:
         if shape.kind == "decode":
             return Bounds(1, 1, self._step.max_model_len)
+        if shape.kind == "verify":
+            # A row without drafts has one token.
+            return Bounds(shape.num_tokens // shape.num_rows, 1, self._step.max_model_len)
         return Bounds(shape.num_tokens, 2 if shape.num_rows == 1 else 1, self._step.max_model_len)
 
     def _send(self, batch: Batch, shape: StepShape) -> list[int] | None:
         """Fill the static rows; return those that yield, None if all do."""
         num_rows, surplus = len(batch.slots), (0,) * (shape.num_rows - len(batch.slots))
-        slots = batch.slots + surplus
-        if shape.kind == "mixed" or slots != self._slots:
+        # Counts and yields of a decode step are ones.
+        sent = shape, batch.slots, () if shape.kind == "decode" else batch.counts
+        if shape.kind == "mixed" or sent != self._sent:
             # Set once they are sent: if sending fails, the next step sends again.
-            self._slots = ()
-            columns = (*slots, *batch.counts, *surplus, *batch.yields, *surplus)
-            sent = self._step.table.to_device(columns, torch.int64).view(3, shape.num_rows)
-            self._columns[:, : shape.num_rows].copy_(sent, non_blocking=True)
-            self._slots = slots if shape.kind == "decode" else ()
+            self._sent = None
+            columns = (*batch.slots, *surplus, *batch.counts, *surplus, *batch.yields, *surplus)
+            if shape.kind == "verify":
+                self._send_draws(batch, shape, columns)
+            else:
+                rows = self._step.table.to_device(columns, torch.int64).view(3, shape.num_rows)
+                self._columns[:, : shape.num_rows].copy_(rows, non_blocking=True)
+            self._sent = sent
         if shape.kind == "decode":
             return list(range(num_rows)) if surplus else None
         return [row for row, yields in enumerate(batch.yields) if yields]
+
+    def _send_draws(self, batch: Batch, shape: StepShape, columns: tuple[int, ...]) -> None:
+        """Fill the rows of a verify step's body with `columns`, and those of its tail."""
+        slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
+        surplus = (0,) * (shape.num_draws - len(slots))
+        sent = self._step.table.to_device((*columns, *slots, *surplus), torch.int64)
+        rows, draws = sent.split([len(columns), shape.num_draws])
+        self._verify_columns[:, : shape.num_rows].copy_(rows.view(3, shape.num_rows), non_blocking=True)
+        self._columns[0, : shape.num_draws].copy_(draws, non_blocking=True)
+        # The tail's rows compute and yield nothing.
+        self._columns[1:, : shape.num_draws].zero_()
 
 
 def _replayed(replay: Callable[[], Any], out: Tensors) -> Tensors:

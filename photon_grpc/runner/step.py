@@ -38,6 +38,11 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_rows: int
 
+    @property
+    def num_draws(self) -> int:
+        """The positions that a tail samples at."""
+        return self.num_tokens if self.kind == "verify" else self.num_rows
+
 
 class Bounds(NamedTuple):
     """Bounds of the rows' lengths, known to the host, so that nothing waits for the device."""

@@ -16,7 +16,7 @@ from photon_grpc.core.request import SamplingParams
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.step import StepShape, Tail
 from tests.runner.models import model
-from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, check, shapes
+from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, SPECULATION, check, shapes
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
 
@@ -31,6 +31,8 @@ def runner(eager: bool) -> ModelRunner:
         eager=eager,
         dtype="float32",
         max_model_len=MAX_MODEL_LEN,
+        speculation="ngram",
+        num_drafts=SPECULATION.max_drafts,
         cache=CacheConfig(block_size=8, num_blocks=NUM_SEQS * MAX_MODEL_LEN // 8),
         scheduler=SchedulerConfig(max_num_seqs=NUM_SEQS),
     )

@@ -8,7 +8,8 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.runner.buckets import Buckets, decode_shape
+from photon_grpc.runner.buckets import DRAFT_BUCKETS, Buckets, decode_shape
+from photon_grpc.runner.drafting import NgramSpeculation
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import StepShape
@@ -17,14 +18,16 @@ from tests.runner.tenants import poison
 MAX_MODEL_LEN = 256
 #: A table of whole blocks for every slot.
 NUM_SEQS = 16
+SPECULATION = NgramSpeculation(7)
 LEVELS = ("plain", "filtered", "shaped")
 
 
 def shapes() -> list[StepShape]:
     """Return every shape that rows of at most MAX_MODEL_LEN tokens reach."""
-    buckets = Buckets(NUM_SEQS)
+    buckets = Buckets(NUM_SEQS, SPECULATION.max_drafts)
     decode = [decode_shape(rows) for rows in buckets.rows]
-    return decode + [shape for shape in buckets.mixed_shapes() if shape.num_tokens <= shape.num_rows * 128]
+    mixed = [shape for shape in buckets.mixed_shapes() if shape.num_tokens <= shape.num_rows * 128]
+    return [*decode, *mixed, *buckets.verify]
 
 
 def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: str) -> None:
@@ -46,7 +49,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
             poison(table, slot, random.Random(slot))
         state = [pages.clone(), *(column.clone() for column in columns(table))]
     mine, theirs = (runner.submit(batch).result() for runner in (replayed, eager))
-    assert (mine.ids, mine.faults) == (theirs.ids, {})
+    assert (mine.ids, mine.lengths, mine.faults) == (theirs.ids, theirs.lengths, {})
     cells, expected = replayed.cache.pages[0], eager.cache.pages[0]
     written = torch.zeros(cells.shape[0], cells.shape[4], dtype=torch.bool)
     block_size = cells.shape[4]
@@ -64,6 +67,8 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
 
 def short_of(shape: StepShape, level: str) -> tuple[Batch, tuple[Admission, ...]]:
     num_rows = max(1, shape.num_rows - 1)
+    if shape.kind == "verify":
+        return short_verify(shape, num_rows, level)
     num_tokens = num_rows if shape.kind == "decode" else shape.num_tokens - 1
     counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
     # In a mixed step the last of several rows is in the middle of its prompt.
@@ -72,6 +77,14 @@ def short_of(shape: StepShape, level: str) -> tuple[Batch, tuple[Admission, ...]
         yields[-1] = 0
     admissions = tuple(admission(row + 1, count, level) for row, count in enumerate(counts))
     return Batch(1, tuple(range(1, num_rows + 1)), tuple(counts), tuple(yields)), admissions
+
+
+def short_verify(shape: StepShape, num_rows: int, level: str) -> tuple[Batch, tuple[Admission, ...]]:
+    """Return rows with all numbers of drafts, of which some are right."""
+    drafts = max(each for each in DRAFT_BUCKETS if each < shape.num_tokens // shape.num_rows)
+    counts = tuple(max(2, drafts + 1 - row) for row in range(num_rows))
+    admissions = tuple(admission(row + 1, 1, level) for row in range(num_rows))
+    return Batch(1, tuple(range(1, num_rows + 1)), counts, counts, drafts=drafts), admissions
 
 
 def admission(slot: int, count: int, level: str) -> Admission:

@@ -12,7 +12,7 @@ from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.step import StepShape
-from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, check, shapes
+from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, SPECULATION, check, shapes
 from tests.runner.test_graphs import loaded, plain_call
 
 
@@ -28,8 +28,9 @@ def runners() -> tuple[ModelRunner, ModelRunner]:
             depth=0,
             progress=lambda done, total: None,
             capture=torch.inference_mode()(plain_call),
+            speculation=SPECULATION,
         )
-    return replayed, eager_runner(decoder, caches[1], max_num_seqs=NUM_SEQS)
+    return replayed, eager_runner(decoder, caches[1], max_num_seqs=NUM_SEQS, speculation=SPECULATION)
 
 
 @pytest.mark.parametrize("shape", shapes(), ids=lambda shape: f"{shape.kind}-{shape.num_tokens}-{shape.num_rows}")
