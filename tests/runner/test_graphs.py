@@ -19,6 +19,7 @@ from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.runner.buckets import DECODE_BUCKETS, Buckets, decode_buckets, decode_shape, mixed_buckets
 from photon_grpc.runner.build import eager_runner
+from photon_grpc.runner.drafting import NgramDrafter
 from photon_grpc.runner.eager import EagerLaunch
 from photon_grpc.runner.graphs import GraphLaunch, Replay, Tensors
 from photon_grpc.runner.kv_cache import KVCache
@@ -50,14 +51,16 @@ def tensors_of(out: object) -> list[torch.Tensor]:
 class Replayed(Served):
     """A service whose runner replays every batch that fits a bucket."""
 
-    def __init__(self, num_seqs: int = 8, budget: int = 64, family: str = "llama") -> None:
+    def __init__(self, num_seqs: int = 8, budget: int = 64, family: str = "llama", drafts: int = 0) -> None:
         directory, _ = model(family)
         super().__init__(
             directory,
             cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=100),
             scheduler=SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=budget),
+            speculation="ngram" if drafts else "",
+            num_drafts=drafts or None,
         )
-        self.runner, self.launch, self.cache = replayed_runner(num_seqs, family)
+        self.runner, self.launch, self.cache = replayed_runner(num_seqs, family, drafts)
         object.__setattr__(self.assembled, "runner", self.runner)
         self.engine = self.assembled.engine(EnginePorts(self.post, self.post, NoHeartbeat()))
 
@@ -79,13 +82,14 @@ def new_cache(family: str = "llama") -> KVCache:
     return cache
 
 
-def replayed_runner(num_seqs: int, family: str = "llama") -> tuple[ModelRunner, GraphLaunch, KVCache]:
+def replayed_runner(num_seqs: int, family: str = "llama", drafts: int = 0) -> tuple[ModelRunner, GraphLaunch, KVCache]:
     decoder, device, kernels, cache = loaded(family), torch.device("cpu"), select("torch", "cpu"), new_cache(family)
-    table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device)
-    buckets = Buckets(num_seqs)
-    step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.mixed))
+    table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device, drafts)
+    buckets = Buckets(num_seqs, drafts)
+    step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.draws))
     launch = GraphLaunch(step, EagerLaunch(step), buckets, torch.inference_mode()(plain_call))
-    return ModelRunner(launch, table, cache, depth=0), launch, cache
+    drafter = NgramDrafter(drafts, table, kernels) if drafts else None
+    return ModelRunner(launch, table, cache, depth=0, drafter=drafter), launch, cache
 
 
 @pytest.mark.parametrize("family", ["llama", WINDOWED])
@@ -95,6 +99,29 @@ def test_replayed_output_equals_transformers(family: str) -> None:
     served = Replayed(family=family)
     assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
     assert {shape.kind for shape in served.launch.bodies} == {"decode", "mixed"}
+
+
+@pytest.mark.parametrize("drafts", [1, 7])
+def test_replayed_output_with_drafts_is_that_without(drafts: int) -> None:
+    samplings = [
+        SamplingParams(0.0),
+        SamplingParams(0.6, seed=3),
+        SamplingParams(0.0, repetition_penalty=0.6, frequency_penalty=-1.0),
+        SamplingParams(0.7, top_p=0.8, seed=5, presence_penalty=-1.5),
+        SamplingParams(0.0, logit_bias=((7, 60.0), (9, 60.0))),
+    ]
+    outputs, replayed = [], Replayed(drafts=drafts)
+    for served in (replayed, Served(model("llama")[0])):
+        handles = [
+            served.add(prompt, 20, sampling, min_tokens=7, stop=(9, 11))
+            for prompt, sampling in zip(prompts(5), samplings, strict=True)
+        ]
+        served.run()
+        outputs.append([(served.outputs[handle].ids, served.outputs[handle].finished.reason) for handle in handles])
+    assert outputs[0] == outputs[1]
+    assert {shape.num_draws // shape.num_rows for shape in replayed.launch.bodies if shape.kind == "verify"} == {
+        drafts + 1
+    }
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
