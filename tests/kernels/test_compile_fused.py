@@ -17,6 +17,7 @@ from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import cost, epilogue, tiles
@@ -90,10 +91,6 @@ def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch:
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ttgir"], built.asm["ptx"], built.metadata.shared, spilled, registers)
-
-
-#: Place of the argument among the kernel's.
-ROWS = 4
 
 
 def weight_operand(kind: WeightKind) -> WeightOperand:
@@ -234,25 +231,28 @@ H200, A100, L4 = Limits(132, 232_448), Limits(108, 166_912), Limits(58, 101_376)
 PARTIALS = "*fp32", "*fp32", "*fp32", "*i32"
 
 
-def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90) -> Compiled:
-    model = MODELS[name]
-    cache = one_page(model, torch.bfloat16, model.block_size)
-    shape, query_start = gluon_decode.shape(model.q_heads // model.kv_heads, cache), (ROWS, 0)
-    constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90, query_start: None}
+def decode_attention(
+    shape: PageShape, tile: DecodeTile, *, early: bool, arch: int = 90, counts: bool = False
+) -> Compiled:  # fmt: skip
+    constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90}
     constants |= {} if tile.SHARED else {"partials": None}
-    return compiled_gluon(
-        decode_attention_kernel, constants, tile.KW, arch, rows=("constexpr", "*i32", "*i32"), partials=PARTIALS
-    )
+    rows = None, "*i32", "*i32", "*i32" if counts else None
+    return compiled_gluon(decode_attention_kernel, constants, tile.KW, arch, rows=rows, partials=PARTIALS)
+
+
+def shape_of(model: Model) -> PageShape:
+    return gluon_decode.shape(
+        model.q_heads // model.kv_heads, one_page(model, torch.bfloat16, model.block_size)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128, 256])
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention(name: str, rows: int, early: bool) -> None:
-    model = MODELS[name]
-    of_rows = rows * model.kv_heads, model.q_heads // model.kv_heads, model.head_dim
-    for tile in {choose(*of_rows, max_context_len, H200)[0] for max_context_len in (1, 131072)}:
-        built = decode_attention(name, tile, early=early)
+    shape = shape_of(MODELS[name])
+    for tile in {choose(rows * shape.KV_HEADS, shape, longest, H200)[0] for longest in (1, 131072)}:
+        built = decode_attention(shape, tile, early=early)
         check(built, "mma.sync")
         assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
 
@@ -260,23 +260,21 @@ def test_decode_attention(name: str, rows: int, early: bool) -> None:
 @pytest.mark.parametrize(("arch", "limits"), [(80, A100), (89, L4)])
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention_has_room_on_devices_with_less_shared_memory(name: str, arch: int, limits: Limits) -> None:
-    model = MODELS[name]
-    tile, _ = choose(model.kv_heads, model.q_heads // model.kv_heads, model.head_dim, 131072, limits)
-    built = decode_attention(name, tile, early=True, arch=arch)
+    shape = shape_of(MODELS[name])
+    tile, _ = choose(shape.KV_HEADS, shape, 131072, limits)
+    built = decode_attention(shape, tile, early=True, arch=arch)
     assert built.shared_bytes <= limits.shared_bytes
 
 
 @pytest.mark.parametrize("rows", [1, 256])
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention_of_a_mixed_batch(name: str, rows: int) -> None:
-    model = MODELS[name]
-    group = model.q_heads // model.kv_heads
-    tile, _ = choose(rows * model.kv_heads, group, model.head_dim, 131072, H200)
-    shape = gluon_decode.shape(group, one_page(model, torch.bfloat16, model.block_size))
+    shape = shape_of(MODELS[name])
+    tile, _ = choose(rows * shape.KV_HEADS, shape, 131072, H200)
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False}
     constants |= {} if tile.SHARED else {"partials": None}
     built = compiled_gluon(
-        decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"), partials=PARTIALS
+        decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32", None), partials=PARTIALS
     )
     check(built, "mma.sync")
 
@@ -286,12 +284,9 @@ def test_decode_attention_of_a_mixed_batch(name: str, rows: int) -> None:
 @pytest.mark.parametrize("group", [1, 7, 16])
 def test_decode_attention_of_other_shapes(group: int, head_dim: int, lane: int) -> None:
     for num_pairs, block_size in ((1, 16), (4096, 128), (64, 48)):
-        tile, _ = choose(num_pairs, group, head_dim, 131072, H200)
-        shape = gluon_decode.PageShape(8, group, head_dim, block_size)
-        constants = {"SHAPE": shape, "TILE": tile._replace(LANE=lane), "EARLY": True, "PDL": True, (ROWS, 0): None}
-        constants |= {} if tile.SHARED else {"partials": None}
-        rows = "constexpr", "*i32", "*i32"
-        built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=rows, partials=PARTIALS)
+        shape = PageShape(8, group, head_dim, block_size)
+        tile, _ = choose(num_pairs, shape, 131072, H200)
+        built = decode_attention(shape, tile._replace(LANE=lane), early=True)
         # ptxas keeps an address or two on the stack for the rare shapes.
         check(built, "mma.sync", max_spilled_bytes=64)
 

@@ -55,11 +55,10 @@ def store_lane(
 
 
 @gluon_jit
-def combine_lanes(
-    partials, out, head, num_lanes,
-    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+def fold_lanes(
+    partials, head, num_lanes, GROUP: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Write out [GROUP, D] from all lanes of a row, in their order; `head` is the first of the group."""
+    """Return total [HEADS, classes] and acc [HEADS, D] of all lanes of a row, folded in their order."""
     sums, highs, totals, _ = partials
     HEADS: gl.constexpr = power_of_two(GROUP)
     AT_ONCE: gl.constexpr = lanes_at_once(HEADS, D, WARPS)
@@ -83,10 +82,15 @@ def combine_lanes(
             high, kept, own = fold_weights(high, lane_high)
             total = fold(total, lane_total, of_rows(kept, total), of_rows(own, total))
             acc = fold(acc, lane_acc, of_rows(kept, acc), of_rows(own, acc))
-    answer = acc / of_rows(sum_of_classes(total, WARPS), acc)
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
-    to = out + (member[:, None] * D + column)
-    gl.store(to, answer.to(out.dtype.element_ty), mask=(member < GROUP)[:, None] & (column >= 0))
+    return total, acc
+
+
+@gluon_jit
+def of_pairs(acc):
+    """Return the heads [HEADS, 1] and the columns [1, D] of acc [HEADS, D]."""
+    layout: gl.constexpr = acc.type.layout
+    member = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))[:, None]
+    return member, gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))[None, :]
 
 
 @gluon_jit

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.key_order import ORDERS, num_lanes
 from photon_grpc.kernels.lang.jit import num_multiprocessors, num_shared_bytes
 
@@ -14,11 +16,14 @@ from photon_grpc.kernels.lang.jit import num_multiprocessors, num_shared_bytes
 RESERVED_BYTES = 1024
 #: Bytes that a program needs beside its ring: the scores that its warps exchange.
 SCRATCH_BYTES = 8192
-# head_dim -> (most (row, key head) pairs, (KW, NS)).
+# head_dim -> (most programs that share no keys, (KW, NS)).
 TILES = {
     64: ((8, (4, 3)), (256, (2, 3)), (1024, (2, 2)), (math.inf, (2, 1))),
     128: ((256, (4, 4)), (512, (4, 3)), (math.inf, (2, 2))),
+    256: ((132, (4, 3)), (math.inf, (4, 1))),
 }
+#: Windows up to this length are read by one program a row and key head.
+WINDOW_OF_ONE = 1024
 
 
 class Limits(NamedTuple):
@@ -31,11 +36,11 @@ class Limits(NamedTuple):
 class DecodeTile(NamedTuple):
     """Constants that the kernel is compiled for.
 
-    HEADS is GROUP padded to 8 or 16, UPDATE and LANE those of the key order. KW warps, NS updates under way. SHARED:
-    whether programs may share a row.
+    COLUMNS are the (query, head) pairs of a program padded to 8 or 16, UPDATE and LANE those of the key order. KW
+    warps, NS updates under way. SHARED: whether programs may share a row.
     """
 
-    HEADS: int
+    COLUMNS: int
     UPDATE: int
     LANE: int
     KW: int
@@ -47,24 +52,31 @@ def limits_of(device: torch.device) -> Limits:
     return Limits(num_multiprocessors(device), num_shared_bytes(device))
 
 
-def choose(
-    num_pairs: int, group: int, head_dim: int, max_context_len: int, limits: Limits
-) -> tuple[DecodeTile, int]:  # fmt: skip
-    """Choose the tile, and the most programs a pair, for `num_pairs` (row, key head) pairs.
+def lanes_in_sight(max_context_len: int, shape: PageShape, lane: int) -> int:
+    """Return the most lanes that the queries of one row see keys of."""
+    in_window = num_lanes(shape.WINDOW + shape.QUERIES - 1, lane) + 1 if shape.WINDOW else max_context_len
+    return min(in_window, num_lanes(max_context_len, lane))
 
-    Few pairs want many keys under way each, many pairs small programs. A ring is shorter where the device has no room.
+
+def choose(num_programs: int, shape: PageShape, max_context_len: int, limits: Limits) -> tuple[DecodeTile, int]:
+    """Choose the tile, and the most programs that share one's keys, for so many (row, key head, queries) programs.
+
+    Few programs want many keys under way each, many want to be small. A ring is shorter where the device has no room.
     """
+    head_dim, (_, pairs) = shape.HEAD_DIM, programs_and_pairs(shape)
     update, lane = ORDERS[head_dim]
-    warps, steps = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
-    # The scores of 16 heads take twice the registers.
-    warps = 4 if group > 8 else warps
+    warps, steps = next(found for most, found in TILES[max(head_dim, 64)] if num_programs <= most)
+    # The scores of 16 columns take twice the registers.
+    warps = 4 if pairs > 8 else warps
     room = limits.shared_bytes - SCRATCH_BYTES
-    steps = max(1, min(steps, room // ring_bytes(update, 1, head_dim)))
-    resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(update, steps, head_dim) + RESERVED_BYTES)
-    splits = max(1, min(resident * limits.multiprocessors // num_pairs, num_lanes(max_context_len, lane)))
-    return DecodeTile(8 if group <= 8 else 16, update, lane, warps, steps, splits > 1), splits
+    steps = max(1, min(steps, room // ring_bytes(update, 1, shape)))
+    resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(update, steps, shape) + RESERVED_BYTES)
+    # A window has few lanes, whose sums would take longer to fold than the keys to read.
+    lanes = 1 if 0 < shape.WINDOW <= WINDOW_OF_ONE else lanes_in_sight(max_context_len, shape, lane)
+    splits = max(1, min(resident * limits.multiprocessors // num_programs, lanes))
+    return DecodeTile(8 if pairs <= 8 else 16, update, lane, warps, steps, splits > 1), splits
 
 
-def ring_bytes(keys: int, steps: int, head_dim: int) -> int:
-    """Return the bytes of 16-bit keys and values in flight in one program."""
-    return 4 * keys * steps * head_dim
+def ring_bytes(keys: int, steps: int, shape: PageShape) -> int:
+    """Return the bytes of keys and values in flight in one program."""
+    return 32 // shape.CHUNK * keys * steps * shape.HEAD_DIM

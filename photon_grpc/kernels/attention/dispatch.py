@@ -167,7 +167,7 @@ def _several_queries(step: _Grounds) -> Launch:
         return triton_varlen.launch
     if not torch.cuda.is_current_stream_capturing():
         # In a warm-up, before the first long prompt.
-        hopper_varlen.preload(pages.device, pages.dtype, step.group * kv_heads, *pages.shape[3:])
+        hopper_varlen.preload(pages.device, pages.dtype, step.group * kv_heads, step.meta.window, *pages.shape[3:])
     num_pairs, head_dim = step.num_tokens * step.group, pages.shape[5]
     consumers = hopper_varlen.num_consumers(num_pairs, head_dim, kv_heads, step.multiprocessors)
     return partial(hopper_varlen.launch, consumers=consumers)

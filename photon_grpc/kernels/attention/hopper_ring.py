@@ -33,15 +33,21 @@ def descriptor(cache, box_rows: int):
 
 
 @gluon_jit
-def look_up(table, start, context, head_row, page_rows, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr):
-    """Return the first row of the cache of each box of keys from `start` on."""
+def look_up(table, start, span, head_row, page_rows, SHAPE: gl.constexpr, BN: gl.constexpr):
+    """Return the first row of the cache of each box of keys from `start` on; span: first key in sight, and context."""
+    first_key, context = span
+    BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
     BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < BN else BN
     rows = ()
     for box in gl.static_range(BN // BOX):
         key = start + box * BOX
-        page = gl.load(table + key // BLOCK_SIZE, mask=key < context, other=0)
+        there = key < context
+        if SHAPE.WINDOW:
+            # Pages before the window are no longer the row's.
+            there = there & (key + BOX > first_key)
+        page = gl.load(table + key // BLOCK_SIZE, mask=there, other=0)
         # A row after the last one of the cache reads as zeros.
-        rows = rows + (gl.where(key < context, page * page_rows + head_row + key % BLOCK_SIZE, 0x7FFFFF00),)
+        rows = rows + (gl.where(there, page * page_rows + head_row + key % BLOCK_SIZE, 0x7FFFFF00),)
     return rows
 
 
@@ -55,7 +61,7 @@ def fetch(cache, tiles, stage, ready, rows, offset):
     BOX: gl.constexpr = cache.block_type.shape[0]
     COLUMNS: gl.constexpr = cache.block_type.shape[1]
     mbarrier.expect(ready, BN * tiles.shape[2] * 2)
-    # In shared memory columns 0 … 63 of all keys are followed by columns 64 … 127.
+    # In shared memory columns 0 … 63 of all keys are followed by columns 64 … 127, and so on.
     parts = tiles.index(stage)._reinterpret(tiles.dtype, [BN * (tiles.shape[2] // COLUMNS), COLUMNS], tiles.layout)
     for box in gl.static_range(BN // BOX):
         at = gl.minimum(rows[box], 0x7FFFFF00 - offset) + offset
@@ -78,16 +84,16 @@ def clear_tail(tiles, stage, valid, BN: gl.constexpr):
 
 
 @gluon_jit
-def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
+def produce(cache, landed, ring, pages, SHAPE: gl.constexpr):
     """Fetch tiles of keys and values into the ring: the program of the fetching warp."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     NS: gl.constexpr = ks.shape[0]
     BN: gl.constexpr = ks.shape[1]
-    table, k_row, v_rows, page_rows, steps, context = pages
-    for j in range(steps):
-        stage = j % NS
-        phase = (j // NS + 1) & 1
-        rows = look_up(table, j * BN, context, k_row, page_rows, BLOCK_SIZE, BN)
+    table, k_row, v_rows, page_rows, begin, steps, first_key, context = pages
+    for j in range(begin, steps):
+        stage = (j - begin) % NS
+        phase = ((j - begin) // NS + 1) & 1
+        rows = look_up(table, j * BN, (first_key, context), k_row, page_rows, SHAPE, BN)
         mbarrier.wait(k_free.index(stage), phase)
         fetch(cache, ks, stage, k_ready.index(stage), rows, 0)
         mbarrier.wait(v_free.index(stage), phase)

@@ -1,7 +1,7 @@
 """Attention of several queries a row over a paged KV cache, in one Gluon kernel (sm_90).
 
-    out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row, in the order of
-    `key_order.py`
+    out[t] = softmax(scale · q[t] · K[f : p + 1]ᵀ) · V[f : p + 1],  p the position of token t in its row, in the order
+    of `key_order.py`; f = max(0, p + 1 - window), or 0 without a window
 
 Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D] contiguous,
 AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in AHEAD, block_size a
@@ -12,7 +12,8 @@ One program takes a tile of (query, head of the group) pairs of one row and one 
 fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four
 warps each take the queries of up to 64 pairs against every stage. While one group computes its softmax another has the
 tensor cores. A tile is one update of the key order, and the sums of the lanes before the current one lie in shared
-memory: registers have no room for them.
+memory: registers have no room for them. With a window a program begins at the tile of the first key that its first query
+sees.
 
 A pair's sums run over the same keys in the same order wherever it lies, so its result is the same, bit for bit, in any
 batch, and the one that `gluon_decode.py` computes.
@@ -39,6 +40,7 @@ from photon_grpc.kernels.attention.lane_sums import (
 )
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.gluon import (
+    constexpr_function,
     fence_async_shared,
     gl,
     gluon_jit,
@@ -50,13 +52,14 @@ from photon_grpc.kernels.lang.jit import once
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
-# (head_dim, consumers) -> tiles under way. The sums of three consumers of D 128 have no room in shared memory.
-STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3}
+# (head_dim, consumers) -> tiles under way. The sums of three consumers of D 128, or of two of D 256, have no room in
+# shared memory.
+STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3, (256, 1): 2}
 # head_dim -> whether scores are computed a tile ahead.
-AHEAD = {64: False, 128: True}
+AHEAD = {64: False, 128: True, 256: True}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
-REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40)}
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40), (256, 1): (240, 120)}
 
 
 class PrefillTile(NamedTuple):
@@ -77,18 +80,39 @@ class PrefillTile(NamedTuple):
 
 
 @gluon_jit
-def soften(scores, high, total, scale, key, position, MASKED: gl.constexpr):
-    """Return `update` of a tile of scores, with MASKED for the keys up to each query's position."""
+def soften(scores, high, total, scale, key, position, WINDOW: gl.constexpr, MASKED: gl.constexpr):
+    """Return `update` of a tile of scores, with MASKED for the keys that each query sees from its position."""
     if MASKED:
-        scores = gl.where(key[None, :] <= position[:, None], scores, -float("inf"))
+        visible = key[None, :] <= position[:, None]
+        if WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        scores = gl.where(visible, scores, -float("inf"))
     return update(scores, high, total, scale, MASKED)
+
+
+@constexpr_function
+def num_parts(head_dim: int) -> int:
+    """Return the parts in which a query's sums are folded: registers have room for 128 columns beside all of them."""
+    return max(1, head_dim // 128)
+
+
+@gluon_jit
+def parts_of(acc):
+    """Return acc [64, D] in `num_parts` parts."""
+    if num_parts(acc.shape[1]) == 1:
+        return (acc,)
+    else:
+        return gl.split(gl.permute(gl.reshape(acc, [acc.shape[0], 2, acc.shape[1] // 2]), [0, 2, 1]))
 
 
 @gluon_jit
 def fold_sums(kept, acc, kept_factor, lane_factor):
-    """Add the sums of a lane, acc [64, D], to those of the lanes before it in shared memory."""
-    before = kept.load(acc.type.layout)
-    kept.store(fold(before, acc, of_rows(kept_factor, acc), of_rows(lane_factor, acc)))
+    """Add the sums of a lane, acc [64, D], to those of the lanes before it in shared memory, a tuple of parts."""
+    parts = parts_of(acc)
+    for i in gl.static_range(num_parts(acc.shape[1])):
+        part = parts[i]
+        before = kept[i].load(part.type.layout)
+        kept[i].store(fold(before, part, of_rows(kept_factor, part), of_rows(lane_factor, part)))
 
 
 @gluon_jit
@@ -103,26 +127,26 @@ def begin_lane(high, total, kept_high, kept_total):
 
 @gluon_jit
 def step(
-    q, ring, kept, state, zero, j, scale, number, position,
-    LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
+    q, ring, kept, state, zero, j, begin, scale, number, position,
+    WINDOW: gl.constexpr, LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Compute scores, softmax and weighted sum of tile j in turn; other groups fill the gaps of the tensor cores."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     acc, high, total, kept_high, kept_total = state
-    stage = j % NS
-    if (j % LANE_STEPS == 0) & (j > 0):
+    stage, turn = (j - begin) % NS, (j - begin) // NS & 1
+    if (j % LANE_STEPS == 0) & (j > begin):
         high, total, kept_high, kept_total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
         fold_sums(kept, acc, kept_factor, lane_factor)
         acc = gl.full(acc.shape, 0.0, gl.float32, acc.type.layout)
-    mbarrier.wait(k_ready.index(stage), j // NS & 1)
+    mbarrier.wait(k_ready.index(stage), turn)
     scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    weights, shrink, high, total = soften(scores, high, total, scale, key, position, WINDOW, MASKED)
     acc = acc * of_rows(shrink, acc)
     weights = gl.convert_layout(weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
-    mbarrier.wait(v_ready.index(stage), j // NS & 1)
+    mbarrier.wait(v_ready.index(stage), turn)
     acc = warpgroup_mma(weights, vs.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(stage), count=1)
@@ -131,25 +155,26 @@ def step(
 
 @gluon_jit
 def ahead_step(
-    q, ring, kept, state, weights, zero, j, scale, number, position,
-    LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
+    q, ring, kept, state, weights, zero, j, begin, scale, number, position,
+    WINDOW: gl.constexpr, LANE_STEPS: gl.constexpr, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Compute scores and softmax of tile j and, beside the softmax, the weighted sum of tile j - 1."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     acc, high, total, kept_high, kept_total = state
-    stage, older = j % NS, (j - 1) % NS
+    turn = j - begin
+    stage, older = turn % NS, (turn - 1) % NS
     kept_factor = high
     lane_factor = high
     if j % LANE_STEPS == 0:
         high, total, kept_high, kept_total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
-    mbarrier.wait(k_ready.index(stage), j // NS & 1)
+    mbarrier.wait(k_ready.index(stage), turn // NS & 1)
     scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(older), (j - 1) // NS & 1)
+    mbarrier.wait(v_ready.index(older), (turn - 1) // NS & 1)
     acc = warpgroup_mma(weights, vs.index(older), acc, is_async=True)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    new_weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    new_weights, shrink, high, total = soften(scores, high, total, scale, key, position, WINDOW, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(older), count=1)
     if j % LANE_STEPS == 0:
@@ -163,10 +188,15 @@ def ahead_step(
 
 @gluon_jit
 def attend_all(
-    q, ring, kept, scale, position, full, steps, TILE: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
+    q, ring, kept, scale, position, tiles, WINDOW: gl.constexpr, TILE: gl.constexpr,
+    out_mma: gl.constexpr, score_mma: gl.constexpr,
 ):  # fmt: skip
-    """Return acc [64, D] and total [64, 8] of one group's pairs over all tiles; the first `full` need no mask."""
+    """Return total [64, 8] of one group's pairs over all tiles, and leave their sums in `kept`.
+
+    tiles: the first one, those from which and up to which none needs a mask, and the one after the last.
+    """
     ks, vs, k_ready, v_ready, k_free, _ = ring
+    begin, clear, full, steps = tiles
     BN: gl.constexpr = TILE.BN
     NS: gl.constexpr = TILE.NS
     LANE_STEPS: gl.constexpr = TILE.LANE // BN
@@ -179,49 +209,63 @@ def attend_all(
     total = gl.full([PAIRS, num_classes()], 0.0, gl.float32, classes.type.layout)
     acc = gl.zeros([PAIRS, D], gl.float32, out_mma)
     kept_high, kept_total = high, total
-    kept.store(acc)
+    nothing = parts_of(acc)
+    for i in gl.static_range(num_parts(D)):
+        kept[i].store(nothing[i])
     if TILE.AHEAD:
         mbarrier.wait(k_ready.index(0), 0)
         scores = warpgroup_mma(q, ks.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_free.index(0), count=1)
-        first, _, high, total = soften(scores, high, total, scale, number, position, True)
+        first, _, high, total = soften(scores, high, total, scale, begin * BN + number, position, WINDOW, True)
         weights = gl.convert_layout(first.to(vs.dtype), gl.DotOperandLayout(0, out_mma, 2))
-        for j in range(1, full):
+        if WINDOW:
+            for j in range(begin + 1, clear):
+                acc, high, total, kept_high, kept_total, weights = ahead_step(
+                    q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, begin, scale, number,
+                    position, WINDOW, LANE_STEPS, NS, True,
+                )  # fmt: skip
+        for j in range(gl.maximum(clear, begin + 1) if WINDOW else 1, full):
             acc, high, total, kept_high, kept_total, weights = ahead_step(
-                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, scale, number, position,
-                LANE_STEPS, NS, False,
+                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, begin, scale, number,
+                position, WINDOW, LANE_STEPS, NS, False,
             )  # fmt: skip
-        for j in range(gl.maximum(full, 1), steps):
+        for j in range(gl.maximum(full, begin + 1), steps):
             acc, high, total, kept_high, kept_total, weights = ahead_step(
-                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, scale, number, position,
-                LANE_STEPS, NS, True,
+                q, ring, kept, (acc, high, total, kept_high, kept_total), weights, zero, j, begin, scale, number,
+                position, WINDOW, LANE_STEPS, NS, True,
             )  # fmt: skip
-        last = steps - 1
+        last = steps - 1 - begin
         mbarrier.wait(v_ready.index(last % NS), last // NS & 1)
         acc = warpgroup_mma(weights, vs.index(last % NS), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
     else:
-        for j in range(full):
+        if WINDOW:
+            for j in range(begin, clear):
+                acc, high, total, kept_high, kept_total = step(
+                    q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, begin, scale, number, position,
+                    WINDOW, LANE_STEPS, NS, True,
+                )  # fmt: skip
+        for j in range(clear, full):
             acc, high, total, kept_high, kept_total = step(
-                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, scale, number, position,
-                LANE_STEPS, NS, False,
+                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, begin, scale, number, position,
+                WINDOW, LANE_STEPS, NS, False,
             )  # fmt: skip
         for j in range(full, steps):
             acc, high, total, kept_high, kept_total = step(
-                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, scale, number, position,
-                LANE_STEPS, NS, True,
+                q, ring, kept, (acc, high, total, kept_high, kept_total), zero, j, begin, scale, number, position,
+                WINDOW, LANE_STEPS, NS, True,
             )  # fmt: skip
     _, _, _, total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
-    before = kept.load(out_mma)
-    return fold(before, acc, of_rows(kept_factor, acc), of_rows(lane_factor, acc)), total
+    fold_sums(kept, acc, kept_factor, lane_factor)
+    return total
 
 
 @gluon_jit
 def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
     """Attend for the queries of one group of four warps. queries: source, shared copy, results, sums of lanes."""
     q, qs, out, kept = queries
-    first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
+    first_query, first, count, before, kv_head, q_stride, scale, tiles = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
     BN: gl.constexpr = TILE.BN
@@ -229,7 +273,7 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     D: gl.constexpr = qs.shape[2]
     QUERIES: gl.constexpr = PAIRS // GROUP
     LANES: gl.constexpr = D // 8
-    kind: gl.constexpr = qs.dtype
+    PARTS: gl.constexpr = num_parts(D)
     score_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     out_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
@@ -244,13 +288,25 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     own_queries.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
     fence_async_shared()
     member = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
-    acc, total = attend_all(
-        own_queries, ring, kept.index(GROUP_OF_WARPS), scale, before + own_first + member // GROUP, full, steps,
-        TILE, out_mma, score_mma,
+    own = ()
+    for i in gl.static_range(PARTS):
+        own = own + (kept.index(GROUP_OF_WARPS * PARTS + i),)
+    total = attend_all(
+        own_queries, ring, own, scale, before + own_first + member // GROUP, tiles, SHAPE.WINDOW, TILE, out_mma,
+        score_mma,
     )  # fmt: skip
-    answer = acc / of_rows(sum_of_classes(total, 4), acc)
-    answer = gl.convert_layout(answer.to(kind), copy)
-    gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * PARTS // LANES, LANES // PARTS], [4, 1], [1, 0])
+    total = sum_of_classes(total, 4)
+    for i in gl.static_range(PARTS):
+        sums = own[i].load(wide)
+        answer = (sums / of_rows(total, sums)).to(qs.dtype)
+        pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, wide))
+        column = gl.arange(0, D // PARTS, layout=gl.SliceLayout(0, wide)) + i * (D // PARTS)
+        token = own_first + pair // GROUP
+        inside = ((token < count) & (pair < QUERIES * GROUP))[:, None] & (column >= 0)[None, :]
+        query = (first_query + token).to(gl.int64)
+        within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
+        gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
 
 
 @gluon_jit
@@ -284,13 +340,22 @@ def varlen_tile_kernel(
     before = context - count
     steps = (before + gl.minimum(first + QUERIES, count) + BN - 1) // BN
     full = (before + first + 1) // BN
+    begin, clear, first_key = 0, 0, 0
+    if SHAPE.WINDOW:
+        first_key = gl.maximum(before + first + 1 - SHAPE.WINDOW, 0)
+        begin = first_key // BN
+        # The tile from which the last query sees all keys.
+        clear = (gl.maximum(before + gl.minimum(first + QUERIES, count) - SHAPE.WINDOW, 0) + BN - 1) // BN
+        clear = gl.minimum(clear, steps)
+        full = gl.maximum(full, clear)
     layout: gl.constexpr = page_layout()
     ks = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
     vs = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
     qs = gl.allocate_shared_memory(kind, [CONSUMERS, PAIRS, HEAD_DIM], layout)
     # Columns that one warp reads or writes together lie in different banks.
     apart: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    kept = gl.allocate_shared_memory(gl.float32, [CONSUMERS, PAIRS, HEAD_DIM], apart)
+    PARTS: gl.constexpr = num_parts(HEAD_DIM)
+    kept = gl.allocate_shared_memory(gl.float32, [CONSUMERS * PARTS, PAIRS, HEAD_DIM // PARTS], apart)
     k_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
@@ -306,14 +371,23 @@ def varlen_tile_kernel(
     table = block_tables + row.to(gl.int64) * table_stride
     k_row = first_row + kv_head * BLOCK_SIZE
     ring = (ks, vs, k_ready, v_ready, k_free, v_free)
-    tile = (first_query, first, count, before, kv_head, q_stride, scale, full, steps)
-    pages = (table, k_row, v_rows, page_rows, steps, context)
-    if CONSUMERS == 2:
+    tile = (first_query, first, count, before, kv_head, q_stride, scale, (begin, clear, full, steps))
+    pages = (table, k_row, v_rows, page_rows, begin, steps, first_key, context)
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
+                (produce, (cache, landed, ring, pages, SHAPE)),
+            ],
+            [1],
+            [TILE.PRODUCER_REGISTERS],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
+                (produce, (cache, landed, ring, pages, SHAPE)),
             ],
             [4, 1],
             [TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
@@ -324,7 +398,7 @@ def varlen_tile_kernel(
                 (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 2, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
+                (produce, (cache, landed, ring, pages, SHAPE)),
             ],
             [4, 4, 1],
             [TILE.CONSUMER_REGISTERS, TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
@@ -332,15 +406,24 @@ def varlen_tile_kernel(
 
 
 def num_consumers(num_pairs: int, head_dim: int, kv_heads: int, multiprocessors: int) -> int:
-    """Return the groups of warps per tile of keys: three if `num_pairs` pairs have tiles for two waves, else two."""
+    """Return the groups of warps per tile of keys: three if `num_pairs` pairs have tiles for two waves, else two.
+
+    Wide heads have room for one.
+    """
+    if (head_dim, 1) in STAGES:
+        return 1
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
     return 3 if tiles >= 2 * multiprocessors and (head_dim, 3) in STAGES else 2
 
 
-def tile(head_dim: int, consumers: int) -> PrefillTile:
+def tile(head_dim: int, consumers: int, window: int = 0) -> PrefillTile:
     """Return the constants for this many groups of warps."""
     sizes = head_dim, consumers
-    return PrefillTile(consumers, CONSUMER_PAIRS, *ORDERS[head_dim], STAGES[sizes], AHEAD[head_dim], *REGISTERS[sizes])
+    own, producers = REGISTERS[sizes]
+    if window and consumers > 1:
+        # Pages before the window take more registers to look up.
+        own, producers = own - 8, producers + 8 * consumers
+    return PrefillTile(consumers, CONSUMER_PAIRS, *ORDERS[head_dim], STAGES[sizes], AHEAD[head_dim], own, producers)
 
 
 def launch(
@@ -348,7 +431,7 @@ def launch(
 ) -> None:
     """Fill the rows of out [T, Hq, D] that have several queries, from q [T, Hq, D] (tokens may be strided)."""
     _, layers, _, kv_heads, block_size, head_dim = pages.shape
-    group, found = q.shape[1] // kv_heads, tile(head_dim, consumers)
+    group, found = q.shape[1] // kv_heads, tile(head_dim, consumers, meta.window)
     num_rows, plane_rows = meta.context_len.shape[0], kv_heads * block_size
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
@@ -361,7 +444,7 @@ def launch(
         rows,
         *numbers,
         places,
-        shape(group, pages),
+        shape(group, pages, meta.window),
         found,
         num_warps=4,
     )
@@ -369,7 +452,7 @@ def launch(
 
 @once
 def preload(
-    device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
+    device: torch.device, dtype: torch.dtype, q_heads: int, window: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
     """Compile and load the kernel for every number of consumers; strides are multiples of 16, as in every launch."""
     q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
@@ -377,6 +460,6 @@ def preload(
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
     query_start = torch.nn.functional.pad(context_len, (1, 0))
     block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, max_query_len=2, max_context_len=2)
+    meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, 2, 2, window=window)
     for consumers in (found for of, found in STAGES if of == head_dim):
         launch(q, pages, 0, meta, out, consumers=consumers)

@@ -36,7 +36,12 @@ class KeyOrder(NamedTuple):
 
 
 #: head_dim -> order, for the kernels of 16 bits that share it. A change changes bits: raise the numerics version.
-ORDERS = {32: KeyOrder(128, 1024), 64: KeyOrder(128, 1024), 128: KeyOrder(64, 1024)}
+ORDERS = {
+    32: KeyOrder(128, 1024),
+    64: KeyOrder(128, 1024),
+    128: KeyOrder(64, 1024),
+    256: KeyOrder(64, 512),
+}
 
 
 def plain_order(head_dim: int, itemsize: int) -> KeyOrder:

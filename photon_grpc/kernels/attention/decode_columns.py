@@ -1,0 +1,76 @@
+"""The columns of a decode program's products, for `gluon_decode.py`: (query, head of the group) pairs.
+
+Pair c of a program is head c % GROUP of query c // GROUP, counted from the program's first query. Pairs that pad the
+columns are neither loaded nor stored; those of queries that a row does not have are zero.
+"""
+
+from __future__ import annotations
+
+from photon_grpc.kernels.attention.decode_ring import PageShape
+from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
+
+#: Columns of one program. The sums of wide heads leave registers for half as many.
+MAX_COLUMNS = 16
+WIDE_HEAD_DIM = 256
+
+
+@constexpr_function
+def queries_at_once(group: int, queries: int, head_dim: int) -> int:
+    """Return the queries of a row that one program takes."""
+    columns = MAX_COLUMNS // 2 if head_dim >= WIDE_HEAD_DIM else MAX_COLUMNS
+    return max(1, min(queries, columns // group))
+
+
+@constexpr_function
+def programs_a_head(group: int, queries: int, head_dim: int) -> int:
+    """Return the programs that share the queries of one (row, key head)."""
+    return -(-queries // queries_at_once(group, queries, head_dim))
+
+
+def programs_and_pairs(shape: PageShape) -> tuple[int, int]:
+    """Return the programs of one (row, key head), and the pairs of each."""
+    sizes = shape.GROUP, shape.QUERIES, shape.HEAD_DIM
+    return programs_a_head(*sizes), shape.GROUP * queries_at_once(*sizes)
+
+
+@gluon_jit
+def load_query(q, q_stride, first_query, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
+    """Load the queries of a program [D, COLUMNS] from q, the group's heads of its row; zeros where none is."""
+    member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :]
+    column = gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, right))[:, None]
+    if SHAPE.QUERIES == 1:
+        inside = (member < SHAPE.GROUP) & (column >= 0)
+        at = q + (member * SHAPE.HEAD_DIM + column)
+    else:
+        query = first_query + member // SHAPE.GROUP
+        inside = (member < SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)) & (query < SHAPE.QUERIES) & (column >= 0)
+        at = q + (query * q_stride + member % SHAPE.GROUP * SHAPE.HEAD_DIM + column)
+    return gl.load(at, mask=inside, other=0.0)
+
+
+@gluon_jit
+def limits(context, count, first_query, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
+    """Return the key after the last one that each column sees, [1, COLUMNS] or one number; 0 of a query that is not."""
+    if SHAPE.QUERIES == 1:
+        return context
+    else:
+        query = first_query + gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :] // SHAPE.GROUP
+        return gl.where(query < count, context - count + query + 1, 0)
+
+
+@gluon_jit
+def store_answers(to, answer, member, column, queries, SHAPE: gl.constexpr):
+    """Write answers, whose pairs and columns are `member` and `column`, to `to`, the group's heads of the row.
+
+    queries: the first of the program, and how many the row has.
+    """
+    first_query, count = queries
+    if SHAPE.QUERIES == 1:
+        at = member * SHAPE.HEAD_DIM
+        inside = member < SHAPE.GROUP
+    else:
+        query = first_query + member // SHAPE.GROUP
+        at = (query * (SHAPE.KV_HEADS * SHAPE.GROUP) + member % SHAPE.GROUP) * SHAPE.HEAD_DIM
+        inside = (member < SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)) & (query < SHAPE.QUERIES)
+        answer = gl.where(query < count, answer, 0.0)
+    gl.store(to + (at + column), answer.to(to.dtype.element_ty), mask=inside & (column >= 0))
