@@ -1,6 +1,6 @@
 """Bits and times of attention: one query's answer by every kernel, tile and batch, and microseconds of a layer.
 
-python -m benchmarks.kernels.attention_bits [--bits] [--times] [--shapes 0,1] [--blocks 64]
+python -m benchmarks.kernels.attention_bits [--bits] [--times] [--shapes 0,1] [--blocks 64] [--windows 0,512]
 
 The first table lists the ways in which the last query of a context was computed, how many of them differ in any bit
 from the decode kernel alone, and by how much; and the largest error against attention in float32. The second times
@@ -28,10 +28,12 @@ from photon_grpc.kernels.attention.spec import AttentionSpec
 
 DEVICE = torch.device("cuda")
 #: (query heads, key heads, head_dim).
-SHAPES = ((32, 8, 64), (32, 8, 128), (32, 32, 128), (15, 5, 64), (28, 4, 128), (14, 2, 64))
+SHAPES = ((32, 8, 64), (32, 8, 128), (32, 32, 128), (15, 5, 64), (28, 4, 128), (14, 2, 64), (8, 4, 256), (4, 1, 256))
 BLOCK_SIZES = (64, 16, 128)
 CONTEXTS = (1, 2, 5, 63, 64, 65, 127, 128, 129, 272, 511, 512, 513, 1000, 1025, 2048, 4097, 9000)
 CHUNKS = (2, 3, 17, 64, 200, 1000)
+#: Queries of rows that the decode kernel takes.
+FEW = (2, 3, 4, 8)
 #: (KW, NS, most programs of a row) of the decode kernel, forced for pages of 64.
 TILES = ((1, 2, 1), (2, 3, 1), (4, 6, 1), (4, 1, 1), (4, 3, 2), (4, 3, 3), (2, 3, 7), (4, 6, 132))
 #: (queries of each row, keys of each row).
@@ -44,11 +46,11 @@ Row = tuple[int, int]
 class Sequence:
     """One random sequence in pages of random order, NaN in every place that no row may read; layer 1 of 2."""
 
-    def __init__(self, heads: tuple[int, int, int], block_size: int, length: int) -> None:
+    def __init__(self, heads: tuple[int, int, int], block_size: int, length: int, window: int = 0) -> None:
         q_heads, kv_heads, head_dim = heads
         torch.manual_seed(q_heads * head_dim + block_size)
         pages = -(-length // block_size)
-        self.heads = heads
+        self.heads, self.window = heads, window
         self.q = torch.randn(length, q_heads, head_dim, device=DEVICE).bfloat16()
         self.keys, self.values = torch.randn(2, length, kv_heads, head_dim, device=DEVICE).bfloat16().unbind()
         shape = pages + 3, 2, 2, kv_heads, block_size, head_dim
@@ -62,10 +64,14 @@ class Sequence:
         """Return the answers [queries, Hq, D] of every row; all rows are prefixes of the sequence."""
         counts, contexts = [row[0] for row in rows], [row[1] for row in rows]
         tables = self.blocks.int().expand(len(rows), -1).contiguous()
+        for table, (count, context) in zip(tables, rows, strict=True):
+            # Pages before the window are no longer the row's.
+            table[: max(0, context - count + 1 - self.window) // self.cache.shape[4] if self.window else 0] = 0
         starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=DEVICE)
         meta = AttentionMetadata(
             starts, torch.tensor(contexts, dtype=torch.int32, device=DEVICE), tables, self.heads[2] ** -0.5,
             max_query_len=max(counts), max_context_len=max(longest, *contexts), min_query_len=min(counts),
+            window=self.window,
         )  # fmt: skip
         q = torch.cat([self.q[context - count : context] for count, context in rows])
         slots = torch.zeros(q.shape[0], dtype=torch.int64, device=DEVICE)
@@ -78,8 +84,9 @@ class Sequence:
         """Return the last query's answer in float32."""
         q_heads, kv_heads, head_dim = self.heads
         q = self.q[context - 1].view(kv_heads, q_heads // kv_heads, head_dim).float()
-        scores = torch.einsum("hgd,nhd->hgn", q.double(), self.keys[:context].double()) * head_dim**-0.5
-        answer = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), self.values[:context].double())
+        first = max(0, context - self.window) if self.window else 0
+        scores = torch.einsum("hgd,nhd->hgn", q.double(), self.keys[first:context].double()) * head_dim**-0.5
+        answer = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), self.values[first:context].double())
         return answer.reshape(q_heads, head_dim).float()
 
 
@@ -144,11 +151,13 @@ def forced(**names: Any) -> Iterator[None]:
 
 
 def with_tile(warps: int, steps: int, splits: int) -> Callable[..., Any]:
-    from photon_grpc.kernels.attention.decode_tiles import choose
+    from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, choose, ring_bytes
 
     def chosen(*arguments: Any) -> Any:
         tile, _ = choose(*arguments)
-        return tile._replace(KW=warps, NS=steps, SHARED=splits > 1), splits
+        _, shape, _, limits = arguments
+        room = (limits.shared_bytes - SCRATCH_BYTES) // ring_bytes(tile.UPDATE, 1, shape)
+        return tile._replace(KW=warps, NS=min(steps, room), SHARED=splits > 1), splits
 
     return chosen
 
@@ -186,12 +195,18 @@ def compare_context(sequence: Sequence, case: str, context: int, found: Differen
     for tile in TILES if tiles else ():
         with forced(choose=with_tile(*tile)):
             found.compare(f"decode, forced {tile}", case, last(alone, chain=chain(1, early=True)), wanted)
+    for few in FEW:
+        if few <= context:
+            way = f"decode of {few} queries"
+            found.compare(way, case, last([(few, context)], chain=chain(8, early=True)), wanted)
+            company = [(1, 9), (few, context), (1, len(sequence.q))] * 20
+            found.compare(f"{way} among others", case, last(company, 1), wanted)
     for chunk in (*CHUNKS, context):
         if 2 <= chunk <= context:
             way = "whole prompt" if chunk == context else f"prompt's last {chunk}"
             found.compare(way, f"{case} {chunk}", last([(chunk, context)]), wanted)
     if context >= 2:
-        for consumers in (2, 3) if sequence.heads[2] == 64 else (2,):
+        for consumers in {64: (2, 3), 128: (2,), 256: (1,)}[sequence.heads[2]]:
             with forced(num_consumers=lambda *_, found=consumers: found):
                 rows = [(min(40, context), context), (1, 9), (min(300, len(sequence.q)), len(sequence.q))]
                 found.compare(f"prompt among others, {consumers} consumers", case, last(rows), wanted)
@@ -216,25 +231,25 @@ def compare_every_position(sequence: Sequence, case: str, found: Differences) ->
     found.compare("decode at 200 positions", case, lambda: torch.cat(sequence.attend(rows)), whole[positions])
 
 
-def compare_all(shapes: list[int], blocks: list[int], found: Differences) -> None:
-    for number, block_size in itertools.product(shapes, blocks):
+def compare_all(shapes: list[int], blocks: list[int], windows: list[int], found: Differences) -> None:
+    for number, block_size, window in itertools.product(shapes, blocks, windows):
         heads = SHAPES[number]
-        sequence = Sequence(heads, block_size, max(CONTEXTS))
+        sequence = Sequence(heads, block_size, max(CONTEXTS), window)
+        of_all = f"{heads} pages of {block_size} window {window}"
         for context in CONTEXTS:
-            case = f"{heads} pages of {block_size} context {context}"
-            compare_context(sequence, case, context, found, tiles=block_size == 64)
+            compare_context(sequence, f"{of_all} context {context}", context, found, tiles=block_size == 64)
         try:
-            compare_every_position(sequence, f"{heads} pages of {block_size}", found)
+            compare_every_position(sequence, of_all, found)
         except Exception as error:
-            print(f"{heads} pages of {block_size}: {type(error).__name__}: {error}", flush=True)
+            print(f"{of_all}: {type(error).__name__}: {error}", flush=True)
 
 
-def compile_all(shapes: list[int], blocks: list[int]) -> None:
+def compile_all(shapes: list[int], blocks: list[int], windows: list[int]) -> None:
     """Compile the kernels of all comparisons side by side."""
     from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 
     with launches_collected() as jobs:
-        compare_all(shapes, blocks, Differences())
+        compare_all(shapes, blocks, windows, Differences())
     torch.cuda.empty_cache()
     done = run_in_forks(jobs, num_workers=os.cpu_count() or 1)
     print(f"{done} of {len(jobs)} kernels compiled", flush=True)
@@ -299,14 +314,15 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="only the times")
     parser.add_argument("--shapes", type=numbers, default=None, help=f"numbers of {SHAPES} (bits: all, times: 0,1)")
     parser.add_argument("--blocks", type=numbers, default=list(BLOCK_SIZES), help="tokens of a page")
+    parser.add_argument("--windows", type=numbers, default=[0, 512], help="keys that a query sees; 0: all")
     arguments = parser.parse_args()
     needs_gpu("attention_bits")
     with torch.inference_mode():
         if arguments.bits or not arguments.times:
             shapes = arguments.shapes or list(range(len(SHAPES)))
-            compile_all(shapes, arguments.blocks)
+            compile_all(shapes, arguments.blocks, arguments.windows)
             found = Differences()
-            compare_all(shapes, arguments.blocks, found)
+            compare_all(shapes, arguments.blocks, arguments.windows, found)
             found.print()
         if arguments.times or not arguments.bits:
             time_all(arguments.shapes or [0, 1])

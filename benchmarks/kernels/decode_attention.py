@@ -1,16 +1,21 @@
-"""Attention of one query a row as decode steps run it, after a small dependent kernel.
+"""Attention of one query a row, or of a few, as decode steps run it, after a small dependent kernel.
 
-At many rows, lengths equal and mixed; and few rows of long contexts.
+At many rows, lengths equal and mixed; and few rows of long contexts. Alone it takes other heads, windows and queries:
+
+python -m benchmarks.kernels.decode_attention [--heads 8,4,256] [--rows 1,64] [--contexts 272,8192] [--windows 0,512]
+    [--queries 1,4]
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import random
 from functools import partial
 
 import torch
 
-from benchmarks.kernels.timing import Shape, measure_us, num_copies, print_report_header, report, shapes
+from benchmarks.kernels.timing import Shape, measure_us, needs_gpu, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.lang.gluon import can_fuse
@@ -29,7 +34,9 @@ def contexts_of(rows: int, context: int | None) -> list[int]:
     return [context or generator.randint(64, 1500) for _ in range(rows)]
 
 
-def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionMetadata:
+def batch(
+    shape: Shape, contexts: list[int], device: torch.device, window: int = 0, queries: int = 1
+) -> AttentionMetadata:  # fmt: skip
     """Return rows whose pages are in random order."""
     pages = [-(-context // BLOCK_SIZE) for context in contexts]
     max_len = 4096 if max(contexts) <= 4096 else 32768
@@ -38,27 +45,28 @@ def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionM
     for row, of_row in zip(tables, blocks, strict=True):
         row[: len(of_row)] = of_row
     return AttentionMetadata(
-        query_start=torch.arange(len(contexts) + 1, dtype=torch.int32, device=device),
+        query_start=torch.arange(len(contexts) + 1, dtype=torch.int32, device=device) * queries,
         context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=tables.to(device),
         scale=shape.head_dim**-0.5,
-        max_query_len=1,
+        max_query_len=queries,
         max_context_len=max_len,
+        window=window,
     )
 
 
-def row_us(shape: Shape, contexts: list[int], device: torch.device) -> float:
+def row_us(shape: Shape, contexts: list[int], device: torch.device, window: int = 0, queries: int = 1) -> float:
     """Return microseconds a layer, less those of the small kernel before it, which writes the queries."""
-    meta, rows = batch(shape, contexts, device), len(contexts)
+    meta, rows = batch(shape, contexts, device, window, queries), len(contexts) * queries
     num_blocks = int(meta.block_tables.max()) + 1
-    layers = max(8, num_copies(kv_bytes(shape, contexts), device))
+    layers = max(8, num_copies(kv_bytes(shape, contexts, window), device))
     cache = torch.empty(
         num_blocks, layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim, dtype=shape.dtype, device=device
     ).normal_()
     table = torch.randn(rows, shape.q_heads * shape.head_dim, device=device).to(shape.dtype)
     ids = torch.arange(rows, dtype=torch.int32, device=device)
     q, out = torch.empty_like(table), torch.empty_like(table)
-    counters = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+    counters = torch.zeros(8 * rows * shape.kv_heads, dtype=torch.int32, device=device)
     chain = DependentChain(counters, history_is_settled=True)
     heads = rows, shape.q_heads, shape.head_dim
 
@@ -70,8 +78,8 @@ def row_us(shape: Shape, contexts: list[int], device: torch.device) -> float:
     return measure_us([partial(step, layer) for layer in range(layers)], device) - before
 
 
-def kv_bytes(shape: Shape, contexts: list[int]) -> int:
-    return 2 * sum(contexts) * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+def kv_bytes(shape: Shape, contexts: list[int], window: int = 0) -> int:
+    return 2 * sum(min(context, window or context) for context in contexts) * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
@@ -85,3 +93,28 @@ def table(kernels: Kernels, device: torch.device) -> None:
             us = row_us(shape, contexts, device)
             case = f"{name} rows {rows} context {context or 'mixed'}"
             report(case, us, kv_bytes(shape, contexts), device, bytes_per_second=READ_BYTES_PER_SECOND)
+
+
+def main() -> None:
+    numbers = lambda text: [int(number) for number in text.split(",")]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heads", type=numbers, default=[32, 8, 128], help="query heads, key heads, head_dim")
+    parser.add_argument("--rows", type=numbers, default=[1, 8, 64, 256])
+    parser.add_argument("--contexts", type=numbers, default=[272])
+    parser.add_argument("--windows", type=numbers, default=[0], help="keys that a query sees; 0: all")
+    parser.add_argument("--queries", type=numbers, default=[1], help="of each row")
+    arguments = parser.parse_args()
+    needs_gpu("decode_attention")
+    device, shape = torch.device("cuda"), Shape(0, *arguments.heads, 0, torch.bfloat16)
+    print_report_header(f"decode_attention of {arguments.heads}")
+    cases = itertools.product(arguments.rows, arguments.contexts, arguments.windows, arguments.queries)
+    for rows, context, window, queries in cases:
+        us = row_us(shape, [context] * rows, device, window, queries)
+        case = f"rows {rows} context {context} window {window} queries {queries}"
+        num_bytes = kv_bytes(shape, [context] * rows, window)
+        report(case, us, num_bytes, device, bytes_per_second=READ_BYTES_PER_SECOND)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

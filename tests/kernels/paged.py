@@ -87,20 +87,20 @@ def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, m
 
 
 def expected(batch: PagedBatch) -> torch.Tensor:
-    """Return attention in float64 on the CPU, one query at a time, from the dense keys: [T, Hq, D]."""
-    q = batch.q.double().cpu()
+    """Return attention in float64, one query at a time, from the dense keys: [T, Hq, D] on the CPU."""
+    q = batch.q.double()
     group = q.shape[1] // batch.cache.shape[3]
     starts = batch.meta.query_start.tolist()
-    out = torch.empty(q.shape, dtype=torch.float64)
+    out = torch.empty_like(q)
     for row, (key, value) in enumerate(zip(batch.keys, batch.values, strict=True)):
-        key = key.double().repeat_interleave(group, dim=1)
-        value = value.double().repeat_interleave(group, dim=1)
+        key = key.to(q.device).double().repeat_interleave(group, dim=1)
+        value = value.to(q.device).double().repeat_interleave(group, dim=1)
         for token in range(starts[row], starts[row + 1]):
             seen = key.shape[0] - (starts[row + 1] - 1 - token)
             first = max(0, seen - batch.meta.window) if batch.meta.window else 0
             scores = torch.einsum("hd,nhd->hn", q[token], key[first:seen]) * batch.meta.scale
             out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[first:seen])
-    return out
+    return out.cpu()
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:

@@ -12,12 +12,13 @@ import torch
 from photon_grpc.kernels import AttentionMetadata, DependentChain, select
 from photon_grpc.kernels.attention import dispatch as routes
 from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, ring_bytes
 from photon_grpc.kernels.attention.key_order import ORDERS
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
-ONE_B, EIGHT_B = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64)
+ONE_B, EIGHT_B, WIDE = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64), Shape(8, 4, 256, 64)
 CHAIN = DependentChain(torch.zeros(1, dtype=torch.int32), history_is_settled=True)
 
 
@@ -56,7 +57,7 @@ def test_decode_steps_of_a_chain_are_one_dependent_kernel() -> None:
     (launch,) = chosen(ONE_B, [1] * 3, chain=CHAIN)
     assert launch.func is gluon_decode.launch and launch.keywords == {"chain": CHAIN}
     assert named(chosen(ONE_B, [1] * 4096, chain=CHAIN)) == [gluon_decode.launch]
-    assert named(chosen(ONE_B, [1] * 4097, chain=CHAIN)) == [gluon_decode.launch_rows_of_one]
+    assert named(chosen(ONE_B, [1] * 4097, chain=CHAIN)) == [gluon_decode.launch_short_rows]
     assert named(chosen(Shape(32, 8, 96, 16), [1] * 3, chain=CHAIN)) == [triton_decode.launch]
     assert named(chosen(Shape(32, 1, 64, 16), [1] * 3, chain=CHAIN)) == [triton_decode.launch]
 
@@ -65,7 +66,7 @@ def test_decode_steps_of_a_chain_are_one_dependent_kernel() -> None:
 @pytest.mark.parametrize("rows", [1, 32, 33, 300])
 def test_rows_of_one_query_take_the_same_kernel_in_any_number(rows: int) -> None:
     (launch,) = chosen(ONE_B, [1] * rows)
-    assert launch.func is gluon_decode.launch_rows_of_one
+    assert launch.func is gluon_decode.launch_short_rows
     assert launch.keywords["counters"].shape == (8 * rows,) and not launch.keywords["counters"].any()
     assert named(chosen(ONE_B, [1] * rows, dtype=torch.float32)) == [triton_decode.launch]
 
@@ -75,13 +76,13 @@ def test_rows_of_one_query_take_the_same_kernel_in_any_number(rows: int) -> None
 @pytest.mark.parametrize(
     "shape", [ONE_B, EIGHT_B, Shape(24, 8, 128, 16), Shape(14, 2, 64, 8), Shape(32, 32, 128, 1024)]
 )
-def test_a_row_takes_the_kernel_of_its_own_number_of_queries_whatever_is_beside_it(
+def test_beside_rows_of_many_queries_those_of_one_take_the_decode_kernel(
     shape: Shape, chain: DependentChain | None
 ) -> None:
-    both = [hopper_varlen.launch, gluon_decode.launch_rows_of_one]
-    for counts in ([2, 1], [900, 1], [600, *[1] * 300], [2] * 60 + [1]):
+    both = [hopper_varlen.launch, gluon_decode.launch_short_rows]
+    for counts in ([9, 1], [900, 1], [600, *[1] * 300], [9] * 60 + [1]):
         assert named(chosen(shape, counts, chain=chain)) == both
-    for counts in ([2], [2048], [2, 3] * 70):
+    for counts in ([9], [2048], [2, 9] * 70):
         assert named(chosen(shape, counts, chain=chain)) == [hopper_varlen.launch]
     # A lone row of a captured shape: a bound of several, though it is one.
     assert named(chosen(shape, [1024], chain=chain, fewest=2)) == [hopper_varlen.launch]
@@ -106,7 +107,7 @@ def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(routes, "has_wgmma", lambda device: False)
     assert named(chosen(EIGHT_B, [2048] + [1] * 60)) == [
         triton_varlen.launch,
-        gluon_decode.launch_rows_of_one,
+        gluon_decode.launch_short_rows,
     ]
     assert named(chosen(EIGHT_B, [1] * 60, chain=CHAIN)) == [gluon_decode.launch]
     monkeypatch.setattr(routes, "can_fuse", lambda device: False)
@@ -114,12 +115,39 @@ def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("hopper")
-def test_windows_take_plain_triton_with_shares_of_the_keys_in_sight() -> None:
-    assert named(chosen(EIGHT_B, [600, 1], window=512)) == [triton_varlen.launch, triton_decode.launch]
-    assert named(chosen(ONE_B, [1] * 64, window=512)) == [triton_decode.launch]
-    (launch,) = chosen(ONE_B, [1] * 3, chain=CHAIN, window=128)
+def test_windows_take_the_kernels_of_all_keys() -> None:
+    both = [hopper_varlen.launch, gluon_decode.launch_short_rows]
+    for shape in (ONE_B, EIGHT_B, WIDE):
+        assert named(chosen(shape, [600, 1], window=512)) == both
+        assert named(chosen(shape, [1] * 64, window=512, chain=CHAIN)) == [gluon_decode.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_windows_of_plain_triton_are_shared_out_by_the_keys_in_sight() -> None:
+    (launch,) = chosen(ONE_B, [1] * 3, window=128, dtype=torch.float32)
     assert launch.func is triton_decode.launch
     assert launch.keywords == {"splits": 2}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("chain", [None, CHAIN])
+def test_a_step_of_short_rows_is_one_decode_kernel(chain: DependentChain | None) -> None:
+    expected = gluon_decode.launch_short_rows if chain is None else gluon_decode.launch
+    for counts in ([2], [4] * 64, [1, 8], [3, 1, 2]):
+        assert named(chosen(EIGHT_B, counts, chain=chain)) == [expected]
+        assert named(chosen(EIGHT_B, counts, chain=chain, dtype=torch.float32))[0] == triton_varlen.launch
+    # The counters of a chain have room for so many programs.
+    assert named(chosen(Shape(32, 8, 128, 64), [8] * 2048, chain=CHAIN)) == [gluon_decode.launch]
+    assert named(chosen(Shape(32, 8, 128, 64), [8] * 2049, chain=CHAIN)) == [gluon_decode.launch_short_rows]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_short_rows_have_a_counter_for_every_program() -> None:
+    (launch,) = chosen(EIGHT_B, [8, 2, 1])
+    # Two programs share the 8 queries of 4 heads.
+    assert launch.keywords["counters"].shape == (3 * 8 * 2,)
+    (launch,) = chosen(Shape(28, 4, 128, 64), [3, 2])
+    assert launch.keywords["counters"].shape == (2 * 4 * 2,)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -147,11 +175,12 @@ def test_a_cpu_and_kernels_of_torch_attend_in_torch() -> None:
 H200 = Limits(132, 232_448)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(head_dim: int) -> None:
     for num_pairs in (1, 2, 4, 8, 16, 24, 64, 128, 256, 512, 4096):
-        tile, splits = choose(num_pairs, 4, head_dim, 131072, H200)
-        resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.UPDATE, tile.NS, head_dim) + 1024) * 132
+        shape = PageShape(8, 4, head_dim, 64)
+        tile, splits = choose(num_pairs, shape, 131072, H200)
+        resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.UPDATE, tile.NS, shape) + 1024) * 132
         assert resident >= 132
         assert (splits > 1) == tile.SHARED
         assert splits == 1 or splits * num_pairs <= resident
@@ -159,12 +188,12 @@ def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(hea
 
 
 @pytest.mark.parametrize("num_pairs", [1, 8, 64, 128, 4096])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_every_tile_computes_in_one_order_of_keys(head_dim: int, num_pairs: int) -> None:
     for group in (1, 4, 16):
         for context in (1, 272, 513, 4096, 100_000):
             for limits in (H200, Limits(58, 101_376)):
-                tile, _ = choose(num_pairs, group, head_dim, context, limits)
+                tile, _ = choose(num_pairs, PageShape(8, group, head_dim, 64), context, limits)
                 assert ORDERS[head_dim] == (tile.UPDATE, tile.LANE)
     for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
         prompt = hopper_varlen.tile(head_dim, consumers)
@@ -172,20 +201,27 @@ def test_every_tile_computes_in_one_order_of_keys(head_dim: int, num_pairs: int)
 
 
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
-    lane = ORDERS[64].LANE
-    assert choose(8, 4, 64, lane, H200)[1] == 1
-    assert choose(8, 4, 64, lane + 1, H200)[1] == 2
+    lane, shape = ORDERS[64].LANE, PageShape(8, 4, 64, 64)
+    assert choose(8, shape, lane, H200)[1] == 1
+    assert choose(8, shape, lane + 1, H200)[1] == 2
     # As many programs as the device holds at a time.
-    assert 16 <= choose(8, 4, 64, 131072, H200)[1] <= 66
-    assert choose(64 * 8, 4, 128, 131072, H200)[1] == 1
+    assert 16 <= choose(8, shape, 131072, H200)[1] <= 66
+    assert choose(64 * 8, PageShape(8, 4, 128, 64), 131072, H200)[1] == 1
+
+
+def test_a_window_is_shared_out_by_the_lanes_that_it_may_touch() -> None:
+    assert choose(8, PageShape(8, 4, 128, 64, WINDOW=4096), 131072, H200)[1] == 5
+    assert choose(8, PageShape(8, 4, 128, 64, WINDOW=4096), 2048, H200)[1] == 2
+    assert choose(8, PageShape(8, 4, 128, 64, WINDOW=512), 131072, H200)[1] == 1
 
 
 @pytest.mark.parametrize("limits", [Limits(108, 166_912), Limits(58, 101_376)], ids=["A100", "L4"])
 def test_rings_have_room_on_devices_with_less_shared_memory(limits: Limits) -> None:
     for head_dim, entries in TILES.items():
         for most, (warps, steps) in entries:
-            tile, _ = choose(int(min(most, 4096)), 4, head_dim, 4096, limits)
-            assert ring_bytes(tile.UPDATE, tile.NS, head_dim) + SCRATCH_BYTES <= limits.shared_bytes
+            shape = PageShape(8, 4, head_dim, 64)
+            tile, _ = choose(int(min(most, 4096)), shape, 4096, limits)
+            assert ring_bytes(tile.UPDATE, tile.NS, shape) + SCRATCH_BYTES <= limits.shared_bytes
             assert warps == tile.KW and 1 <= tile.NS <= steps
 
 

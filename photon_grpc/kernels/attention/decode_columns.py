@@ -1,7 +1,9 @@
 """The columns of a decode program's products, for `gluon_decode.py`: (query, head of the group) pairs.
 
-Pair c of a program is head c % GROUP of query c // GROUP, counted from the program's first query. Pairs that pad the
-columns are neither loaded nor stored; those of queries that a row does not have are zero.
+Pair c of a program is head c % GROUP of query c // GROUP, counted from the program's first query. Columns that are no
+pair, or the pair of a query that the row does not have, see no key and are neither loaded nor stored.
+
+`queries` is the program's first query, and how many the row has.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ def programs_and_pairs(shape: PageShape) -> tuple[int, int]:
 
 
 @gluon_jit
-def load_query(q, q_stride, first_query, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
+def query_of(member, queries, SHAPE: gl.constexpr):
+    """Return the query of each column, and whether it is a pair of the row's."""
+    first_query, count = queries
+    query = first_query + member // SHAPE.GROUP
+    pairs: gl.constexpr = SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)
+    return query, (member < pairs) & (query < count)
+
+
+@gluon_jit
+def load_query(q, q_stride, queries, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
     """Load the queries of a program [D, COLUMNS] from q, the group's heads of its row; zeros where none is."""
     member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :]
     column = gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, right))[:, None]
@@ -42,35 +53,30 @@ def load_query(q, q_stride, first_query, SHAPE: gl.constexpr, TILE: gl.constexpr
         inside = (member < SHAPE.GROUP) & (column >= 0)
         at = q + (member * SHAPE.HEAD_DIM + column)
     else:
-        query = first_query + member // SHAPE.GROUP
-        inside = (member < SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)) & (query < SHAPE.QUERIES) & (column >= 0)
+        query, is_pair = query_of(member, queries, SHAPE)
+        inside = is_pair & (column >= 0)
         at = q + (query * q_stride + member % SHAPE.GROUP * SHAPE.HEAD_DIM + column)
     return gl.load(at, mask=inside, other=0.0)
 
 
 @gluon_jit
-def limits(context, count, first_query, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
-    """Return the key after the last one that each column sees, [1, COLUMNS] or one number; 0 of a query that is not."""
+def limits(context, queries, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
+    """Return the key after the last one that each column sees, [1, COLUMNS] or one number; 0 of a column without."""
     if SHAPE.QUERIES == 1:
         return context
     else:
-        query = first_query + gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :] // SHAPE.GROUP
-        return gl.where(query < count, context - count + query + 1, 0)
+        member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :]
+        query, is_pair = query_of(member, queries, SHAPE)
+        return gl.where(is_pair, context - queries[1] + query + 1, 0)
 
 
 @gluon_jit
 def store_answers(to, answer, member, column, queries, SHAPE: gl.constexpr):
-    """Write answers, whose pairs and columns are `member` and `column`, to `to`, the group's heads of the row.
-
-    queries: the first of the program, and how many the row has.
-    """
-    first_query, count = queries
+    """Write answers, whose pairs and columns are `member` and `column`, to `to`, the group's heads of the row."""
     if SHAPE.QUERIES == 1:
         at = member * SHAPE.HEAD_DIM
         inside = member < SHAPE.GROUP
     else:
-        query = first_query + member // SHAPE.GROUP
+        query, inside = query_of(member, queries, SHAPE)
         at = (query * (SHAPE.KV_HEADS * SHAPE.GROUP) + member % SHAPE.GROUP) * SHAPE.HEAD_DIM
-        inside = (member < SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)) & (query < SHAPE.QUERIES)
-        answer = gl.where(query < count, answer, 0.0)
     gl.store(to + (at + column), answer.to(to.dtype.element_ty), mask=inside & (column >= 0))

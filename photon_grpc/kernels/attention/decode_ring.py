@@ -10,8 +10,8 @@ from photon_grpc.kernels.lang.gluon import async_copy, constexpr_function, gl, g
 class PageShape(NamedTuple):
     """Constants of the pages that the kernels are compiled for: GROUP query heads for each of KV_HEADS key heads.
 
-    WINDOW: keys that a query sees at most, 0 for all. QUERIES: those of a row in a decode step. CHUNK: numbers of a key
-    in 16 bytes.
+    WINDOW: keys that a query sees at most, 0 for all. QUERIES: the most that a row of the decode kernel has. CHUNK:
+    numbers of a key in 16 bytes.
     """
 
     KV_HEADS: int

@@ -7,14 +7,15 @@
 | rows of      | where                                                                            | kernels            |
 |--------------|----------------------------------------------------------------------------------|--------------------|
 | any          | no Triton, or tensors of a CPU                                                   | torch_attention    |
-| one query    | 16 bits, head_dim 32, 64 or 128, no window, sm_80 up                             | gluon_decode       |
+| one query    | 16 bits, head_dim 32, 64, 128 or 256, sm_80 up                                   | gluon_decode       |
 | one query    | else                                                                             | triton_decode      |
-| several      | Hopper, 16 bits, head_dim 64 or 128, no window, pages of 8, 16, 32 … tokens      | hopper_varlen      |
+| several      | as for one, and no row of the step has more than 8                               | gluon_decode       |
+| several      | Hopper, 16 bits, head_dim 64, 128 or 256, pages of 8, 16, 32 … tokens            | hopper_varlen      |
 | several      | else                                                                             | triton_varlen      |
 
-A row's kernel depends on nothing but its own number of queries and on what is the same for all steps of a model, and
-the two kernels of Gluon sum keys in one order (`key_order.py`), so the bits of a row depend on neither the rows beside
-it nor its chunks. A batch of both kinds of rows is two launches, the rows of several queries first.
+The two kernels of Gluon sum keys in one order (`key_order.py`), so the bits of a row depend on neither the rows beside
+it nor its chunks. A batch of rows of one query and of many is two launches, the latter first. A step that verifies
+drafts is one whose `max_query_len` is at most 8.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from photon_grpc.kernels.attention import (
     triton_varlen,
     write_kv,
 )
+from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.gluon_decode import DependentChain
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
@@ -140,6 +142,12 @@ class _Grounds:
         return self.meta.context_len.shape[0] * self.pages.shape[3]
 
     @property
+    def num_counters(self) -> int:
+        """Number of programs of the decode kernel, with rows of this step, that share no queries."""
+        found = gluon_decode.shape(self.group, self.pages, queries=gluon_decode.queries_of_a_row(self.meta))
+        return self.num_pairs * programs_and_pairs(found)[0]
+
+    @property
     def multiprocessors(self) -> int:
         return num_multiprocessors(self.pages.device)
 
@@ -148,17 +156,14 @@ def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
     meta = step.meta
     if not step.num_pairs or not step.num_tokens:
         return
-    if chain is not None and _is_decode(step) and _suits_gluon_decode(step):
+    is_short = meta.max_query_len <= gluon_decode.MAX_QUERIES and _suits_gluon_decode(step)
+    if chain is not None and is_short and step.num_counters <= MAX_DECODE_ROWS * step.pages.shape[3]:
         yield partial(gluon_decode.launch, chain=chain)
         return
-    if meta.max_query_len > 1:
+    if meta.max_query_len > 1 and not is_short:
         yield _several_queries(step)
-    if meta.min_query_len == 1:
-        yield _one_query(step)
-
-
-def _is_decode(step: _Grounds) -> bool:
-    return step.meta.max_query_len == 1 and step.num_tokens <= MAX_DECODE_ROWS
+    if meta.min_query_len == 1 or is_short:
+        yield _short_rows(step)
 
 
 def _several_queries(step: _Grounds) -> Launch:
@@ -173,11 +178,11 @@ def _several_queries(step: _Grounds) -> Launch:
     return partial(hopper_varlen.launch, consumers=consumers)
 
 
-def _one_query(step: _Grounds) -> Launch:
+def _short_rows(step: _Grounds) -> Launch:
     if _suits_gluon_decode(step):
         # Zero again after every layer, as those of a chain are.
-        counters = torch.zeros(step.num_pairs, dtype=torch.int32, device=step.pages.device)
-        return partial(gluon_decode.launch_rows_of_one, counters=counters)
+        counters = torch.zeros(step.num_counters, dtype=torch.int32, device=step.pages.device)
+        return partial(gluon_decode.launch_short_rows, counters=counters)
     found = online_softmax.shape(step.group * step.pages.shape[3], step.pages, step.meta.window)
     lanes = triton_decode.lanes_in_sight(step.meta.max_context_len, step.meta.window, found.LANE)
     splits = triton_decode.num_splits(step.num_pairs, lanes, step.multiprocessors)
@@ -187,7 +192,6 @@ def _one_query(step: _Grounds) -> Launch:
 def _suits_gluon_decode(step: _Grounds) -> bool:
     return (
         can_fuse(step.pages.device)
-        and not step.meta.window
         and step.pages.dtype in (torch.bfloat16, torch.float16)
         and step.pages.shape[5] in gluon_decode.HEAD_DIMS
         and step.group <= gluon_decode.MAX_GROUP
@@ -199,7 +203,6 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
     block_size, head_dim = pages.shape[4:]
     return (
         has_wgmma(pages.device)
-        and not meta.window
         and pages.dtype in (torch.bfloat16, torch.float16)
         and head_dim in hopper_varlen.AHEAD
         and step.group <= hopper_varlen.CONSUMER_PAIRS

@@ -64,6 +64,7 @@ from photon_grpc.kernels.lang.gluon import (
     has_dependent_launch,
     mma_v2,
 )
+from photon_grpc.kernels.lang.jit import next_power_of_2
 
 HEAD_DIMS = (32, 64, 128, 256)
 MAX_GROUP = 16
@@ -164,15 +165,16 @@ def queries_of(rows, row, SHAPE: gl.constexpr):
 
     A row that the kernel leaves alone has no keys.
     """
-    query_start, context_len, _, counts = rows
+    query_start, context_len, _ = rows
     context = gl.load(context_len + row)
-    query_row = row * SHAPE.QUERIES
-    count = SHAPE.QUERIES
-    if counts is not None:
-        count = gl.load(counts + row)
+    query_row, count = row, 1
     if query_start is not None:
         query_row = gl.load(query_start + row)
-        context = gl.where(gl.load(query_start + row + 1) - query_row == 1, context, 0)
+        count = gl.load(query_start + row + 1) - query_row
+        if SHAPE.QUERIES == 1:
+            context = gl.where(count == 1, context, 0)
+        else:
+            context = gl.where((count > 0) & (count <= SHAPE.QUERIES), context, 0)
     first = 0
     if SHAPE.WINDOW:
         first = gl.maximum(context - count + 1 - SHAPE.WINDOW, 0)
@@ -186,9 +188,8 @@ def decode_attention_kernel(
 ):  # fmt: skip
     """Compute a split of the keys of one (key head, row), for some of its queries, per program.
 
-    rows: query_start, context_len, block_tables, counts. With `query_start` row b's query is the one at query_start[b],
-    and rows of several queries are left alone; without it (None) row b's queries are those from q[b · QUERIES] on, the
-    first counts[b] of them, or all where `counts` is None.
+    rows: query_start, context_len, block_tables. With `query_start` row b's queries are those from query_start[b] on,
+    and rows of more than QUERIES are left alone; without it (None) row b's one query is q[b].
     partials: see `store_lane`; None where no row is SHARED.
     """
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
@@ -208,11 +209,11 @@ def decode_attention_kernel(
     kind: gl.constexpr = q.dtype.element_ty
     place, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     kv_head = place // PROGRAMS
-    first_query = place % PROGRAMS * AT_ONCE
     if not EARLY and PDL:
         gdc_wait()
     # Lengths and tables are older than the kernel before, which began to write only when all before it was complete.
     query_row, count, context, first = queries_of(rows, row, SHAPE)
+    queries = place % PROGRAMS * AT_ONCE, count
     begin, stop, num_splits = share_of(first, context, split, SHAPE, TILE)
     num_steps = (gl.maximum(stop - begin, 0) + UPDATE - 1) // UPDATE
     span = first, stop
@@ -240,14 +241,14 @@ def decode_attention_kernel(
         gdc_launch_dependents()
     if split < num_splits:
         group_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
-        query = load_query(group_query, q_stride, first_query, SHAPE, TILE, right)
+        query = load_query(group_query, q_stride, queries, SHAPE, TILE, right)
         for s in range(num_early, NS):
             key = begin + s * UPDATE
             if s < num_steps:
                 fetch(ks.index(s), vs.index(s), keys, page, key, span, block_stride, SHAPE, TILE)
             async_copy.commit_group()
             page = look_up(table, key + UPDATE, stop, SHAPE, TILE)
-        limit = limits(context, count, first_query, SHAPE, TILE, right)
+        limit = limits(context, queries, SHAPE, TILE, right)
         head = row * (KV_HEADS * PROGRAMS * PAIRS) + place * PAIRS
         high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
         kept_high, kept_total, kept_acc = empty_lane(HEAD_DIM, TILE, mma)
@@ -285,11 +286,10 @@ def decode_attention_kernel(
             lane = (stop - 1) // LANE - first // LANE
             store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, HEAD_DIM)
             num_lanes = (context + LANE - 1) // LANE - first // LANE
-            queries = first_query, count
             combine_at_last(partials, to, head, num_splits, num_lanes, queries, PAIRS, PROGRAMS, SHAPE, TILE)
         else:
             _, total, acc = fold_lane((kept_high, kept_total, kept_acc), (high, total, acc))
-            store_sums(to, total, acc, (first_query, count), SHAPE, TILE)
+            store_sums(to, total, acc, queries, SHAPE, TILE)
 
 
 @gluon_jit
@@ -324,6 +324,11 @@ def shape(group: int, pages: torch.Tensor, window: int = 0, queries: int = 1) ->
     return PageShape(kv_heads, group, head_dim, block_size, window, queries, 16 // pages.itemsize)
 
 
+def queries_of_a_row(meta: AttentionMetadata) -> int:
+    """Return QUERIES for these rows: a power of two, or 1 where some rows are the prompt kernel's."""
+    return next_power_of_2(meta.max_query_len) if meta.max_query_len <= MAX_QUERIES else 1
+
+
 def launch(
     q: torch.Tensor,
     pages: torch.Tensor,
@@ -333,16 +338,12 @@ def launch(
     *,
     chain: DependentChain,
 ) -> None:
-    """Attend in a dependent chain: row b's queries are those from q[b · meta.queries] on.
-
-    q [M, Hq, D] behind the last row's is left alone.
-    """
-    pdl = has_dependent_launch(q.device)
-    rows = None, meta.context_len, meta.block_tables, meta.counts
-    _launch(q, pages, layer, meta, out, rows, chain.counters, (chain.history_is_settled, pdl))
+    """Attend in a dependent chain, for rows of at most MAX_QUERIES queries; q [M, Hq, D] behind theirs is left alone."""
+    starts = chain.history_is_settled, has_dependent_launch(q.device)
+    _launch(q, pages, layer, meta, out, chain.counters, starts)
 
 
-def launch_rows_of_one(
+def launch_short_rows(
     q: torch.Tensor,
     pages: torch.Tensor,
     layer: int,
@@ -351,18 +352,20 @@ def launch_rows_of_one(
     *,
     counters: torch.Tensor,
 ) -> None:
-    """Fill the rows of out [T, Hq, D] that have one query; counters as in a DependentChain."""
-    rows = meta.query_start, meta.context_len, meta.block_tables, None
-    _launch(q, pages, layer, meta, out, rows, counters, (False, False))
+    """Fill the rows of out [T, Hq, D] that have one query, or all if none has more than MAX_QUERIES.
+
+    counters: as in a DependentChain.
+    """
+    _launch(q, pages, layer, meta, out, counters, (False, False))
 
 
 def _launch(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor,
-    rows: tuple[torch.Tensor | None, ...], counters: torch.Tensor, starts: tuple[bool, bool],
+    counters: torch.Tensor, starts: tuple[bool, bool],
 ) -> None:  # fmt: skip
-    """Launch the kernel for one layer of the pages; `starts`: EARLY and PDL."""
+    """Launch the kernel; `starts`: EARLY and PDL."""
     kv_heads, head_dim, num_rows = pages.shape[3], pages.shape[5], meta.context_len.shape[0]
-    found = shape(q.shape[1] // kv_heads, pages, meta.window, meta.queries)
+    found = shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta))
     programs, pairs = programs_and_pairs(found)
     programs *= kv_heads
     tile, splits = choose(num_rows * programs, found, meta.max_context_len, limits_of(q.device))
@@ -371,6 +374,7 @@ def _launch(
         sums = lanes_in_sight(meta.max_context_len, found, tile.LANE), num_rows, programs * pairs
         floats = partial(torch.empty, dtype=torch.float32, device=q.device)
         partials = floats((*sums, head_dim)), floats(sums), floats((*sums, CLASSES)), counters
+    rows = None if meta.max_query_len == 1 else meta.query_start, meta.context_len, meta.block_tables
     layer_pages = pages[:, layer]
     numbers = meta.log2_scale, q.stride(0), layer_pages.stride(0), meta.block_tables.stride(0)
     options = {"launch_pdl": True} if starts[1] else {}

@@ -30,9 +30,6 @@ class AttentionMetadata:
     min_query_len: a lower bound for rows that have queries; above 1 no kernel looks for decode rows.
     window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of
         them.
-    queries: those of every row of a verify step, 1 in any other. Row b's are q[b · queries] … whatever query_start
-        says, the first counts[b] of them; further ones see nothing, and their output is zero.
-    counts: int32 [B], at most `queries`, for verify steps whose rows may have fewer; None if all have so many.
     """
 
     query_start: torch.Tensor
@@ -43,8 +40,6 @@ class AttentionMetadata:
     max_context_len: int
     min_query_len: int = 1
     window: int = 0
-    queries: int = 1
-    counts: torch.Tensor | None = None
 
     @property
     def log2_scale(self) -> float:

@@ -16,16 +16,17 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_stand_ins_load_the_kernels_of_what_follows(
-    head_dim: int, block_size: int, monkeypatch: pytest.MonkeyPatch
+    head_dim: int, block_size: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is Hopper's")
-    batch = paged_batch(Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda")
+    batch = paged_batch(Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda", window=window)
     out = torch.empty(batch.q.shape, dtype=batch.q.dtype, device="cuda")
     hopper_varlen.preload.cache_clear()
-    hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, 8, block_size, head_dim)
+    hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, window, 8, block_size, head_dim)
     loaded: list[object] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: loaded.append(told))
     for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):

@@ -17,7 +17,7 @@ from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
-HEADS = [(32, 8, 64), (32, 8, 128), (8, 8, 64), (16, 2, 128), (15, 5, 64), (28, 4, 128)]
+HEADS = [(32, 8, 64), (32, 8, 128), (8, 8, 64), (16, 2, 128), (15, 5, 64), (28, 4, 128), (8, 4, 256), (4, 1, 256)]
 each_heads = pytest.mark.parametrize(
     ("heads", "consumers"), [(heads, found) for heads in HEADS for of, found in hopper_varlen.STAGES if of == heads[2]]
 )
@@ -49,11 +49,25 @@ def test_rows_of_several_queries_equal_dense_attention(
     assert out[~several.cuda()].isnan().all()
 
 
+@pytest.mark.parametrize("window", [1, 63, 128, 512, 1024])
+@pytest.mark.parametrize("block_size", [16, 64])
+@each_heads
+def test_windows_equal_dense_attention(
+    heads: tuple[int, int, int], consumers: int, block_size: int, window: int
+) -> None:
+    counts = [40, 3, 130, 2, 49, 200, 30]
+    contexts = [window + 40, 3, 2 * window + 131, window + 1, 2320, 200, 3000]
+    batch = paged_batch(Shape(*heads, block_size), counts, contexts, torch.bfloat16, "cuda", window=window)
+    out = by_hopper(batch, consumers)
+    torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(torch.bfloat16))
+
+
+@pytest.mark.parametrize("window", [0, 100])
 @each_heads
 def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
-    heads: tuple[int, int, int], consumers: int
+    heads: tuple[int, int, int], consumers: int, window: int
 ) -> None:
-    batch = paged_batch(Shape(*heads, 64), [37, 200, 90], [101, 200, 515], torch.bfloat16, "cuda")
+    batch = paged_batch(Shape(*heads, 64), [37, 200, 90], [101, 200, 515], torch.bfloat16, "cuda", window=window)
     together = by_hopper(batch, consumers)
     starts = batch.meta.query_start.tolist()
     for row in range(3):
@@ -64,7 +78,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
             context_len=batch.meta.context_len[row : row + 1],
             block_tables=batch.meta.block_tables[row : row + 1],
         )
-        alone = by_hopper(replace(batch, q=batch.q[queries], meta=meta), 2)
+        alone = by_hopper(replace(batch, q=batch.q[queries], meta=meta), min(2, consumers))
         torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
 
 
