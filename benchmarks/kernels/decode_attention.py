@@ -18,6 +18,7 @@ import torch
 from benchmarks.kernels.timing import Shape, measure_us, needs_gpu, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
 from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
@@ -66,20 +67,27 @@ def row_us(shape: Shape, contexts: list[int], device: torch.device, window: int 
     table = torch.randn(rows, shape.q_heads * shape.head_dim, device=device).to(shape.dtype)
     ids = torch.arange(rows, dtype=torch.int32, device=device)
     q, out = torch.empty_like(table), torch.empty_like(table)
+    sums = torch.empty(rows, table.shape[1] // squares.GROUP, device=device)
     counters = torch.zeros(8 * rows * shape.kv_heads, dtype=torch.int32, device=device)
     chain = DependentChain(counters, history_is_settled=True)
     heads = rows, shape.q_heads, shape.head_dim
 
     def step(layer: int) -> None:
-        embed.launch(table, ids, q)
+        embed.launch(table, ids, q, sums)
         gluon_decode.launch(q.view(heads), cache, layer, meta, out.view(heads), chain=chain)
 
-    before = measure_us([partial(embed.launch, table, ids, q)] * layers, device)
+    before = measure_us([partial(embed.launch, table, ids, q, sums)] * layers, device)
     return measure_us([partial(step, layer) for layer in range(layers)], device) - before
 
 
 def kv_bytes(shape: Shape, contexts: list[int], window: int = 0) -> int:
-    return 2 * sum(min(context, window or context) for context in contexts) * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+    return (
+        2
+        * sum(min(context, window or context) for context in contexts)
+        * shape.kv_heads
+        * shape.head_dim
+        * shape.dtype.itemsize
+    )
 
 
 def table(kernels: Kernels, device: torch.device) -> None:

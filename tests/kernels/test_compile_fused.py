@@ -17,6 +17,7 @@ from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
@@ -232,12 +233,13 @@ PARTIALS = "*fp32", "*fp32", "*fp32", "*i32"
 
 
 def decode_attention(
-    shape: PageShape, tile: DecodeTile, *, early: bool, arch: int = 90, counts: bool = False
+    shape: PageShape, tile: DecodeTile, *, early: bool, arch: int = 90
 ) -> Compiled:  # fmt: skip
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90}
     constants |= {} if tile.SHARED else {"partials": None}
-    rows = None, "*i32", "*i32", "*i32" if counts else None
-    return compiled_gluon(decode_attention_kernel, constants, tile.KW, arch, rows=rows, partials=PARTIALS)
+    types = {"rows": ("*i32" if shape.QUERIES > 1 else None, "*i32", "*i32"), "partials": PARTIALS}
+    types |= {"scales": "*fp32", "pages": "*fp8e4nv"} if shape.CHUNK == 16 else {"scales": None}
+    return compiled_gluon(decode_attention_kernel, constants, tile.KW, arch, **types)
 
 
 def shape_of(model: Model) -> PageShape:
@@ -274,9 +276,39 @@ def test_decode_attention_of_a_mixed_batch(name: str, rows: int) -> None:
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False}
     constants |= {} if tile.SHARED else {"partials": None}
     built = compiled_gluon(
-        decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32", None), partials=PARTIALS
+        decode_attention_kernel, constants, tile.KW, rows=("*i32",) * 3, partials=PARTIALS, scales=None
     )
     check(built, "mma.sync")
+
+
+#: Heads of 256 in the groups of Gemma 3, with and without a window; windows of other heads; several queries a row.
+VARIANTS = {
+    "256": PageShape(4, 2, 256, 64),
+    "256, group of 4": PageShape(1, 4, 256, 16),
+    "256, window": PageShape(4, 2, 256, 64, WINDOW=1024),
+    "256, 4 queries": PageShape(4, 2, 256, 64, QUERIES=4),
+    "64, window": PageShape(8, 4, 64, 64, WINDOW=512),
+    "128, window": PageShape(8, 4, 128, 16, WINDOW=4096),
+    "64, 4 queries": PageShape(8, 4, 64, 64, QUERIES=4),
+    "128, 2 queries": PageShape(8, 4, 128, 64, QUERIES=2),
+    "128, 4 queries": PageShape(8, 4, 128, 64, QUERIES=4),
+    "128, 8 queries, window": PageShape(4, 7, 128, 64, WINDOW=512, QUERIES=8),
+}
+
+
+@pytest.mark.parametrize("num_programs", [8, 64, 4096])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_decode_attention_of_windows_wide_heads_and_several_queries(name: str, num_programs: int) -> None:
+    shape = VARIANTS[name]
+    tile, _ = choose(num_programs, shape, 131072, H200)
+    # ptxas keeps a number or two on the stack rather than a 129th register.
+    check(decode_attention(shape, tile, early=True), "mma.sync", max_spilled_bytes=16)
+
+
+@pytest.mark.parametrize(("group", "queries", "programs", "pairs"), [(4, 4, 1, 16), (4, 8, 2, 16), (7, 4, 2, 14)])
+def test_queries_of_a_row_are_shared_out_over_programs(group: int, queries: int, programs: int, pairs: int) -> None:
+    assert programs_and_pairs(PageShape(8, group, 128, 64, QUERIES=queries)) == (programs, pairs)
+    assert programs_and_pairs(PageShape(8, 2, 256, 64, QUERIES=8)) == (2, 8)
 
 
 @pytest.mark.parametrize("lane", [256, 1024])

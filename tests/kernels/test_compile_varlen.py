@@ -41,15 +41,15 @@ def varlen_tile(
     return built
 
 
-@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize(("block_size", "window"), [(64, 0), (128, 0), (16, 512)])
 @pytest.mark.parametrize(("head_dim", "consumers"), STAGES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_varlen_tile(dtype: torch.dtype, head_dim: int, consumers: int, block_size: int) -> None:
-    varlen_tile(4, head_dim, block_size, NAMES[dtype], consumers)
+def test_varlen_tile(dtype: torch.dtype, head_dim: int, consumers: int, block_size: int, window: int) -> None:
+    varlen_tile(4, head_dim, block_size, NAMES[dtype], consumers, window=window)
 
 
 @pytest.mark.parametrize(("group", "block_size"), [(7, 16), (3, 8), (16, 1024)])
-@pytest.mark.parametrize(("head_dim", "consumers"), [(64, 3), (128, 2)])
+@pytest.mark.parametrize(("head_dim", "consumers"), [(64, 3), (128, 2), (256, 1)])
 def test_groups_that_leave_pairs_idle_and_small_pages(
     head_dim: int, consumers: int, group: int, block_size: int
 ) -> None:
@@ -63,3 +63,4 @@ def test_groups_that_leave_pairs_idle_and_small_pages(
 def test_small_batches_are_cut_finer(num_tokens: int, consumers: int) -> None:
     assert hopper_varlen.num_consumers(num_tokens * 4, 64, 8, multiprocessors=132) == consumers
     assert hopper_varlen.num_consumers(num_tokens * 4, 128, 8, multiprocessors=132) == 2
+    assert hopper_varlen.num_consumers(num_tokens * 4, 256, 8, multiprocessors=132) == 1

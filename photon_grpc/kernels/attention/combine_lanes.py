@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from photon_grpc.kernels.attention.lane_sums import fold, fold_weights, num_classes, of_rows, sum_of_classes
+from photon_grpc.kernels.attention.decode_ring import columns_of
+from photon_grpc.kernels.attention.lane_sums import fold, fold_weights, num_classes, of_rows
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 
 #: Numbers of the lanes' sums that a thread loads before it folds them.
@@ -35,17 +36,20 @@ def totals_layout(warps: int):
 
 @gluon_jit
 def store_lane(
-    partials, lane, high, total, acc, head, GROUP: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr
+    partials, lane, high, total, acc, head,
+    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Leave high [HEADS], total [HEADS, classes] and acc [D, HEADS] of one lane; `head` is the first of the group.
 
     partials: sums [lanes, B, Hq, D], highs [lanes, B, Hq], totals [lanes, B, Hq, classes] and counters.
     """
     sums, highs, totals, _ = partials
+    D: gl.constexpr = SHAPE.HEAD_DIM
     first = lane.to(gl.int64) * (gl.num_programs(1) * (KV_HEADS * GROUP)) + head
     member = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))[None, :]
     column = gl.arange(0, D, layout=gl.SliceLayout(1, acc.type.layout))[:, None]
-    gl.store(sums + first * D + (member * D + column), acc, mask=(member < GROUP) & (column >= 0))
+    at = sums + first * D + (member * D + columns_of(column, SHAPE, TILE))
+    gl.store(at, acc, mask=(member < GROUP) & (column >= 0))
     member = gl.arange(0, high.shape[0], layout=high.type.layout)
     gl.store(highs + first + member, high, mask=member < GROUP)
     member = gl.arange(0, total.shape[0], layout=gl.SliceLayout(1, total.type.layout))[:, None]

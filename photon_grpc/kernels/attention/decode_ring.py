@@ -1,4 +1,9 @@
-"""Pages of keys and values in shared memory, for `gluon_decode.py`: layouts of copies, look-up and fetch."""
+"""Keys and values in the shared memory of `gluon_decode.py`: look-up of pages, copies, and operands of products.
+
+Numbers of 8 bits are copied as they are, and become operands of 16 bits in registers, without rounding. The operand of
+values is transposed, which matrix loads do for 16 bits only; so its rows are not the columns of a value in their order,
+but in one in which a thread's rows lie side by side (`columns_of`). The answers are stored by that order.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,66 @@ def paged_layout(head_dim: int, warps: int, chunk: int, block_size: int):
     threads = head_dim // chunk
     of_page = max(1, min(warps, block_size * threads // 32))
     return gl.BlockedLayout([1, 1, chunk], [1, 32 // threads, threads], [warps // of_page, of_page, 1], [2, 1, 0])
+
+
+@constexpr_function
+def ring_layout(head_dim: int, chunk: int):
+    """Return the layout of [keys, D] in shared memory: the 16 bytes of eight keys at a column lie in all banks."""
+    chunks = head_dim // chunk
+    return (
+        gl.SwizzledSharedLayout(chunk, max(1, 8 // chunks), min(8, chunks), [1, 0])
+        if chunk == 16
+        else (gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    )
+
+
+@constexpr_function
+def rows_a_thread(head_dim: int, warps: int) -> int:
+    """Return the rows of the operand of values, of 8 bits, that a thread has: columns side by side."""
+    return head_dim // (8 * warps)
+
+
+@constexpr_function
+def values_layout(head_dim: int, update: int, warps: int):
+    """Return the layout of values [keys, D] of 8 bits in registers: what a left operand's is of them transposed."""
+    rows = rows_a_thread(head_dim, warps)
+    bits = lambda first, stop: [1 << i for i in range(first.bit_length() - 1, stop.bit_length() - 1)]  # noqa: E731
+    registers = [[1, 0], [0, 1], [8, 0], *([key, 0] for key in bits(16, update)), *([0, d] for d in bits(2, rows))]
+    lanes = [[2, 0], [4, 0], *([0, d] for d in bits(rows, 8 * rows))]
+    return gl.DistributedLinearLayout(
+        registers, lanes, [[0, d] for d in bits(8 * rows, head_dim)], [], [update, head_dim]
+    )  # fmt: skip
+
+
+@gluon_jit
+def load_keys(ks, kind: gl.constexpr, left: gl.constexpr):
+    """Load keys [UPDATE, D] as a left operand of type `kind`."""
+    return ks.load(left).to(kind)
+
+
+@gluon_jit
+def load_values(vs, kind: gl.constexpr, left: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Load values [UPDATE, D], transposed, as a left operand [D, UPDATE] of type `kind`."""
+    if SHAPE.CHUNK == 8:
+        return vs.permute([1, 0]).load(left)
+    else:
+        KW: gl.constexpr = TILE.KW
+        REPEATS: gl.constexpr = rows_a_thread(SHAPE.HEAD_DIM, KW) // 2
+        values = vs.load(values_layout(SHAPE.HEAD_DIM, TILE.UPDATE, KW)).to(kind)
+        values = gl.reshape(values, [TILE.UPDATE, KW, 8, REPEATS, 2])
+        values = gl.reshape(gl.permute(values, [3, 1, 4, 2, 0]), [SHAPE.HEAD_DIM, TILE.UPDATE])
+        return gl.convert_layout(values, left, assert_trivial=True)
+
+
+@gluon_jit
+def columns_of(row, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Return the columns of a value that are the rows `row` of the operand of values."""
+    if SHAPE.CHUNK == 8:
+        return row
+    else:
+        KW: gl.constexpr = TILE.KW
+        REPEATS: gl.constexpr = rows_a_thread(SHAPE.HEAD_DIM, KW) // 2
+        return ((row // 16 % KW * 8 + row % 8) * REPEATS + row // (16 * KW)) * 2 + row // 8 % 2
 
 
 @gluon_jit

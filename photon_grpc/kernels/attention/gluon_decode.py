@@ -42,7 +42,16 @@ from photon_grpc.kernels.attention.decode_columns import (
     queries_at_once,
     store_answers,
 )
-from photon_grpc.kernels.attention.decode_ring import PageShape, fetch, look_up
+from photon_grpc.kernels.attention.decode_ring import (
+    PageShape,
+    columns_of,
+    fetch,
+    load_keys,
+    load_values,
+    look_up,
+    ring_layout,
+)
+from photon_grpc.kernels.attention.decode_rows import queries_of, share_of
 from photon_grpc.kernels.attention.decode_tiles import choose, lanes_in_sight, limits_of
 from photon_grpc.kernels.attention.key_order import CLASSES
 from photon_grpc.kernels.attention.lane_sums import (
@@ -86,7 +95,7 @@ class DependentChain:
 
 @gluon_jit
 def empty_lane(HEAD_DIM: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr):
-    """Return high [COLUMNS], total [COLUMNS, 8] and acc [D, COLUMNS] before the first key, in the layouts of `attend`."""
+    """Return high [COLUMNS], total [COLUMNS, 8], acc [D, COLUMNS] before the first key, in the layouts of `attend`."""
     UPDATE: gl.constexpr = TILE.UPDATE
     COLUMNS: gl.constexpr = TILE.COLUMNS
     scores = gl.zeros([UPDATE, COLUMNS], gl.float32, gl.DotOperandLayout(1, mma, 2))
@@ -111,7 +120,7 @@ def attend(
     mma: gl.constexpr = acc.type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    scores = mma_v2(ks.load(left), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
+    scores = mma_v2(load_keys(ks, query.dtype, left), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
     scores = gl.convert_layout(scores, right)
     if MASKED:
         number = gl.arange(0, UPDATE, layout=gl.SliceLayout(1, right))[:, None]
@@ -122,7 +131,7 @@ def attend(
     p, shrink, high, total = update(gl.permute(scores, [1, 0]), high, total, scale, MASKED)
     p = gl.convert_layout(gl.permute(p.to(query.dtype), [1, 0]), right, assert_trivial=True)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(0, mma))[None, :]
-    return high, total, mma_v2(vs.permute([1, 0]).load(left), p, acc)
+    return high, total, mma_v2(load_values(vs, query.dtype, left, SHAPE, TILE), p, acc)
 
 
 @gluon_jit
@@ -138,52 +147,8 @@ def fold_lane(kept, lane):
 
 
 @gluon_jit
-def share_of(first, context, split, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """Return the first key of a split, the one after its last, and how many splits the row has; all are whole lanes.
-
-    The lanes are those from key `first` on, of which the first split skips updates in which nobody sees a key.
-    """
-    LANE: gl.constexpr = TILE.LANE
-    if SHAPE.WINDOW:
-        origin = first // LANE * LANE
-        context = context - origin
-    num_lanes = (context + LANE - 1) // LANE
-    most_splits = gl.maximum(gl.minimum(num_lanes, gl.num_programs(2)), 1)
-    length = (num_lanes + most_splits - 1) // most_splits * LANE
-    begin = split * length
-    stop = gl.minimum(begin + length, context)
-    num_splits = (context + length - 1) // gl.maximum(length, 1)
-    if SHAPE.WINDOW:
-        begin = gl.maximum(begin + origin, first // TILE.UPDATE * TILE.UPDATE)
-        stop = stop + origin
-    return begin, stop, num_splits
-
-
-@gluon_jit
-def queries_of(rows, row, SHAPE: gl.constexpr):
-    """Return a row's first query, how many it has, its keys, and the first of them that a query sees.
-
-    A row that the kernel leaves alone has no keys.
-    """
-    query_start, context_len, _ = rows
-    context = gl.load(context_len + row)
-    query_row, count = row, 1
-    if query_start is not None:
-        query_row = gl.load(query_start + row)
-        count = gl.load(query_start + row + 1) - query_row
-        if SHAPE.QUERIES == 1:
-            context = gl.where(count == 1, context, 0)
-        else:
-            context = gl.where((count > 0) & (count <= SHAPE.QUERIES), context, 0)
-    first = 0
-    if SHAPE.WINDOW:
-        first = gl.maximum(context - count + 1 - SHAPE.WINDOW, 0)
-    return query_row, count, context, first
-
-
-@gluon_jit
 def decode_attention_kernel(
-    q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride,
+    q, pages, out, partials, rows, scales, scale, q_stride, block_stride, table_stride,
     SHAPE: gl.constexpr, TILE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute a split of the keys of one (key head, row), for some of its queries, per program.
@@ -191,6 +156,7 @@ def decode_attention_kernel(
     rows: query_start, context_len, block_tables. With `query_start` row b's queries are those from query_start[b] on,
     and rows of more than QUERIES are left alone; without it (None) row b's one query is q[b].
     partials: see `store_lane`; None where no row is SHARED.
+    scales: float32 [2, KV_HEADS], of keys and of values in pages of 8 bits; None: pages have the type of q.
     """
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
     GROUP: gl.constexpr = SHAPE.GROUP
@@ -205,10 +171,14 @@ def decode_attention_kernel(
     PROGRAMS: gl.constexpr = programs_a_head(GROUP, QUERIES, HEAD_DIM)
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[TILE.KW, 1], instr_shape=[16, 8])
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    kind: gl.constexpr = q.dtype.element_ty
+    swizzle: gl.constexpr = ring_layout(HEAD_DIM, SHAPE.CHUNK)
+    kind: gl.constexpr = pages.dtype.element_ty
     place, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     kv_head = place // PROGRAMS
+    v_scale = None
+    if scales is not None:
+        scale = scale * gl.load(scales + kv_head)
+        v_scale = gl.load(scales + KV_HEADS + kv_head)
     if not EARLY and PDL:
         gdc_wait()
     # Lengths and tables are older than the kernel before, which began to write only when all before it was complete.
@@ -270,7 +240,7 @@ def decode_attention_kernel(
             if (number + 1) % (LANE // UPDATE) == 0:
                 if TILE.SHARED and num_splits > 1:
                     lane = (begin + i * UPDATE) // LANE - first // LANE
-                    store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, HEAD_DIM)
+                    store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, SHAPE, TILE)
                 else:
                     kept_high, kept_total, kept_acc = fold_lane(
                         (kept_high, kept_total, kept_acc), (high, total, acc)
@@ -284,27 +254,34 @@ def decode_attention_kernel(
         to = out + (query_row.to(gl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM))
         if TILE.SHARED and num_splits > 1:
             lane = (stop - 1) // LANE - first // LANE
-            store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, HEAD_DIM)
+            store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, SHAPE, TILE)
             num_lanes = (context + LANE - 1) // LANE - first // LANE
-            combine_at_last(partials, to, head, num_splits, num_lanes, queries, PAIRS, PROGRAMS, SHAPE, TILE)
+            combine_at_last(partials, to, head, v_scale, num_splits, num_lanes, queries, PAIRS, PROGRAMS, SHAPE, TILE)
         else:
             _, total, acc = fold_lane((kept_high, kept_total, kept_acc), (high, total, acc))
-            store_sums(to, total, acc, queries, SHAPE, TILE)
+            store_sums(to, total, acc, v_scale, queries, SHAPE, TILE)
 
 
 @gluon_jit
-def store_sums(to, total, acc, queries, SHAPE: gl.constexpr, TILE: gl.constexpr):
+def store_sums(to, total, acc, v_scale, queries, SHAPE: gl.constexpr, TILE: gl.constexpr):
     """Write the answers of sums total [COLUMNS, 8] and acc [D, COLUMNS]."""
     layout: gl.constexpr = acc.type.layout
     total = gl.convert_layout(sum_of_classes(total, TILE.KW), gl.SliceLayout(0, layout))
     member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, layout))[None, :]
     column = gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, layout))[:, None]
-    store_answers(to, acc / total[None, :], member, column, queries, SHAPE)
+    answer = scaled(acc / total[None, :], v_scale)
+    store_answers(to, answer, member, columns_of(column, SHAPE, TILE), queries, SHAPE)
+
+
+@gluon_jit
+def scaled(answer, v_scale):
+    """Return answers times the scale of values, if there is one."""
+    return answer if v_scale is None else answer * v_scale
 
 
 @gluon_jit
 def combine_at_last(
-    partials, to, head, num_splits, num_lanes, queries,
+    partials, to, head, v_scale, num_splits, num_lanes, queries,
     PAIRS: gl.constexpr, PROGRAMS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Fold the lanes of some queries of a row, in the last of the programs that share it, and reset their counter."""
@@ -313,7 +290,7 @@ def combine_at_last(
     if gl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
         gl.store(counter, 0)
         total, acc = fold_lanes(partials, head, num_lanes, PAIRS, SHAPE.KV_HEADS * PROGRAMS, SHAPE.HEAD_DIM, TILE.KW)
-        answer = acc / of_rows(sum_of_classes(total, TILE.KW), acc)
+        answer = scaled(acc / of_rows(sum_of_classes(total, TILE.KW), acc), v_scale)
         member, column = of_pairs(acc)
         store_answers(to, answer, member, column, queries, SHAPE)
 
@@ -338,7 +315,7 @@ def launch(
     *,
     chain: DependentChain,
 ) -> None:
-    """Attend in a dependent chain, for rows of at most MAX_QUERIES queries; q [M, Hq, D] behind theirs is left alone."""
+    """Attend in a dependent chain, for rows of at most MAX_QUERIES queries; q [M, Hq, D] behind them is left alone."""
     starts = chain.history_is_settled, has_dependent_launch(q.device)
     _launch(q, pages, layer, meta, out, chain.counters, starts)
 
@@ -375,9 +352,10 @@ def _launch(
         floats = partial(torch.empty, dtype=torch.float32, device=q.device)
         partials = floats((*sums, head_dim)), floats(sums), floats((*sums, CLASSES)), counters
     rows = None if meta.max_query_len == 1 else meta.query_start, meta.context_len, meta.block_tables
+    scales = None
     layer_pages = pages[:, layer]
     numbers = meta.log2_scale, q.stride(0), layer_pages.stride(0), meta.block_tables.stride(0)
     options = {"launch_pdl": True} if starts[1] else {}
     decode_attention_kernel[(programs, num_rows, splits)](
-        q, layer_pages, out, partials, rows, *numbers, found, tile, *starts, num_warps=tile.KW, **options,
+        q, layer_pages, out, partials, rows, scales, *numbers, found, tile, *starts, num_warps=tile.KW, **options,
     )  # fmt: skip

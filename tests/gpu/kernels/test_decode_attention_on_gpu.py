@@ -21,7 +21,7 @@ from tests.kernels.paged import Shape, attend, expected, paged_batch, tolerance
 pytestmark = pytest.mark.gpu
 # (query heads, key heads, head size)
 HEADS = [(32, 8, 64), (32, 8, 128), (4, 2, 32), (7, 1, 64), (16, 1, 128), (8, 4, 256), (4, 1, 256)]
-WINDOWS = [1, 63, 64, 100, 512, 1024]
+WINDOWS = [1, 100, 512]
 # Rows of one key; shorter than, as long as and longer than a step and a split; several splits.
 CONTEXTS = {
     "short": [1, 2, 16, 17, 64, 65, 272],
@@ -62,7 +62,7 @@ def around_windows(window: int) -> list[int]:
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("block_size", [16, 48, 64])
+@pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_windows_equal_dense_attention(heads: tuple[int, int, int], block_size: int, window: int, early: bool) -> None:
     contexts = around_windows(window)
@@ -78,7 +78,7 @@ def test_windows_equal_dense_attention(heads: tuple[int, int, int], block_size: 
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("window", [0, 64, 512])
+@pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("counts", [[2, 1, 0, 2] * 4, [4, 1, 3, 2] * 4, [8, 5, 1, 7] * 4], ids=["2", "4", "8"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_each_of_a_few_queries_gets_the_bits_that_it_gets_alone(

@@ -23,7 +23,9 @@ def test_stand_ins_load_the_kernels_of_what_follows(
 ) -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is Hopper's")
-    batch = paged_batch(Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda", window=window)
+    batch = paged_batch(
+        Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda", window=window
+    )
     out = torch.empty(batch.q.shape, dtype=batch.q.dtype, device="cuda")
     hopper_varlen.preload.cache_clear()
     hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, window, 8, block_size, head_dim)

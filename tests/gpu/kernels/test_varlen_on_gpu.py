@@ -49,7 +49,7 @@ def test_rows_of_several_queries_equal_dense_attention(
     assert out[~several.cuda()].isnan().all()
 
 
-@pytest.mark.parametrize("window", [1, 63, 128, 512, 1024])
+@pytest.mark.parametrize("window", [1, 100, 512])
 @pytest.mark.parametrize("block_size", [16, 64])
 @each_heads
 def test_windows_equal_dense_attention(
