@@ -9,7 +9,7 @@ from photon_grpc.kernels.lang.gluon import gl, gluon_jit
 def share_of(first, context, split, SHAPE: gl.constexpr, TILE: gl.constexpr):
     """Return the first key of a split, the one after its last, and how many splits the row has; all are whole lanes.
 
-    The lanes are those from key `first` on, of which the first split skips updates in which nobody sees a key.
+    They are the lanes from key `first` on. The first split skips updates before it, in which no query sees a key.
     """
     LANE: gl.constexpr = TILE.LANE
     if SHAPE.WINDOW:

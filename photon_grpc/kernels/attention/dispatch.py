@@ -172,7 +172,8 @@ def _several_queries(step: _Grounds) -> Launch:
         return triton_varlen.launch
     if not torch.cuda.is_current_stream_capturing():
         # In a warm-up, before the first long prompt.
-        hopper_varlen.preload(pages.device, pages.dtype, step.group * kv_heads, step.meta.window, *pages.shape[3:])
+        found = gluon_decode.shape(step.group, pages, step.meta.window)
+        hopper_varlen.preload(pages.device, pages.dtype, found)
     num_pairs, head_dim = step.num_tokens * step.group, pages.shape[5]
     consumers = hopper_varlen.num_consumers(num_pairs, head_dim, kv_heads, step.multiprocessors)
     return partial(hopper_varlen.launch, consumers=consumers)

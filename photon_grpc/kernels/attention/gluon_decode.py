@@ -252,19 +252,21 @@ def decode_attention_kernel(
             ks.index(slot), vs.index(slot), query, high, total, acc, scale, seen, SHAPE, TILE, True
         )  # fmt: skip
         to = out + (query_row.to(gl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM))
+        answers = to, v_scale, queries
         if TILE.SHARED and num_splits > 1:
             lane = (stop - 1) // LANE - first // LANE
             store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, SHAPE, TILE)
             num_lanes = (context + LANE - 1) // LANE - first // LANE
-            combine_at_last(partials, to, head, v_scale, num_splits, num_lanes, queries, PAIRS, PROGRAMS, SHAPE, TILE)
+            combine_at_last(partials, answers, head, num_splits, num_lanes, PAIRS, PROGRAMS, SHAPE, TILE)
         else:
             _, total, acc = fold_lane((kept_high, kept_total, kept_acc), (high, total, acc))
-            store_sums(to, total, acc, v_scale, queries, SHAPE, TILE)
+            store_sums(answers, total, acc, SHAPE, TILE)
 
 
 @gluon_jit
-def store_sums(to, total, acc, v_scale, queries, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """Write the answers of sums total [COLUMNS, 8] and acc [D, COLUMNS]."""
+def store_sums(answers, total, acc, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Write the answers of sums total [COLUMNS, 8] and acc [D, COLUMNS]; answers: where to, scale of values, queries."""
+    to, v_scale, queries = answers
     layout: gl.constexpr = acc.type.layout
     total = gl.convert_layout(sum_of_classes(total, TILE.KW), gl.SliceLayout(0, layout))
     member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, layout))[None, :]
@@ -281,10 +283,11 @@ def scaled(answer, v_scale):
 
 @gluon_jit
 def combine_at_last(
-    partials, to, head, v_scale, num_splits, num_lanes, queries,
+    partials, answers, head, num_splits, num_lanes,
     PAIRS: gl.constexpr, PROGRAMS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Fold the lanes of some queries of a row, in the last of the programs that share it, and reset their counter."""
+    to, v_scale, queries = answers
     gl.thread_barrier()
     counter = partials[3] + gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
     if gl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.gluon_decode import shape
 from photon_grpc.kernels.attention.hopper_ring import descriptor, page_layout, produce
@@ -254,15 +255,14 @@ def launch(
 
 
 @once
-def preload(
-    device: torch.device, dtype: torch.dtype, q_heads: int, window: int, kv_heads: int, block_size: int, head_dim: int
-) -> None:
+def preload(device: torch.device, dtype: torch.dtype, found: PageShape) -> None:
     """Compile and load the kernel for every number of consumers; strides are multiples of 16, as in every launch."""
-    q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
+    kv_heads, group, head_dim, block_size, window, *_ = found
+    q, out = torch.zeros((2, 2, group * kv_heads, head_dim), dtype=dtype, device=device)
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
     query_start = torch.nn.functional.pad(context_len, (1, 0))
     block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
     meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, 2, 2, window=window)
-    for consumers in (found for of, found in STAGES if of == head_dim):
+    for consumers in (number for of, number in STAGES if of == head_dim):
         launch(q, pages, 0, meta, out, consumers=consumers)

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from photon_grpc.kernels.attention import hopper_varlen
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from tests.kernels.paged import Shape, paged_batch
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +29,7 @@ def test_stand_ins_load_the_kernels_of_what_follows(
     )
     out = torch.empty(batch.q.shape, dtype=batch.q.dtype, device="cuda")
     hopper_varlen.preload.cache_clear()
-    hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, window, 8, block_size, head_dim)
+    hopper_varlen.preload(batch.q.device, batch.cache.dtype, PageShape(8, 4, head_dim, block_size, window))
     loaded: list[object] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: loaded.append(told))
     for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
