@@ -150,3 +150,9 @@ def fetch(ks, vs, keys, page, key, span, block_stride, SHAPE: gl.constexpr, TILE
         inside = inside & (key + number >= first)
     async_copy.async_copy_global_to_shared(ks, at, mask=inside)
     async_copy.async_copy_global_to_shared(vs, at + V_OFFSET, mask=inside)
+
+
+@gluon_jit
+def scaled(answer, v_scale, SHAPE: gl.constexpr):
+    """Return answers times the scale of values, if pages have one."""
+    return answer if SHAPE.CHUNK == 8 else answer * v_scale

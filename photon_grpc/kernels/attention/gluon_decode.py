@@ -50,6 +50,7 @@ from photon_grpc.kernels.attention.decode_ring import (
     load_values,
     look_up,
     ring_layout,
+    scaled,
 )
 from photon_grpc.kernels.attention.decode_rows import queries_of, share_of
 from photon_grpc.kernels.attention.decode_tiles import choose, lanes_in_sight, limits_of
@@ -175,7 +176,7 @@ def decode_attention_kernel(
     kind: gl.constexpr = pages.dtype.element_ty
     place, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     kv_head = place // PROGRAMS
-    v_scale = None
+    v_scale = 1.0
     if scales is not None:
         scale = scale * gl.load(scales + kv_head)
         v_scale = gl.load(scales + KV_HEADS + kv_head)
@@ -265,20 +266,14 @@ def decode_attention_kernel(
 
 @gluon_jit
 def store_sums(answers, total, acc, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """Write the answers of sums total [COLUMNS, 8] and acc [D, COLUMNS]; answers: where to, scale of values, queries."""
+    """Write sums total [COLUMNS, 8] and acc [D, COLUMNS]; answers: where to, the scale of values, the queries."""
     to, v_scale, queries = answers
     layout: gl.constexpr = acc.type.layout
     total = gl.convert_layout(sum_of_classes(total, TILE.KW), gl.SliceLayout(0, layout))
     member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, layout))[None, :]
     column = gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, layout))[:, None]
-    answer = scaled(acc / total[None, :], v_scale)
+    answer = scaled(acc / total[None, :], v_scale, SHAPE)
     store_answers(to, answer, member, columns_of(column, SHAPE, TILE), queries, SHAPE)
-
-
-@gluon_jit
-def scaled(answer, v_scale):
-    """Return answers times the scale of values, if there is one."""
-    return answer if v_scale is None else answer * v_scale
 
 
 @gluon_jit
@@ -293,7 +288,7 @@ def combine_at_last(
     if gl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
         gl.store(counter, 0)
         total, acc = fold_lanes(partials, head, num_lanes, PAIRS, SHAPE.KV_HEADS * PROGRAMS, SHAPE.HEAD_DIM, TILE.KW)
-        answer = scaled(acc / of_rows(sum_of_classes(total, TILE.KW), acc), v_scale)
+        answer = scaled(acc / of_rows(sum_of_classes(total, TILE.KW), acc), v_scale, SHAPE)
         member, column = of_pairs(acc)
         store_answers(to, answer, member, column, queries, SHAPE)
 
