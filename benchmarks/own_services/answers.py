@@ -13,6 +13,7 @@ import asyncio
 import base64
 import gzip
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -159,7 +160,9 @@ def parsed_elsewhere(called: list[Called], files: bytes) -> Iterator[tuple[str, 
 
 def _output(command: list[str], directory: Path) -> str:
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
-    return done.stdout.split()[-1] if done.returncode == 0 else f"failed: {(done.stderr or done.stdout)[-500:]}"
+    if done.returncode:
+        return f"failed: {(done.stderr or done.stdout)[-500:]}"
+    return re.findall(r"[0-9]+(?=\n)", done.stdout)[-1]  # Maven colours the rest
 
 
 def main() -> None:
