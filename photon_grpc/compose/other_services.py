@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.config.service_files import ServiceFile, read_service_files
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, InvalidRequest
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.server.services.answering import NO_OTHERS, OtherServices
 from photon_grpc.server.services.prompt_form import PromptForm
@@ -38,5 +38,10 @@ def explained(path: str, method: str, request: str, config: ServeConfig) -> str:
     if found is None:
         why = next((each for each in read.warnings if f"{method}:" in each), "")
         raise ConfigError(f"{path}: {why or f'the service {service} has no method {name}'}")
-    text = found.request_text.write(found.parsed_request(request))
+    message = found.parsed_request(request)
+    try:
+        found.rules.check_request(message)
+        text = found.request_text.write(message)
+    except InvalidRequest as error:
+        raise ConfigError(f"the request is refused: {error}") from None
     return PromptForm(model.template).text(found, text)
