@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         """Build the services. `rules` hold for every call; by default all calls are admitted and none is counted.
 
-        `services` are served beside ours. Raise ConfigError if they contradict ours.
+        `services` are served beside ours.
         """
         self._frontend = frontend
         self._config = config

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc.config.flags import ServerConfig
@@ -23,6 +24,7 @@ from photon_grpc.server.services.prompt_form import PromptForm
 from photon_grpc.server.services.service_set import ServedMethod, read_services
 from tests.server.fake_frontend import FakeFrontend
 from tests.server.ruled import ruled
+from tests.server.test_reflection import BOTH, ask, files_of
 from tests.server.test_services import triage
 
 
@@ -41,7 +43,7 @@ class Caller:
     def __init__(self, frontend: FakeFrontend, channel: grpc.aio.Channel, methods: tuple[ServedMethod, ...]) -> None:
         self.frontend = frontend
         self._channel = channel
-        self.sort, self.list = methods
+        self.sort, self.list = methods[0], methods[-1]
 
     def call(self, **options: Any) -> Any:
         method = self.sort
@@ -204,3 +206,23 @@ async def test_a_stream_ends_at_the_first_message_that_breaks_a_rule(caller: Cal
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert detailed(caught.value) == ("ANSWER_INVALID", "n")
+
+
+def with_anothers_status() -> bytes:
+    """Return a set with a file of the name and the symbols of one of ours."""
+    file = descriptor_pb2.FileDescriptorProto(name="google/rpc/status.proto", package="google.rpc", syntax="proto3")
+    file.message_type.add(name="Status").field.add(name="theirs", number=9, type=9, label=1)
+    found = descriptor_pb2.FileDescriptorSet.FromString(triage())
+    found.file.insert(0, file)
+    found.file[1].dependency.append(file.name)
+    return found.SerializeToString()
+
+
+@pytest.mark.parametrize("caller", [with_anothers_status()], indirect=True)
+async def test_reflection_describes_each_service_by_its_own_files(caller: Caller) -> None:
+    async def fields(symbol: str) -> list[str]:
+        response = await ask(caller._channel, BOTH[0], file_containing_symbol=symbol)
+        return [field.name for field in files_of(response)["google/rpc/status.proto"].message_type[0].field]
+
+    assert await fields("acme.v1.Triage") == ["theirs"]
+    assert await fields("photon_grpc.v1.InferenceService") == ["code", "message", "details"]

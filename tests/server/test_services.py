@@ -220,6 +220,41 @@ def test_two_files_of_one_name_must_be_equal() -> None:
         read_services([ServiceFile("a", triage()), ServiceFile("b", other)])
 
 
+def with_our_options(change: Callable[[Any], object]) -> bytes:
+    """Return a set with a copy of our options, changed."""
+    ours = descriptor_pb2.FileDescriptorProto()
+    service_pb2.DESCRIPTOR.CopyToProto(ours)
+    change(ours)
+    found = descriptor_pb2.FileDescriptorSet.FromString(triage())
+    found.file.insert(0, ours)
+    return found.SerializeToString()
+
+
+def test_an_older_copy_of_our_options_is_fine() -> None:
+    def older(file: Any) -> None:
+        del file.message_type[0].field[-1]
+
+    assert read(with_our_options(older)).methods
+
+
+def test_a_newer_copy_of_our_options_is_refused_by_the_option() -> None:
+    def newer(file: Any) -> None:
+        file.message_type[0].field.add(name="tone", number=99, type=FieldProto.TYPE_STRING, label=1)
+
+    with pytest.raises(ConfigError, match=r"photon_grpc/v1/service.proto.*no such ModelOptions\.tone"):
+        read(with_our_options(newer))
+
+
+def test_methods_with_one_cache_prefix_begin_alike() -> None:
+    def option(file: Any) -> None:
+        file.service[0].options.Extensions[service_pb2.service_model].cache_prefix = "The handbook."
+        file.service[0].method.add(name="Other", input_type=".acme.v1.Ticket", output_type=".acme.v1.Verdict")
+
+    shared = [method.shared_prompt for method in read(triage(option)).methods]
+    assert shared[0] != shared[1]
+    assert all(each.startswith("The handbook.\n\nYou answer calls") for each in shared)
+
+
 def test_a_service_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no such service; it has acme\.v1\.Triage"):
         read(triage(), "acme.v1.Gone")

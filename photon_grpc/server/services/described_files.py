@@ -18,6 +18,12 @@ from photon_grpc.server.wire import descriptors
 #: Packages in which only their owners define anything.
 _FORBIDDEN = ("photon_grpc", "grpc", "google.protobuf", "xds")
 _OURS = {file.name: file for file in descriptors.ALL}
+#: What must be equal in another copy of our files.
+_FACTS = {
+    "field": ("name", "number", "label", "type", "type_name"),
+    "extension": ("name", "number", "extendee", "type_name"),
+    "method": ("name", "input_type", "output_type", "client_streaming", "server_streaming"),
+}
 #: Numbers of the lists in FileDescriptorProto and below it, which paths of comments consist of.
 _LISTS = {
     FileDescriptorProto: {4: "message_type", 5: "enum_type", 6: "service", 7: "extension"},
@@ -64,13 +70,14 @@ class DescribedFiles:
         known = self.files.get(file.name)
         if known is not None and known != file:
             raise bad_service(f"{path}: its file {file.name!r} differs from another one of this name")
-        ours = _OURS.get(file.name)
-        if (
-            _is_forbidden(file.package)
-            and file.name not in WELL_KNOWN_FILES
-            and (ours is None or not _same(ours, file))
-        ):
-            raise bad_service(f"{path}: its file {file.name!r} is in the package {file.package}, which is not yours")
+        if _is_forbidden(file.package) and file.name not in WELL_KNOWN_FILES:
+            whose = f"is in the package {file.package}, which is not yours"
+            ours = _OURS.get(file.name)
+            if ours is None:
+                raise bad_service(f"{path}: its file {file.name!r} {whose}")
+            unknown = next(_not_in(ours, file), "")
+            if unknown:
+                raise bad_service(f"{path}: its file {file.name!r} {whose}, and this server's has no such {unknown}")
 
 
 def bad_service(problem: str) -> ConfigError:
@@ -107,10 +114,20 @@ def _is_forbidden(package: str) -> bool:
     return any(package == each or package.startswith(f"{each}.") for each in _FORBIDDEN)
 
 
-def _same(ours: FileDescriptorProto, theirs: FileDescriptorProto) -> bool:
-    return [each.name for each in ours.message_type] == [each.name for each in theirs.message_type] and [
-        each.name for each in ours.service
-    ] == [each.name for each in theirs.service]
+def _not_in(ours: Any, theirs: Any, scope: str = "") -> Iterator[str]:
+    """Yield the names of what `theirs` declares otherwise than `ours`, or beyond it; an older copy of ours is fine."""
+    for kind in ("message_type", "nested_type", "service"):
+        known = {each.name: each for each in getattr(ours, kind, ())}
+        for each in getattr(theirs, kind, ()):
+            if each.name in known:
+                yield from _not_in(known[each.name], each, f"{scope}{each.name}.")
+            else:
+                yield f"{scope}{each.name}"
+    for kind, facts in _FACTS.items():
+        same = {tuple([getattr(each, fact) for fact in facts]) for each in getattr(ours, kind, ())}
+        for each in getattr(theirs, kind, ()):
+            if tuple([getattr(each, fact) for fact in facts]) not in same:
+                yield f"{scope}{each.name}"
 
 
 def _comments(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:

@@ -183,8 +183,9 @@ def _shared(
     max_chars: int,
 ) -> str:
     """Return the shared part of the method's prompts."""
+    left = max(max_chars - len(options.cache_prefix), 0)
     own = options.system or shared_prompt(
-        descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
+        descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=left
     )
     return f"{options.cache_prefix}\n\n{own}" if options.cache_prefix else own
 

@@ -9,9 +9,9 @@ import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha._base import BaseReflectionServicer
 
 from photon_grpc.access.places import Places
-from photon_grpc.errors import ConfigError
 from photon_grpc.server.calls.call import current
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.receiver import Messages
@@ -19,7 +19,6 @@ from photon_grpc.server.wire import descriptors
 
 #: Files that no service imports, but readers of errors need.
 _OF_ERRORS = ("google/rpc/error_details.proto", "photon_grpc/v1/errors.proto")
-_MAX_ERROR_CHARS = 500
 #: Open streams of both versions; each may hold an arriving message.
 MAX_STREAMS = 64
 
@@ -33,10 +32,10 @@ def handlers(
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return the handlers of both versions, which describe `services` (full names) and themselves.
 
-    `others` are services of `files`, which are not among ours. Raise ConfigError if these contradict our own.
+    `others` are services of `files`, which are not among ours. Each file follows those that it imports.
     """
-    known = _files(services)
-    servicer = _Servicer((*services, *others, *descriptors.REFLECTION), _with_others(known, files), streams)
+    described = [_Files(files), _Files(_files(services))]
+    servicer = _Servicer((*services, *others, *descriptors.REFLECTION), described, streams)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -46,25 +45,36 @@ def handlers(
     return tuple(grpc.method_handlers_generic_handler(name, methods) for name in descriptors.REFLECTION)
 
 
-def _with_others(known: list[FileDescriptorProto], files: Sequence[FileDescriptorProto]) -> list[FileDescriptorProto]:
-    names = {file.name for file in known}
-    return [*known, *(file for file in files if file.name not in names)]
+class _Files(BaseReflectionServicer):
+    """The answers of files in a pool of their own. Methods are found by name, too: grpcurl's describe and ghz ask."""
+
+    def __init__(self, files: Sequence[FileDescriptorProto]) -> None:
+        pool = descriptor_pool.DescriptorPool()
+        for file in files:
+            pool.AddSerializedFile(file.SerializeToString())
+        super().__init__((), pool=pool)
+        self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}
+
+    def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
+        name = self._file_of.get(fully_qualified_name, "")
+        return self._file_by_filename(request, name)  # type: ignore[attr-defined]  # its stubs lack it
+
+    def answer(self, question: str, request: Any, *wanted: Any) -> Any:
+        """Return the answer of the method that is called `question`."""
+        return getattr(self, question)(request, *wanted)
 
 
 class _Servicer(reflection.aio.ReflectionServicer):
-    """The package's servicer, extended to find methods by name, which `grpcurl describe` and ghz need."""
+    """The package's servicer over several sets of files, which may have files and symbols of the same name.
 
-    def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
-        pool = descriptor_pool.DescriptorPool()
-        for file in files:
-            try:
-                pool.AddSerializedFile(file.SerializeToString())
-            except TypeError as error:
-                problem = f"the file {file.name!r} contradicts a file of this server: {str(error)[:_MAX_ERROR_CHARS]}"
-                raise ConfigError(f"--service: {problem}", field="--service") from None
-        super().__init__(services, pool=pool)
+    An answer is of the first set that has one, with all that the file imports. So clients see a service as its owner
+    described it.
+    """
+
+    def __init__(self, services: Sequence[str], described: Sequence[_Files], streams: Places) -> None:
+        super().__init__(services)
+        self._described = described
         self._streams = streams
-        self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}
 
     async def ServerReflectionInfo(  # type: ignore[override]  # its stubs say otherwise than it does
         self, request_iterator: Messages, unused_context: Context
@@ -74,8 +84,25 @@ class _Servicer(reflection.aio.ReflectionServicer):
             async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
                 yield answer
 
+    def _first(self, question: str, request: Any, *wanted: Any) -> Any:
+        answer = None
+        for files in self._described:
+            answer = files.answer(question, request, *wanted)
+            if not answer.HasField("error_response"):
+                break
+        return answer
+
+    def _file_by_filename(self, request: Any, filename: str) -> Any:
+        return self._first("_file_by_filename", request, filename)
+
     def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
-        return self._file_by_filename(request, self._file_of.get(fully_qualified_name, ""))  # type: ignore[attr-defined]
+        return self._first("_file_containing_symbol", request, fully_qualified_name)
+
+    def _file_containing_extension(self, request: Any, containing_type: str, extension_number: int) -> Any:
+        return self._first("_file_containing_extension", request, containing_type, extension_number)
+
+    def _all_extension_numbers_of_type(self, request: Any, containing_type: str) -> Any:
+        return self._first("_all_extension_numbers_of_type", request, containing_type)
 
 
 def _symbols_of(file: FileDescriptorProto) -> Iterator[str]:
