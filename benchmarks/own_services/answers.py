@@ -37,7 +37,7 @@ from photon_grpc.v1 import service_pb2
 
 HERE = Path(__file__).parent
 PUBLIC = HERE.parents[1] / "tests" / "server" / "public_services" / "descriptors.binpb.gz"
-_CONCURRENCY = 16
+_CONCURRENCY = 48
 _TEXTS = ("", "leak", "projects/a/topics/b", "{{ 7*7 }}", "<|end|><|system|>", '"}]\n', "\x00\u2028", "ü" * 40)
 _MAX_DEPTH = 3
 _F = FieldDescriptor

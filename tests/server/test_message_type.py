@@ -229,6 +229,10 @@ def _impostor(described: FileDescriptorProto) -> None:
     message(described, "protobuf").nested_type.add(name="Duration2")
 
 
+def _no_map(described: FileDescriptorProto) -> None:
+    message(described, "Outer", "m: map string int32").nested_type[0].field[1].name = "worth"
+
+
 BAD: dict[str, tuple[Callable[[FileDescriptorProto], object], str]] = {
     "any": (lambda f: message(f, "Outer", "detail: .google.protobuf.Any"), r"acme\.Outer\.detail is a google"),
     "any in a map": (lambda f: message(f, "Outer", "m: map string .google.protobuf.Any"), r"acme\.Outer\.m is a goo"),
@@ -242,6 +246,7 @@ BAD: dict[str, tuple[Callable[[FileDescriptorProto], object], str]] = {
     "twice": (lambda f: [message(f, "Outer"), message(f, "Outer")], "invalid: .*acme.Outer"),
     "import": (lambda f: f.dependency.append("gone.proto"), "'acme.proto' imports 'gone.proto', which is not in it"),
     "itself": (lambda f: f.dependency.append("acme.proto"), "imports itself"),
+    "no map": (_no_map, r"acme\.Outer\.m: .* is not an entry of a map"),
     "impostor": (_impostor, r"google\.protobuf\.Duration2 is defined in acme\.proto, not by protobuf"),
 }  # fmt: skip
 

@@ -406,3 +406,46 @@ def test_a_short_context_gets_shorter_comments_first(max_tokens: int) -> None:
     assert len(method.shared_prompt) <= max_tokens
     assert ("A ticket. " * 100 in method.shared_prompt) == (max_tokens == 3000)
     assert "severity" in method.shared_prompt
+
+
+def mutants(data: bytes, count: int) -> list[bytes]:
+    """Return copies of `data` with up to three bytes changed, or with an end cut off."""
+    rng = random.Random(7)
+    made = []
+    for number in range(count):
+        changed = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        made.append(bytes(changed if number % 4 else data[: rng.randrange(len(data))]))
+    return made
+
+
+def test_damaged_sets_are_served_or_refused_and_nothing_else_happens() -> None:
+    num_refused = 0
+    for data in mutants(triage(), 400):
+        try:
+            read(data, skip=True)
+        except ConfigError:
+            num_refused += 1
+    assert 300 < num_refused < 400
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda file: file.service[0].method.append(file.service[0].method[0]), "two methods of the name Sort"),
+        (
+            lambda file: file.source_code_info.location.add(path=[6, 0]).MergeFromString(b"\x1a\x02\xff\xff"),
+            "not UTF-8",
+        ),
+    ],
+)
+def test_what_protobuf_takes_and_a_prompt_cannot_is_refused(change: Callable[[Any], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(triage(change))
+
+
+def test_two_files_that_define_the_same_are_refused_by_the_name() -> None:
+    other = triage(lambda file: setattr(file, "name", "other.proto"))
+    with pytest.raises(ConfigError, match=r"'other.proto'.*duplicate symbol 'acme.v1.Ticket'"):
+        read_services([ServiceFile("a", triage()), ServiceFile("b", other)])

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
@@ -46,7 +51,10 @@ class DescribedFiles:
         #: Paths of sets -> the full names of their services.
         self.services: dict[str, list[str]] = {}
         for each in sets:
-            self._add(each)
+            try:
+                self._add(each)
+            except (TypeError, UnicodeError):  # protobuf returns such a text as bytes
+                raise bad_service(f"{each.path}: a name or a comment in it is not UTF-8") from None
         self.pool = _pool(self.files)
 
     def _add(self, given: ServiceFile) -> None:
@@ -58,6 +66,8 @@ class DescribedFiles:
             for name, comment in _comments(file):
                 self.comments.setdefault(name, comment)
             file.ClearField("source_code_info")
+            if any(isinstance(field.json_name, bytes) for _, field in fields_in(file)):
+                raise UnicodeError
             self._check(given.path, file)
             if file.name not in WELL_KNOWN_FILES:
                 self.files[file.name] = file
@@ -78,6 +88,17 @@ class DescribedFiles:
             unknown = next(_not_in(ours, file), "")
             if unknown:
                 raise bad_service(f"{path}: its file {file.name!r} {whose}, and this server's has no such {unknown}")
+
+
+def fields_in(file: FileDescriptorProto) -> Iterator[tuple[str, FieldDescriptorProto]]:
+    """Yield every field of a file with its full name."""
+    scope = f"{file.package}." if file.package else ""
+    yield from ((f"{scope}{field.name}", field) for field in file.extension)
+    waiting: list[tuple[str, DescriptorProto]] = [(f"{scope}{message.name}", message) for message in file.message_type]
+    while waiting:
+        name, message = waiting.pop()
+        yield from ((f"{name}.{field.name}", field) for field in (*message.field, *message.extension))
+        waiting += [(f"{name}.{nested.name}", nested) for nested in message.nested_type]
 
 
 def bad_service(problem: str) -> ConfigError:
@@ -107,7 +128,9 @@ def _pool(files: dict[str, FileDescriptorProto]) -> DescriptorPool:
     try:
         return pool_of(files)
     except InvalidConstraint as error:
-        raise bad_service(f"the set is not whole: {reason_of(error)} (protoc --include_imports)") from None
+        reason = reason_of(error)
+        remedy = " (protoc --include_imports)" if "which is not in it" in reason else ""
+        raise bad_service(f"the files do not fit together: {reason}{remedy}") from None
 
 
 def _is_forbidden(package: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.server.typed.message_graph import is_map, value_type
+from photon_grpc.server.typed.message_graph import is_map, reached_from, value_type
 
 _ANY = "google.protobuf.Any"
 
@@ -30,7 +30,7 @@ class RequestText:
     def __init__(self, request: Descriptor, pool: DescriptorPool, is_hidden: Callable[[FieldDescriptor], bool]) -> None:
         self._pool = pool
         self._is_hidden = is_hidden
-        reached = list(_reached(request))
+        reached = list(reached_from(request))
         #: Whether requests must be searched for hidden fields.
         self._is_searched = any(
             message.full_name == _ANY or message.is_extendable or any(is_hidden(field) for field in message.fields)
@@ -88,15 +88,3 @@ class RequestText:
             raise InvalidRequest(f"the request has a google.protobuf.Any of the type {name!r}, unknown here") from None
         self._hide(packed)
         message.value = packed.SerializeToString(deterministic=True)
-
-
-def _reached(root: Descriptor) -> Iterator[Descriptor]:
-    waiting, seen = [root], {root.full_name}
-    while waiting:
-        message = waiting.pop()
-        yield message
-        for field in message.fields:
-            child = field.message_type
-            if child is not None and child.full_name not in seen:
-                seen.add(child.full_name)
-                waiting.append(child)

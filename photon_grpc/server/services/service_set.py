@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.json_format import Parse, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -16,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.errors import ConfigError, InvalidConstraint
-from photon_grpc.server.services.described_files import DescribedFiles, bad_service, reason_of
+from photon_grpc.server.services.described_files import DescribedFiles, bad_service, fields_in, reason_of
 from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
 from photon_grpc.server.services.request_text import RequestText
 from photon_grpc.server.services.rules.rules import NO_RULES, Rules, read_rules
@@ -137,6 +138,9 @@ def _wanted(sets: Iterable[ServiceFile], described: DescribedFiles) -> Iterator[
         names |= dict.fromkeys(each.services or found)
     for name in names:
         service: Any = described.pool.FindServiceByName(name)
+        twice = next((each for each, count in Counter(each.name for each in service.methods).items() if count > 1), "")
+        if twice:
+            raise bad_service(f"{name} has two methods of the name {twice}")
         yield from service.methods
 
 
@@ -160,15 +164,18 @@ def _served(
     for each in (descriptor.input_type, descriptor.output_type):
         rules.compile(each)
     forms = rules.forms(options.bounds)
+    # Both refuse what the shared part could not be made of.
+    grammar = _grammar(descriptor, described, options, forms)
+    request_text = RequestText(descriptor.input_type, described.pool, is_hidden)
     made = ServedMethod(
         service=descriptor.containing_service.full_name,
         name=descriptor.name,
         is_stream=descriptor.server_streaming,
         request_class=request,
         response_class=response,
-        constraint=ConstraintAsk("protobuf", _grammar(descriptor, described, options, forms)),
+        constraint=ConstraintAsk("protobuf", grammar),
         shared_prompt=_shared(descriptor, described, is_hidden, options, max_chars),
-        request_text=RequestText(descriptor.input_type, described.pool, is_hidden),
+        request_text=request_text,
         options=options,
         rules=rules,
     )
@@ -256,7 +263,7 @@ def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
 
 def _hidden_fields(files: Iterable[FileDescriptorProto]) -> Iterator[str]:
     """Yield the full names of fields that reach no prompt and no log."""
-    return (name for file in files for name, field in _fields(file) if _is_hidden(field))
+    return (name for file in files for name, field in fields_in(file) if _is_hidden(field))
 
 
 def _is_hidden(field: FieldDescriptorProto) -> bool:
@@ -264,20 +271,9 @@ def _is_hidden(field: FieldDescriptorProto) -> bool:
 
 
 def _older_rules(file: FileDescriptorProto) -> Iterator[str]:
-    for name, field in _fields(file):
+    for name, field in fields_in(file):
         if field.HasField("options") and any(
             each.field_number == _PROTOC_GEN_VALIDATE
             for each in UnknownFieldSet(field.options)  # type: ignore[attr-defined]  # its stub lacks __iter__
         ):
             yield name
-
-
-def _fields(file: FileDescriptorProto) -> Iterator[tuple[str, FieldDescriptorProto]]:
-    """Yield every field of a file with its full name."""
-    scope = f"{file.package}." if file.package else ""
-    yield from ((f"{scope}{field.name}", field) for field in file.extension)
-    waiting: list[tuple[str, DescriptorProto]] = [(f"{scope}{message.name}", message) for message in file.message_type]
-    while waiting:
-        name, message = waiting.pop()
-        yield from ((f"{name}.{field.name}", field) for field in (*message.field, *message.extension))
-        waiting += [(f"{name}.{nested.name}", nested) for nested in message.nested_type]

@@ -117,9 +117,9 @@ class MessageGraph:
             message, holder = waiting.pop()
             if message.full_name in self._edges:
                 continue
+            _check_message(message, holder, pool)
             self._edges[message.full_name] = [_edge(field) for field in fields_of(message)]
             self._required[message.full_name] = self._required_edges(message)
-            _check_message(message, holder, pool)
             for field in fields_of(message):
                 num_fields += 1
                 _check_count(num_fields, _MAX_FIELDS, f"fields are reached from {root}")
@@ -179,6 +179,20 @@ def entry_field(field: FieldDescriptor, name: str) -> FieldDescriptor:
     return found
 
 
+def reached_from(root: Descriptor) -> Iterator[Descriptor]:
+    """Yield a message and all that it may hold, whatever its JSON. Raise InvalidConstraint for an entry of no map."""
+    waiting, seen = [root], {root.full_name}
+    while waiting:
+        message = waiting.pop()
+        yield message
+        for field in message.fields:
+            _check_map(field)
+            child = value_type(field)
+            if child is not None and child.full_name not in seen:
+                seen.add(child.full_name)
+                waiting.append(child)
+
+
 def value_of(field: FieldDescriptor) -> FieldDescriptor:
     """Return the field itself, or for a map the value field of its entries."""
     return entry_field(field, "value") if is_map(field) else field
@@ -202,12 +216,20 @@ def _check_message(message: Descriptor, holder: str, pool: DescriptorPool) -> No
         raise refused(f"{extensions[0].full_name} extends {name}; extensions are not supported")
     if name.startswith("google.protobuf.") and message.file.name not in WELL_KNOWN_FILES:
         raise refused(f"{name} is defined in {message.file.name}, not by protobuf")
+    for field in message.fields:
+        _check_map(field)
     _check_count(len(message.fields), _MAX_FIELDS_OF_MESSAGE, f"fields has {name}")
     keys = Counter([field.json_name for field in fields_of(message)])
     keys.update([group.name for group in message.oneofs])
     for key, count in keys.items():
         if count > 1:
             raise refused(f"{name} has {count} fields or oneofs that are called {key!r} in JSON")
+
+
+def _check_map(field: FieldDescriptor) -> None:
+    """Raise InvalidConstraint for entries whose fields are not called as protoc calls them, which protobuf takes."""
+    if is_map(field) and {each.name for each in field.message_type.fields} != {"key", "value"}:
+        raise refused(f"{field.full_name}: {field.message_type.full_name} is not an entry of a map")
 
 
 def _check_field(field: FieldDescriptor) -> None:

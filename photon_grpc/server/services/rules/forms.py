@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -112,14 +113,15 @@ class RuleForms(FieldForms):
 
         try:
             terminal = self._terminal(kind, field, given, unheld, is_key=is_key)
-            if "pattern" in given and not _is_held(terminal):
+            if "pattern" in given and _problem(terminal):
                 unheld("pattern")
                 del given["pattern"]
                 terminal = self._terminal(kind, field, given, unheld, is_key=is_key)
         except values.NoValue:
             raise _contradiction(holder, "they contradict each other") from None
-        if terminal:
-            _try(terminal, holder)
+        problem = _problem(terminal) if terminal else ""
+        if problem:
+            raise _contradiction(holder, problem)
         return terminal
 
     def _terminal(
@@ -195,24 +197,14 @@ def _is_ignored(rules: Message) -> bool:
     return any(value.number == number and value.name == _ALWAYS for value in ignore.enum_type.values)
 
 
-def _grammar(terminal: str) -> ConstraintAsk:
-    return ConstraintAsk("protobuf", f"start: VALUE\nVALUE: {terminal}")
-
-
-def _is_held(terminal: str) -> bool:
-    """Return whether the terminal compiles and some text has its form."""
+@lru_cache(1024)
+def _problem(terminal: str) -> str:
+    """Return why no text has the form of a terminal; "" if one has."""
     try:
-        try_out(_grammar(terminal))
-    except InvalidConstraint:
-        return False
-    return True
-
-
-def _try(terminal: str, field: FieldDescriptor) -> None:
-    try:
-        try_out(_grammar(terminal))
+        try_out(ConstraintAsk("protobuf", f"start: VALUE\nVALUE: {terminal}"))
     except InvalidConstraint as error:
-        raise _contradiction(field, str(error)[:200]) from None
+        return str(error)[:200]
+    return ""
 
 
 def _contradiction(field: FieldDescriptor, why: str) -> InvalidConstraint:

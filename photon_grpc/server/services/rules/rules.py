@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import AnswerInvalid, InvalidConstraint, InvalidRequest
 from photon_grpc.server.services.rules.forms import RuleForms, custom_rules
 from photon_grpc.server.typed.field_forms import BY_TYPE, FieldForms
 from photon_grpc.server.typed.json_grammar import ValueBounds
-from photon_grpc.server.typed.message_graph import refused, value_type
+from photon_grpc.server.typed.message_graph import reached_from, refused
 
 #: The extensions of options that hold rules.
 _OF_FIELDS, _OF_MESSAGES = "buf.validate.field", "buf.validate.message"
@@ -57,18 +57,28 @@ class CheckedRules(Rules):
         self._pool = pool
         self._library = library
         self._compilation_error = compilation_error
+        #: Messages -> why a rule of theirs does not compile.
+        self._problems: dict[str, str] = {}
 
     def forms(self, bounds: ValueBounds) -> FieldForms:
         return RuleForms(self._rules_of, self._missing, bounds)
 
     def compile(self, root: Descriptor) -> None:
-        for message in _reached(root):
-            try:
-                self._library.collect_violations(GetMessageClass(message)())
-            except self._compilation_error as error:
-                raise refused(f"{message.full_name} has a rule that does not compile: {str(error)[:300]}") from None
-            except Exception:  # a rule of CEL that an empty message cannot be checked by
-                continue
+        for message in reached_from(root):
+            if message.full_name not in self._problems:
+                self._problems[message.full_name] = self._problem(message)
+            if problem := self._problems[message.full_name]:
+                raise refused(f"{message.full_name} has a rule that does not compile: {problem}")
+
+    def _problem(self, message: Descriptor) -> str:
+        """Return why a rule of `message` does not compile; "" if all do."""
+        try:
+            self._library.collect_violations(GetMessageClass(message)())
+        except self._compilation_error as error:
+            return str(error)[:300]
+        except Exception:  # a rule of CEL that an empty message cannot be checked by
+            return ""
+        return ""
 
     def check_request(self, request: Message) -> None:
         broken = self._first_broken(request)
@@ -83,7 +93,7 @@ class CheckedRules(Rules):
             raise AnswerInvalid(f"the answer breaks a rule of {field or 'its message'}: {text}", field=field)
 
     def only_checked(self, root: Descriptor, forms: FieldForms) -> list[str]:
-        found = [f"{message.full_name}: {each}" for message in _reached(root) for each in self._of_message(message)]
+        found = [f"{message.full_name}: {each}" for message in reached_from(root) for each in self._of_message(message)]
         return found + (forms.unheld if isinstance(forms, RuleForms) else [])
 
     def _first_broken(self, message: Message) -> tuple[str, str] | None:
@@ -111,7 +121,10 @@ class CheckedRules(Rules):
         data = described.GetOptions().SerializeToString()
         if not data:
             return None
-        options: Any = GetMessageClass(self._pool.FindMessageTypeByName(options_name)).FromString(data)
+        try:
+            options: Any = GetMessageClass(self._pool.FindMessageTypeByName(options_name)).FromString(data)
+        except DecodeError:
+            raise refused(f"{described.full_name} has options that cannot be parsed") from None
         extension = self._pool.FindExtensionByName(name)
         return options.Extensions[extension] if options.HasExtension(extension) else None
 
@@ -148,16 +161,3 @@ def _path(path: Any) -> str:
         place = "" if at is None else f"[{at.value}]" if at.field == "index" else "[…]"
         parts.append(f"{element.field_name}{place}")
     return ".".join(parts)
-
-
-def _reached(root: Descriptor) -> Iterator[Descriptor]:
-    """Yield a message and all that it may hold."""
-    waiting, seen = [root], {root.full_name}
-    while waiting:
-        message = waiting.pop()
-        yield message
-        for field in message.fields:
-            child = value_type(field)
-            if child is not None and child.full_name not in seen:
-                seen.add(child.full_name)
-                waiting.append(child)
