@@ -228,8 +228,9 @@ def _check_message(message: Descriptor, holder: str, pool: DescriptorPool) -> No
 
 def _check_map(field: FieldDescriptor) -> None:
     """Raise InvalidConstraint for entries whose fields are not called as protoc calls them, which protobuf takes."""
-    if is_map(field) and {each.name for each in field.message_type.fields} != {"key", "value"}:
-        raise refused(f"{field.full_name}: {field.message_type.full_name} is not an entry of a map")
+    entry = field.message_type
+    if entry is not None and is_map(field) and {each.name for each in entry.fields} != {"key", "value"}:
+        raise refused(f"{field.full_name}: {entry.full_name} is not an entry of a map")
 
 
 def _check_field(field: FieldDescriptor) -> None:
