@@ -1,6 +1,7 @@
 """Long contexts without the wire: the first token of one prompt, and decode steps whose rows are all as long.
 
     python -m benchmarks.long_context [--shape 1b 8b] [--context 8192 32000] [--rows 1 8 32] [-- FLAGS OF serve]
+    python -m benchmarks.long_context --shape 8b --context 8192 --rows 32 -- --kv-cache-dtype fp8
     python -m benchmarks.long_context --shape demo --context 200 --rows 1 4
 
 Random weights; greedy, EOS ignored, no prefix cache. A step's time is the distance between steps that brought a token
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
+
+import msgspec
 
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
@@ -47,7 +50,10 @@ def floor_ms(work: Work, shape: str, context: int, rows: int) -> str:
     """A dash where the bandwidth of an H200 is not what limits."""
     if "H200" not in work.facts.device or shape not in workloads.SHAPES:
         return "–"
-    num_bytes = workloads.weight_bytes(shape) + workloads.kv_bytes(shape, [context] * rows)
+    ((kept, _),) = work.facts.kv.sections
+    in_16_bits = msgspec.structs.replace(kept, dtype="bfloat16").token_bytes
+    kv_bytes = workloads.kv_bytes(shape, [context] * rows) * kept.token_bytes / in_16_bits
+    num_bytes = workloads.weight_bytes(shape) + kv_bytes
     return f"{num_bytes / READ_BYTES_PER_S * 1e3:.3f}"
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from photon_grpc import demo
 from photon_grpc.compose.kernel_cache import ensure_writable
+from photon_grpc.compose.kv_form import KVForm, choose_kv_form
 from photon_grpc.compose.speculation import drafting, speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
@@ -107,14 +108,16 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
         hash_compiler_ahead()
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
-    decoder = _load(model_config, config, device, kernels, sizes, progress)
+    kv_form = choose_kv_form(config, model_config, device, kernels)
+    decoder = _load(model_config, config, kernels, sizes, progress, kv_form)
     progress("warm-up", 0, 1)
     start = RunnerStart(_limits(config, sizes), progress, available_cores(), speculation(config.speculation))
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
     vocabulary = read_vocabulary(model_config)
-    facts = _facts(model_config, decoder, runner, config, kernels, sizes)
+    kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
+    facts = _facts(model_config, decoder, runner, config, sizes, kv_form)
     facts = replace(facts, has_grammars=vocabulary is not None)
     return Assembled(facts, config, sizes, runner, token_s, vocabulary)
 
@@ -148,21 +151,23 @@ def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
 def _load(
     model_config: ModelConfig,
     config: ServeConfig,
-    device: torch.device,
     kernels: Kernels,
     sizes: Sizes,
     progress: OnStage,
+    kv_form: KVForm,
 ) -> Decoder:
     dtype = pick_dtype(model_config, config)
     weight_format = chosen_format(model_config.quantization, config.model.quantization)
     decoder = build(
         model_config,
         dtype=dtype,
-        device=device,
+        device=pick_device(config.device.device),
         kernels=kernels,
         max_model_len=sizes.max_model_len,
         method=methods(weight_format),
+        kv_dtype=kv_form.dtype,
     )
+    kv_form.set_scales(decoder)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
@@ -250,8 +255,8 @@ def _facts(
     decoder: Decoder,
     runner: ModelRunner,
     config: ServeConfig,
-    kernels: Kernels,
     sizes: Sizes,
+    kv_form: KVForm,
 ) -> Facts:
     scheduling = config.scheduler
     weight_format = chosen_format(model_config.quantization, config.model.quantization)
@@ -267,16 +272,17 @@ def _facts(
         device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=model_config.revision,
-        kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
+        kernels="torch" if decoder.kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
         quantization="" if weight_format is None else weight_format.name,
         numerics=numerics(
             _mode(config, decoder.device),
-            kernels,
+            decoder.kernels,
             decoder.device,
             decoder.dtype,
             weight_format,
             sizes.block_size,
             is_long=model_config.has_long_rotary(sizes.max_model_len),
+            kv_form=kv_form.name,
         ),
     )
 

@@ -139,6 +139,18 @@ class CacheConfig:
         "admission (no shared prefixes; not for models with sliding windows).",
         choices=("paged", "contiguous"),
     )
+    kv_cache_dtype: str = flag(
+        "auto",
+        "Type of keys and values in the KV cache. auto: the type of activations. fp8: e4m3, half of its memory and "
+        "reads, with constant scales of the checkpoint, of kv-calibration, or 1.",
+        choices=("auto", "fp8"),
+    )
+    kv_calibration: str = flag(
+        "",
+        "File of scales for kv-cache-dtype fp8, as photon-grpc calibrate writes it. Unset: the checkpoint's scales, "
+        "else kv_scales.json in the model directory, else 1.",
+        metavar="FILE",
+    )
     enable_prefix_caching: bool = flag(True, "Keep computed blocks and share them among requests with the same prefix.")
 
     @property

@@ -138,7 +138,7 @@ def read_quantization(value: Any) -> WeightFormat | None:
         remedy = _REMEDIES.get(str(method), f"supported: {', '.join(_READERS)}")
         raise _refusal("quant_method", f"is {shown(method)}, which is not supported; {remedy}")
     found = read(value)
-    for pattern in found.ignored:
+    for pattern in () if found is None else found.ignored:
         _check_pattern(pattern)
     return found
 
@@ -198,10 +198,14 @@ def _fp8(value: dict[str, Any]) -> WeightFormat:
     return WeightFormat("fp8", (BLOCK, BLOCK) if size else PER_TENSOR, 8, False, "fp8", ignored)
 
 
-def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
+def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
+    """Return None for weights that are not quantized, beside scales for the KV cache."""
     keys = _struct(value, CompressedJson)
     _only("quantization_status", keys.quantization_status, ("compressed",))
-    for name in ("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config"):
+    _check_kv_cache(keys.kv_cache_scheme)
+    if not keys.config_groups and keys.kv_cache_scheme:
+        return None
+    for name in ("sparsity_config", "moe_sparsity_config", "transform_config"):
         if getattr(keys, name) not in (None, {}) and not (
             name == "sparsity_config" and _is_dense(keys.sparsity_config)
         ):
@@ -227,6 +231,19 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat:
     if has_zeros and kind != "int4":
         raise _refusal(f"{at}.weights.symmetric", "is false: zero points are supported with 4 bits only")
     return WeightFormat(kind, block, activation_bits, has_zeros, layout, keys.ignore or ())  # type: ignore[arg-type]
+
+
+def _check_kv_cache(scheme: Any) -> None:
+    """Raise ModelLoadError unless the scales of the KV cache, if any, are such as `--kv-cache-dtype fp8` takes."""
+    if not scheme:
+        return
+    at = "kv_cache_scheme"
+    args = _struct(scheme, QuantizationArgs, at)
+    _only(f"{at}.type", args.type, ("float",))
+    _only(f"{at}.num_bits", args.num_bits, (8,))
+    _only(f"{at}.symmetric", args.symmetric, (True,))
+    _only(f"{at}.dynamic", args.dynamic, (False,))
+    _only(f"{at}.strategy", args.strategy, (None, "tensor", "attn_head"))
 
 
 def _weights(args: QuantizationArgs, at: str) -> tuple[Kind, tuple[int, int]]:
@@ -354,7 +371,7 @@ def _refusal(key: str, problem: str) -> ModelLoadError:
     return refusal(FILE, f"{KEY}.{key}", problem)
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
+_READERS: dict[str, Callable[[dict[str, Any]], WeightFormat | None]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,

@@ -8,6 +8,7 @@ import torch
 
 from photon_grpc.core.kv import LayerKV
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
@@ -44,6 +45,8 @@ class Attention:
         self.rotary = rotary
         self.qk_norm = qk_norm
         self.spec = spec
+        #: The constants of its pages where they are of 8 bits, set by the builder.
+        self.scales: PageScales | None = None
         self._heads = (spec.num_heads, kv.format.heads, kv.format.heads)
         self._qkv_shape = (sum(self._heads), kv.format.width)
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
@@ -61,12 +62,14 @@ class Rotary:
     """Queries, and keys and values in their pages.
 
     span: half a head. eps: that of the norm before the product, whose weight is folded into W. norms: weights [D] of
-    the norms of query and of key heads, with the same eps; None: there are none.
+    the norms of query and of key heads, with the same eps; None: there are none. scales: the constants of pages of 8
+    bits.
     """
 
     span: int
     eps: float
     norms: Norms | None = None
+    scales: PageScales | None = None
 
     @property
     def cost(self) -> str:
@@ -84,7 +87,7 @@ class Rotary:
         return _has_range(dtype)
 
     def _output(self, work: Workspace, pages: torch.Tensor, layer: int) -> HeadOutput:
-        return HeadOutput(work.q, pages, layer, work.rotation, self.norms)
+        return HeadOutput(work.q, pages, layer, work.rotation, self.norms, self.scales)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

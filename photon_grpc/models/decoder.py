@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from photon_grpc.core.kv import KVGroup, kv_groups, place
 from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import GroupContext, StepContext
@@ -116,6 +118,8 @@ class Decoder:
         self._chains = tuple(
             dict.fromkeys((layer.attention.place, layer.chain) for layer in self.layers if layer.chain is not None)
         )
+        #: Of each place: the constants of its layers' pages in the order of their rows, None if they have none.
+        self.kv_scales = tuple(self._scales_of(number) for number in range(len(self.places)))
         self.vocab_size = embedding.weight.shape[0]
         #: Tied weights count once.
         self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
@@ -132,6 +136,13 @@ class Decoder:
                 attention.place = number
         return places
 
+    def _scales_of(self, place: int) -> tuple[PageScales, ...] | None:
+        group, section, _ = self.places[place]
+        layers = self.kv_groups[group].sections[section].layers
+        scales = [self.layers[layer].attention.scales for layer in layers]
+        found = tuple(each for each in scales if each is not None)
+        return found if len(found) == len(scales) else None
+
     def group_context(
         self, place: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
@@ -146,6 +157,8 @@ class Decoder:
         num_tokens, spec = slot_mapping.shape[0], self.places[place].spec
         chain = next((chain for of, chain in self._chains if of == place and chain.takes(num_tokens)), None)
         dependent = chain and chain.dependent(history_is_settled)
+        if self.kv_scales[place] is not None:
+            meta = replace(meta, kv_scales=self.kv_scales[place])
         attention = self.kernels.attention(spec, meta, pages, slot_mapping, dependent)
         return GroupContext(pages, slot_mapping, attention)
 

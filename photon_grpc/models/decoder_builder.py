@@ -19,6 +19,7 @@ from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 from photon_grpc.layers.attention import Attention, QKNorm
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.head import LMHead
@@ -45,6 +46,8 @@ class DecoderBuilder:
     rotaries: Mapping[RopeSpec | None, RotaryEmbedding]
     max_model_len: int
     mesh: Mesh
+    #: Counts numbers beyond the range of pages of 8 bits; None: pages have the decoder's dtype.
+    saturated: torch.Tensor | None = None
 
     #: The classes of the parts that a family may replace.
     embedding_class: ClassVar[type[Embedding]] = Embedding
@@ -101,7 +104,7 @@ class DecoderBuilder:
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
         config, outputs = self.config, self.qkv_outputs()
         q_size = config.num_heads * config.head_dim
-        return self.attention_class(
+        attention = self.attention_class(
             AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.dtype),
             LayerKV(self.page_format(), self.window(layer)),
             qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm),
@@ -109,6 +112,8 @@ class DecoderBuilder:
             rotary=self.rotaries[config.ropes[layer]],
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
+        attention.scales = self.page_scales()
+        return attention
 
     def qkv_outputs(self) -> dict[str, int]:
         """Return the names and sizes of the projections of queries, keys and values, in this order."""
@@ -122,8 +127,14 @@ class DecoderBuilder:
         return window if window < self.max_model_len else 0
 
     def page_format(self) -> PageFormat:
-        num_kv_heads, dtype = self.config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")
-        return PageFormat(num_kv_heads, self.config.head_dim, dtype)
+        dtype = self.dtype if self.saturated is None else PAGE_DTYPE
+        num_kv_heads = self.config.num_kv_heads // self.mesh.tp.size
+        return PageFormat(num_kv_heads, self.config.head_dim, str(dtype).removeprefix("torch."))
+
+    def page_scales(self) -> PageScales | None:
+        if self.saturated is None:
+            return None
+        return PageScales.ones(self.config.num_kv_heads // self.mesh.tp.size, self.saturated)
 
     def qk_norm(self, prefix: str) -> QKNorm:
         head_dim = self.config.head_dim

@@ -21,6 +21,7 @@ from photon_grpc.core.kv import PageFormat
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
@@ -45,7 +46,7 @@ def llama_ends(layer: DecoderLayer) -> Ends:
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     return (
-        Rotary(head_dim // 2, layer.input_norm.eps, norms),
+        Rotary(head_dim // 2, layer.input_norm.eps, norms, layer.attention.scales),
         AddResidual(),
         SwiGLU(layer.mlp.down.in_features, layer.post_attention_norm.eps),
         AddResidual(),
@@ -177,13 +178,13 @@ def _suits(layer: DecoderLayer) -> bool:
     """Return whether the kernels take every number that this layer computes with.
 
     Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's
-    dtype, rows of the residual stream are groups of squares.
+    dtype, or in 8 bits with constants, rows of the residual stream are groups of squares.
     """
     attention, norms, kept = layer.attention, layer.attention.qk_norm, layer.attention.kv.format
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.input_norm.eps
     has_whole_heads = 2 * attention.rotary.cos.shape[1] == kept.width
     has_whole_groups = attention.qkv.in_features % squares.GROUP == 0
-    dtype = str(attention.qkv.dtype).removeprefix("torch.")
+    dtype = str(attention.qkv.dtype if attention.scales is None else PAGE_DTYPE).removeprefix("torch.")
     return has_one_eps and has_whole_heads and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype)
 
 

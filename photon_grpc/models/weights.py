@@ -22,6 +22,7 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.models.kv_scales import is_kv_scale
 
 #: Called with (bytes done, bytes in all).
 OnProgress = Callable[[int, int], None]
@@ -110,10 +111,14 @@ def _refuse_names(problem: str, names: Iterable[str]) -> None:
 
 
 def _is_tolerated(name: str, decoder: Decoder, config: ModelConfig) -> bool:
-    """Return whether this tensor is of another part, or old exporters stored it although it follows from others."""
+    """Return whether this tensor is of another part or of the KV cache, or follows from others."""
     if name.startswith(config.other_parts):
         return True
-    return name.endswith(".rotary_emb.inv_freq") or (decoder.head.is_tied and name == decoder.head.name)
+    return (
+        name.endswith(".rotary_emb.inv_freq")
+        or is_kv_scale(name)
+        or (decoder.head.is_tied and name == decoder.head.name)
+    )
 
 
 def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, Any]) -> None:

@@ -33,10 +33,12 @@ def numerics(
     block_size: int = 64,
     *,
     is_long: bool = False,
+    kv_form: str = "",
 ) -> Numerics:
     """Return the numerics of an engine, with their version.
 
-    `mode` is the value of --numerics; `is_long` says whether keys are rotated by the long factors of LongRoPE.
+    `mode` is the value of --numerics; `is_long` says whether keys are rotated by the long factors of LongRoPE;
+    `kv_form` is the form of pages if that is not `dtype`.
     """
     has_triton = kernels is not TORCH
     form = str(dtype).removeprefix("torch.")
@@ -54,7 +56,8 @@ def numerics(
         dtype=form,
         weights=form if weight_format is None else weight_format.name,
         activations=form if weight_format is None or weight_format.activation_bits == 16 else weight_format.activations,
-        kv_cache=(form if not on_cuda or block_size in _ALIKE else f"{form} in blocks of {block_size}")
+        kv_cache=(kv_form or form)
+        + (f" in blocks of {block_size}" if on_cuda and block_size not in _ALIKE else "")
         + (", rotated by long factors" if is_long else ""),
     ).signed()
 

@@ -126,6 +126,7 @@ def test_no_block_is_written_anew_while_work_on_it_is_under_way_and_none_waits_f
         used.do(verb, number)
         touched = set().union(*used.steps.values(), *used.transfers.values())
         assert all(block in touched for block in range(1, 13) if block in used.pool._limbo)
+        assert all(used.pool._references[block] or block in used.pool._limbo for block in touched)
     for seq, fence in used.seqs.items():
         used.pool.release(seq.table, fence)
     for ticket in list(used.steps):
@@ -182,3 +183,14 @@ def test_what_a_transfer_holds_is_not_waited_for() -> None:
     assert used.pool.waiting_covers(6, other), "the step gives two blocks back"
     used.transfers[used.pool.open_transfer([1, 2, 3])] = {1, 2, 3}
     assert not used.pool.waiting_covers(6, other)
+
+
+def test_a_block_waits_for_every_transfer_that_names_it() -> None:
+    used = Used((0,))
+    used.admit(4)
+    first, second = (used.pool.open_transfer([1, 2]) for _ in range(2))
+    used.do("release", 0)
+    used.pool.close_transfer(second)
+    assert used.pool.num_limbo == 2
+    used.pool.close_transfer(first)
+    assert used.pool.num_limbo == 0

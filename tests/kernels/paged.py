@@ -9,6 +9,7 @@ import torch
 
 from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PageScales
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ def paged_batch(
     device: str = "cpu",
     seed: int = 0,
     window: int = 0,
+    in_8_bits: bool = False,
 ) -> PagedBatch:
     """Return rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
 
     NaN is in block 0, in every block that no row owns, in the other layers, after each row's last key, and in the
     pages that a block table names after the row's context. Pages wholly behind the window of a row's oldest query are
-    block 0.
+    block 0. With `in_8_bits` pages are e4m3 with scales of each layer, plane and head; dense keys are their values.
     """
     generator = torch.Generator().manual_seed(seed)
     pages = [-(-context // shape.block_size) for context in contexts]
@@ -54,16 +56,22 @@ def paged_batch(
     unowned = owned.pop()
     tables = torch.full((len(contexts), max(pages) + 2), unowned, dtype=torch.int32)
     keys, values = [], []
+    scales = random_scales(shape.kv_heads, generator) if in_8_bits else None
     for row, context in enumerate(contexts):
         dense = torch.randn((2, context, shape.kv_heads, shape.head_dim), generator=generator)
+        given = dense
+        if scales is not None:
+            each = scales[1].scales[:, None, :, None]
+            dense = (dense / each).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+            given = dense.double() * each.double()
         for page in range(pages[row]):
             block = tables[row, page] = owned.pop()
             here = dense[:, page * shape.block_size : (page + 1) * shape.block_size]
             cache[block, 1, :, :, : here.shape[1]] = here.transpose(1, 2)
         if window:
             tables[row, : max(0, context - counts[row] - window + 1) // shape.block_size] = 0
-        keys.append(dense[0].to(dtype))
-        values.append(dense[1].to(dtype))
+        keys.append(given[0] if in_8_bits else given[0].to(dtype))
+        values.append(given[1] if in_8_bits else given[1].to(dtype))
     projection = torch.randn((sum(counts), shape.q_heads + 2, shape.head_dim), generator=generator)
     meta = AttentionMetadata(
         query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
@@ -74,9 +82,21 @@ def paged_batch(
         max_context_len=max(contexts),
         min_query_len=min(count for count in counts if count),
         window=window,
+        kv_scales=scales and tuple(PageScales(*(part.to(device) for part in each)) for each in scales),
     )
     q = projection.to(dtype).to(device)[:, : shape.q_heads]
-    return PagedBatch(q, keys, values, cache.to(dtype).to(device), 1, meta)
+    cache = cache.to(torch.float8_e4m3fn if in_8_bits else dtype).to(device)
+    return PagedBatch(q, keys, values, cache, 1, meta)
+
+
+def random_scales(kv_heads: int, generator: torch.Generator) -> tuple[PageScales, ...]:
+    """Return constants of three layers, no powers of two, that let the pages hold normal numbers."""
+    found = []
+    for _ in range(3):
+        scales = PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64))
+        scales.set(0.02 + 0.1 * torch.rand((2, kv_heads), generator=generator))
+        found.append(scales)
+    return tuple(found)
 
 
 def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:

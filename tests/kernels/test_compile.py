@@ -21,6 +21,7 @@ import torch
 
 from photon_grpc.kernels import accept, geglu, ngram, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
+from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import (
@@ -205,20 +206,37 @@ def test_norm_swiglu(name: str, dtype: torch.dtype, num_tokens: int) -> None:
     assert "ld.global.v" in built.ptx
 
 
+#: Models with pages of their own type, and some with pages of 8 bits.
+each_cache = pytest.mark.parametrize(
+    ("name", "dtype", "in_8_bits"),
+    [*((*case, False) for case in CASES), ("8B", torch.bfloat16, True), ("demo", torch.float32, True)],
+)
+SCALES = PageScales("*fp32", "*fp32", "*i64")  # type: ignore[arg-type]
+
+
+def page_types(dtype: torch.dtype, in_8_bits: bool) -> dict[str, Any]:
+    return {"pages": "*fp8e4nv", "scales": SCALES} if in_8_bits else {"pages": "*" + NAMES[dtype]}
+
+
+def unscaled(in_8_bits: bool) -> dict[str, None]:
+    return {} if in_8_bits else {"scales": None}
+
+
 @pytest.mark.parametrize("of_heads", [False, True])
-@each_model
-def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
+@each_cache
+def test_rotate_store(name: str, dtype: torch.dtype, in_8_bits: bool, of_heads: bool) -> None:
     model, pointer = MODELS[name], "*" + NAMES[dtype]
-    types: dict[str, Any] = dict.fromkeys(["qkv", "h", "bias", "q", "pages"], pointer)
+    types: dict[str, Any] = dict.fromkeys(["qkv", "h", "bias", "q"], pointer) | page_types(dtype, in_8_bits)
     types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}
     types |= {"partial": "*fp32", "slice_stride": "i32"}
     types["norms"] = (pointer, pointer) if of_heads else (None, None)
     config = rotate_store.config(model.hidden, model.q_heads, model.kv_heads, model.head_dim, model.block_size)
     # With bias from slices in float32 and the sums of a tile, without from the library.
-    unused = {} if of_heads else {"bias": None, "partial": None}
+    unused = unscaled(in_8_bits) | ({} if of_heads else {"bias": None, "partial": None})
     built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"
+    assert "cvt.rn.satfinite.e4m3x2" in built.ptx or not in_8_bits
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 151936])
@@ -239,18 +257,19 @@ def test_sample_filtered(num_columns: int) -> None:
     assert "lg2.approx" not in built.ptx
 
 
-@each_model
-def test_write_kv(name: str, dtype: torch.dtype) -> None:
+@each_cache
+def test_write_kv(name: str, dtype: torch.dtype, in_8_bits: bool) -> None:
     model, pointer = MODELS[name], "*" + NAMES[dtype]
-    types = dict.fromkeys(["k", "v", "pages"], pointer) | {"slot_mapping": "*i64"}
+    types = dict.fromkeys(["k", "v"], pointer) | {"slot_mapping": "*i64"} | page_types(dtype, in_8_bits)
     types |= dict.fromkeys(["k_stride", "v_stride", "block_stride"], "i32")
-    built = compiled(write_kv.write_kv_kernel, types, write_kv.config(model.kv_heads, model.head_dim, model.block_size))
+    config = write_kv.config(model.kv_heads, model.head_dim, model.block_size)
+    built = compiled(write_kv.write_kv_kernel, types, config | unscaled(in_8_bits))
     check(built)
-    assert "st.global.v" in built.ptx
+    assert "st.global.v" in built.ptx or in_8_bits
 
 
-def attention_types(dtype: torch.dtype) -> dict[str, Any]:
-    types: dict[str, Any] = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
+def attention_types(dtype: torch.dtype, in_8_bits: bool = False) -> dict[str, Any]:
+    types: dict[str, Any] = dict.fromkeys(["q", "out"], "*" + NAMES[dtype]) | page_types(dtype, in_8_bits)
     types |= {"rows": ("*i32", "*i32", "*i32"), "partials": ("*fp32", "*fp32", "*fp32")}
     types |= dict.fromkeys(["query_start", "context_len"], "*i32")
     types |= dict.fromkeys(["q_stride", "block_stride", "table_stride", "num_rows"], "i32")
@@ -263,36 +282,40 @@ def one_page(model: Model, dtype: torch.dtype, block_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("block_size", "window"), [(8, 0), (16, 0), (64, 0), (16, 1024)])
 @pytest.mark.parametrize("splits", [1, 4])
-@each_model
-def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int, window: int) -> None:
+@each_cache
+def test_decode_attention(
+    name: str, dtype: torch.dtype, in_8_bits: bool, splits: int, block_size: int, window: int
+) -> None:
     model = MODELS[name]
     pages = one_page(model, dtype, block_size)
-    shape = online_softmax.shape(model.q_heads, pages, window)
-    constants = {"SHAPE": shape, "TILE": triton_decode.tile(shape.GROUP, splits), **triton_decode.options(pages)}
-    unused = {"partials": None} if splits == 1 else {}
-    built = compiled(triton_decode.decode_kernel, attention_types(dtype), constants | unused)
+    shape = online_softmax.shape(model.q_heads, pages, window, dtype)
+    constants = {"SHAPE": shape, "TILE": triton_decode.tile(shape.GROUP, splits), **triton_decode.options(pages, dtype)}
+    unused = unscaled(in_8_bits) | ({"partials": None} if splits == 1 else {})
+    built = compiled(triton_decode.decode_kernel, attention_types(dtype, in_8_bits), constants | unused)
     check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
     # Keys come through shared memory, 16 bytes a thread, several tiles ahead.
-    assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx)
+    assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx) or in_8_bits
 
 
 @pytest.mark.parametrize(("block_size", "window"), [(8, 0), (16, 0), (64, 0), (16, 1024)])
-@each_model
-def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int, window: int) -> None:
+@each_cache
+def test_varlen_attention(name: str, dtype: torch.dtype, in_8_bits: bool, block_size: int, window: int) -> None:
     model = MODELS[name]
     pages = one_page(model, dtype, block_size)
-    shape = online_softmax.shape(model.q_heads, pages, window)
-    constants = {"SHAPE": shape, "TILE": triton_varlen.tile(shape.GROUP, pages), **triton_varlen.options(pages)}
-    built = compiled(triton_varlen.varlen_kernel, attention_types(dtype), constants)
+    shape = online_softmax.shape(model.q_heads, pages, window, dtype)
+    constants = {"SHAPE": shape, "TILE": triton_varlen.tile(shape.GROUP, dtype), **triton_varlen.options(pages, dtype)}
+    types = attention_types(dtype, in_8_bits)
+    built = compiled(triton_varlen.varlen_kernel, types, constants | unscaled(in_8_bits))
     check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
 
 
 @pytest.mark.parametrize("window", [0, 1024])
-@each_model
-def test_merge(name: str, dtype: torch.dtype, window: int) -> None:
+@each_cache
+def test_merge(name: str, dtype: torch.dtype, in_8_bits: bool, window: int) -> None:
     model = MODELS[name]
-    shape = online_softmax.shape(model.q_heads, one_page(model, dtype, 16), window)
-    check(compiled(triton_decode.merge_kernel, attention_types(dtype), {"SHAPE": shape, "num_warps": 1}))
+    shape = online_softmax.shape(model.q_heads, one_page(model, dtype, 16), window, dtype)
+    constants = {"SHAPE": shape, "num_warps": 1} | unscaled(in_8_bits)
+    check(compiled(triton_decode.merge_kernel, attention_types(dtype, in_8_bits), constants))
 
 
 PROCESSING = LogitsProcessing(

@@ -33,6 +33,7 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from tests.kernels.test_compile import (
     MODELS,
+    SCALES,
     Compiled,
     Model,
     check,
@@ -55,6 +56,7 @@ EPILOGUES = {
     "add": (epilogue.load_residual, epilogue.add_residual),
     "swiglu": (epilogue.load_nothing, epilogue.store_swiglu),
     "rotary": (epilogue.load_angles, epilogue.store_heads),
+    "rotary8": (epilogue.load_angles, epilogue.store_heads),
     "plain": (epilogue.load_nothing, epilogue.store_sums),
     "logits": (epilogue.load_nothing, epilogue.store_sums),
     "sample": (epilogue.load_nothing, epilogue.store_best),
@@ -62,7 +64,8 @@ EPILOGUES = {
 METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
 OPERANDS = {
     "add": (None, "*fp32"),
-    "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32"),
+    "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32", None),
+    "rotary8": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*fp8e4nv", "i32", SCALES),
     "sample": (METADATA, "*fp32", "*i32"),
 }
 
@@ -112,7 +115,7 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
         types["operands"] = OPERANDS[end]
     else:
         constants["operands"] = None
-    if end not in ("rotary", "swiglu"):
+    if end not in ("rotary", "rotary8", "swiglu"):
         constants |= {"eps": None, "partial": None}
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
@@ -139,6 +142,7 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
     model = MODELS[name]
     problems = [
         ("rotary", qkv_problem(model, rows)),
+        ("rotary8", qkv_problem(model, rows)),
         ("add", problem_of(model.hidden, model.q_heads * model.head_dim, rows)),
         ("swiglu", problem_of(2 * model.intermediate, model.hidden, rows, model.intermediate)),
         ("add", problem_of(model.hidden, model.intermediate, rows)),

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import tiles
@@ -22,7 +23,7 @@ from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import process_logits, sample
 from photon_grpc.kernels.sampling.sample import TileBest
-from tests.kernels.test_compile import MODELS, PROCESSING, SAMPLING, compiled
+from tests.kernels.test_compile import MODELS, PROCESSING, SAMPLING, compiled, page_types, unscaled
 from tests.kernels.test_compile_fused import projection, qkv_problem
 
 triton = pytest.importorskip("triton")
@@ -59,20 +60,22 @@ def left_to_choose(ir: str) -> list[str]:
     ]
 
 
-def rotate_store_ir(unused: dict[str, Any], product: str = "*bf16") -> str:
-    types: dict[str, Any] = dict.fromkeys(["h", "bias", "q", "pages"], "*bf16") | {"qkv": product}
+def rotate_store_ir(unused: dict[str, Any], product: str = "*bf16", *, in_8_bits: bool = False) -> str:
+    types: dict[str, Any] = dict.fromkeys(["h", "bias", "q"], "*bf16") | {"qkv": product}
+    types |= page_types(torch.bfloat16, in_8_bits)
     types |= {"partial": "*fp32", "slice_stride": "i32"}
     types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}  # type: ignore[arg-type]
     types["norms"] = ("*bf16", "*bf16")
     sizes = MODEL.hidden, MODEL.q_heads, MODEL.kv_heads, MODEL.head_dim, MODEL.block_size
     config = rotate_store.config(*sizes, rounds=True)
-    unused = {"partial": None} | unused
+    unused = {"partial": None} | unscaled(in_8_bits) | unused
     return compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True}).ir
 
 
+@pytest.mark.parametrize("in_8_bits", [False, True])
 @pytest.mark.parametrize("unused", [{}, {"h": None, "bias": None}], ids=["library", "tile"])
-def test_heads_after_a_product(unused: dict[str, Any]) -> None:
-    assert left_to_choose(rotate_store_ir(unused)) == []
+def test_heads_after_a_product(unused: dict[str, Any], in_8_bits: bool) -> None:
+    assert left_to_choose(rotate_store_ir(unused, in_8_bits=in_8_bits)) == []
 
 
 @pytest.mark.parametrize("product", ["*bf16", "*fp32"])
@@ -101,7 +104,7 @@ def test_swiglu_after_a_product(bias: str | None) -> None:
 @pytest.mark.parametrize("rows", [8, 64])
 def test_the_ends_of_a_tile(rows: int) -> None:
     heads, gated = qkv_problem(MODEL, rows), Problem(2 * MODEL.intermediate, MODEL.hidden, rows, MODEL.intermediate)
-    for end, problem in (("rotary", heads), ("swiglu", gated)):
+    for end, problem in (("rotary", heads), ("rotary8", heads), ("swiglu", gated)):
         tile = tiles.TABLE[problem.N, problem.K][rows]
         assert tile is not None
         assert left_to_choose(projection(end, tile, problem).ir) == []

@@ -74,7 +74,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
 @pytest.mark.parametrize("contexts", [[20] * 8, [20] * 7 + [600], [4000] * 3], ids=["together", "ragged", "long"])
 def test_decode_rows_gathered_together_or_alone_give_the_same(contexts: list[int]) -> None:
     batch = paged_batch(Shape(4, 2, 64, 16), [1] * len(contexts), contexts)
-    plan = GatherPlan(batch.meta, batch.cache)
+    plan = GatherPlan(batch.meta, batch.cache, batch.q.dtype)
     padded_bytes = 2 * len(contexts) * max(contexts) * 2 * 64 * 4
     assert plan.covers_all == (padded_bytes <= MAX_GATHER_BYTES and max(contexts) == min(contexts))
     torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(torch.float32))

@@ -17,7 +17,8 @@ def new_tokens(count: int, kv_heads: int, size: int) -> tuple[torch.Tensor, torc
 
 
 def by_rows(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
-    write_kv.write_rows(k, v, write_kv.layer_rows(cache)[layer], write_kv.rows(slots, cache))
+    given = write_kv.stored(k, v, slots, cache.shape[4], None)
+    write_kv.write_rows(given, write_kv.layer_rows(cache)[layer], write_kv.rows(slots, cache))
 
 
 @pytest.mark.parametrize("write", [write_kv.reference, by_rows])

@@ -172,11 +172,15 @@ def save(model: Any, path: Path, *, shard_size: str = "5GB") -> Path:
     return path
 
 
-def load_decoder(path: Path, dtype: torch.dtype = torch.float32, *, quantization: str = "auto") -> Decoder:
+def load_decoder(
+    path: Path, dtype: torch.dtype = torch.float32, *, quantization: str = "auto", kv_dtype: torch.dtype | None = None
+) -> Decoder:
     card = read_model_dir(path)
     method = methods(chosen_format(card.quantization, quantization))
     kernels = select("torch", "cpu")
-    decoder = build(card, dtype=dtype, device="cpu", kernels=kernels, max_model_len=MAX_LEN, method=method)
+    decoder = build(
+        card, dtype=dtype, device="cpu", kernels=kernels, max_model_len=MAX_LEN, method=method, kv_dtype=kv_dtype
+    )
     load(decoder, card)
     return decoder
 

@@ -43,6 +43,7 @@ from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.lang.gluon import can_fuse, has_wgmma
 from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
+from photon_grpc.kernels.lang.page_scales import of_layer
 
 #: Steps of more rows of one query than this attend as mixed batches do.
 MAX_DECODE_ROWS = 4096
@@ -67,16 +68,22 @@ class GroupAttention(Protocol):
 class TorchAttention:
     """Attention in torch, for any device, dtype and shape; the indices of keys are computed once for all layers."""
 
-    def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def __init__(
+        self, spec: AttentionSpec, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        self._slots, self._scales = slot_mapping, meta.kv_scales
         self._places = write_kv.rows(slot_mapping, pages)
         self._layers = write_kv.layer_rows(pages)
-        self._plan = torch_attention.GatherPlan(meta, pages)
+        self._plan = torch_attention.GatherPlan(meta, pages, spec.dtype)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
-        write_kv.write_rows(k, v, self._layers[layer], self._places)
+        block_size, scales = self._plan.pages_shape[4], of_layer(self._scales, layer)
+        given = write_kv.stored(k, v, self._slots, block_size, scales)
+        write_kv.write_rows(given, self._layers[layer], self._places)
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        answer = torch_attention.attend_layer(q, self._layers[layer], self._plan)
+        scales = of_layer(self._scales, layer)
+        answer = torch_attention.attend_layer(q, self._layers[layer], self._plan, scales)
         return answer if out is None else out.copy_(answer)
 
 
@@ -90,7 +97,7 @@ class KernelAttention:
     launches: tuple[Launch, ...]
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
-        write_kv.launch(k, v, self.pages, layer, self.slot_mapping)
+        write_kv.launch(k, v, self.pages, layer, self.slot_mapping, of_layer(self.meta.kv_scales, layer))
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None:
@@ -105,7 +112,7 @@ def torch_backend(
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
     """Return attention in torch on any device; the arguments are those of `dispatch`."""
-    return TorchAttention(meta, pages, slot_mapping)
+    return TorchAttention(spec, meta, pages, slot_mapping)
 
 
 def dispatch(
@@ -122,19 +129,24 @@ def dispatch(
         chain: the caller's, whose q is then contiguous; None if every kernel waits for the one before.
     """
     if not launches(pages):
-        return TorchAttention(meta, pages, slot_mapping)
-    step = _Grounds(meta, pages, slot_mapping.shape[0], spec.num_heads // pages.shape[3])
+        return TorchAttention(spec, meta, pages, slot_mapping)
+    step = _Grounds(spec, meta, pages, slot_mapping.shape[0])
     return KernelAttention(meta, pages, slot_mapping, tuple(_choose(step, chain)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grounds:
-    """The grounds of the choice; `group` is the number of query heads of a key head."""
+    """The grounds of the choice."""
 
+    spec: AttentionSpec
     meta: AttentionMetadata
     pages: torch.Tensor
     num_tokens: int
-    group: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.spec.num_heads // self.pages.shape[3]
 
     @property
     def num_pairs(self) -> int:
@@ -184,7 +196,7 @@ def _short_rows(step: _Grounds) -> Launch:
         # Zero again after every layer, as those of a chain are.
         counters = torch.zeros(step.num_counters, dtype=torch.int32, device=step.pages.device)
         return partial(gluon_decode.launch_short_rows, counters=counters)
-    found = online_softmax.shape(step.group * step.pages.shape[3], step.pages, step.meta.window)
+    found = online_softmax.shape(step.spec.num_heads, step.pages, step.meta.window, step.spec.dtype)
     lanes = triton_decode.lanes_in_sight(step.meta.max_context_len, step.meta.window, found.LANE)
     splits = triton_decode.num_splits(step.num_pairs, lanes, step.multiprocessors)
     return partial(triton_decode.launch, splits=splits)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from photon_grpc.kernels.lang.page_scales import PageScales
+
 LOG2_E = 1.0 / math.log(2.0)
 
 
@@ -28,6 +30,7 @@ class AttentionMetadata:
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With
         max_query_len == 1 every row has one query: T == B.
     min_query_len: a lower bound for rows that have queries; above 1 no kernel looks for decode rows.
+    kv_scales: the constants of pages of 8 bits, of every layer in them; None: pages have the dtype of the queries.
     window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of
         them.
     """
@@ -40,6 +43,7 @@ class AttentionMetadata:
     max_context_len: int
     min_query_len: int = 1
     window: int = 0
+    kv_scales: tuple[PageScales, ...] | None = None
 
     @property
     def log2_scale(self) -> float:

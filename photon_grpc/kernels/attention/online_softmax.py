@@ -36,6 +36,8 @@ def attend(
 ):  # fmt: skip
     """Attend to BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
+    Keys and values have q's type, or 8 bits, which are exact in it.
+
     Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes
     log2(e). Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled
     output.
@@ -44,7 +46,7 @@ def attend(
     HEAD_PAD: tl.constexpr = SHAPE.HEAD_PAD
     column = tl.arange(0, HEAD_PAD)
     k = load_rows(keys + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=SHAPE.PRECISION)
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=SHAPE.PRECISION)
     if MASKED:
         scores = tl.where(visible, scores, -float("inf"))
     new_high = tl.maximum(high, tl.max(scores, axis=1) * scale)
@@ -55,7 +57,7 @@ def attend(
     p = tl.exp2(tl.fma(scores, scale, -base[:, None]))
     shrink = tl.exp2(high - base)
     v = load_rows(values + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=SHAPE.PRECISION)
+    acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=SHAPE.PRECISION)
     return new_high, tl.fma(total, shrink, tl.sum(p, axis=1)), acc
 
 
@@ -74,6 +76,14 @@ def fold(high, total, acc, lane_high, lane_total, lane_acc):
     ours, theirs = tl.exp2(high - base), tl.exp2(lane_high - base)
     acc = tl.fma(acc, ours[:, None], lane_acc * theirs[:, None])
     return top, tl.fma(total, ours, lane_total * theirs), acc
+
+
+@jit
+def scale_of(scales, scale, plane, kv_head, SHAPE: tl.constexpr):
+    """Return `scale` times that of the key head's keys (plane 0) or values (1), where pages have scales."""
+    if scales is not None:
+        scale = scale * tl.load(scales.scales + plane * SHAPE.KV_HEADS + kv_head)
+    return scale
 
 
 @jit
@@ -108,11 +118,11 @@ class HeadShape(NamedTuple):
     LANE: int
 
 
-def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> HeadShape:
-    """Return the constants of `q_heads` query heads over these pages."""
+def shape(q_heads: int, pages: torch.Tensor, window: int, dtype: torch.dtype) -> HeadShape:
+    """Return the constants of `q_heads` query heads of this dtype over these pages."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     # float32 means float32: the tensor cores' tf32 would lose half of the digits.
-    precision = "ieee" if pages.dtype == torch.float32 else "tf32"
+    precision = "ieee" if dtype == torch.float32 else "tf32"
     padded = next_power_of_2(head_dim)
-    order = plain_order(padded, pages.dtype.itemsize)
+    order = plain_order(padded, dtype.itemsize)
     return HeadShape(kv_heads, q_heads // kv_heads, head_dim, padded, block_size, window, precision, *order)

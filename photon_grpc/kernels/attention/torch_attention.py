@@ -21,6 +21,7 @@ import torch
 
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.lang.page_scales import PageScales, dequantized, of_layer
 
 # Queries of one row that are attended together. Smaller tiles skip more of the keys that causality hides,
 # larger ones pay fewer calls: 32 was best or within 3 % of it for 4 and 32 heads, 128 to 512 queries, float32 and bf16.
@@ -63,10 +64,10 @@ class GatherPlan:
     with one query are better gathered one by one; then they are among `rows`.
     """
 
-    def __init__(self, meta: AttentionMetadata, pages: torch.Tensor) -> None:
+    def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, dtype: torch.dtype) -> None:
         self.pages_shape = pages.shape
         self.scale = meta.scale
-        self.dtype, self.device = pages.dtype, pages.device
+        self.dtype, self.device = dtype, pages.device
         self.window = meta.window
         starts = meta.query_start.tolist()
         counts = [stop - start for start, stop in itertools.pairwise(starts)]
@@ -160,30 +161,43 @@ def _head_offsets(kv_heads: int, block_size: int) -> torch.Tensor:
 
 def attend(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata) -> torch.Tensor:
     """Return out [T, Hq, D]."""
-    return attend_layer(q, write_kv.layer_rows(pages)[layer], GatherPlan(meta, pages))
+    plan, scales = GatherPlan(meta, pages, q.dtype), of_layer(meta.kv_scales, layer)
+    return attend_layer(q, write_kv.layer_rows(pages)[layer], plan, scales)
 
 
-def attend_layer(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan) -> torch.Tensor:
-    """Return out [T, Hq, D] over one of the `write_kv.layer_rows` of the plan's pages."""
+def attend_layer(
+    q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, scales: PageScales | None = None
+) -> torch.Tensor:
+    """Return out [T, Hq, D] over one of the `write_kv.layer_rows` of the plan's pages.
+
+    `scales`: of pages of 8 bits.
+    """
     decode = plan.decode
     # A padded batch has queries that belong to no row.
     if plan.covers_all and decode is not None and decode.queries.shape[0] == q.shape[0]:
-        return _attend_together(q, layer, plan, decode)
+        return _attend_together(q, layer, plan, decode, scales)
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     if decode is not None:
-        out[decode.queries] = _attend_together(q[decode.queries], layer, plan, decode)
+        out[decode.queries] = _attend_together(q[decode.queries], layer, plan, decode, scales)
     kv_heads, block_size, head_dim = plan.pages_shape[3:]
     planes = layer.view(-1, block_size * head_dim)
     for row in plan.rows:
-        k, v = planes.index_select(0, row.planes).view(2, 1, kv_heads, -1, head_dim)
+        k, v = _numbers(planes.index_select(0, row.planes).view(2, 1, kv_heads, -1, head_dim), scales, q.dtype)
         _attend_row(q, out, (k, v), plan, row)
     return out
 
 
-def _attend_together(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, gather: DecodeGather) -> torch.Tensor:
+def _numbers(gathered: torch.Tensor, scales: PageScales | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return gathered keys and values [2, B, Hkv, N, D] in the dtype of the queries."""
+    return gathered if scales is None else dequantized(gathered, scales.scales[:, None, :, None, None], dtype)
+
+
+def _attend_together(
+    q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, gather: DecodeGather, scales: PageScales | None
+) -> torch.Tensor:
     """Attend for rows of one query, q [B, Hq, D], over one gather of all keys, masked to each row's length."""
     kv_heads, _, head_dim = plan.pages_shape[3:]
-    k, v = layer.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
+    k, v = _numbers(layer.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim), scales, q.dtype)
     grouped = q.reshape(q.shape[0], kv_heads, -1, head_dim)
     return _attention(grouped, k, v, gather.mask, plan.scale).reshape(q.shape)
 

@@ -21,8 +21,9 @@ import torch
 
 from photon_grpc.kernels.attention.key_order import num_lanes
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.attention.online_softmax import attend, empty_lane, fold, key_offsets, shape
+from photon_grpc.kernels.attention.online_softmax import attend, empty_lane, fold, key_offsets, scale_of, shape
 from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
+from photon_grpc.kernels.lang.page_scales import of_layer
 
 
 class DecodeRows(NamedTuple):
@@ -34,12 +35,14 @@ class DecodeRows(NamedTuple):
 
 @jit
 def decode_kernel(
-    q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride, SHAPE: tl.constexpr, TILE: tl.constexpr
+    q, pages, out, partials, rows, scales, scale, q_stride, block_stride, table_stride,
+    SHAPE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute some lanes of the keys of one (row, key head) per program; skip rows of several queries.
 
-    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] unless rows are SHARED, else `partials`: of
-    every lane, counted from the first in sight, acc [lanes, B, Hq, D], high [lanes, B, Hq] and total [lanes, B, Hq].
+    rows: query_start, context_len, block_tables. scales: PageScales, or None. Writes out [T, Hq, D] unless rows are
+    SHARED, else `partials`: of every lane, counted from the first in sight, acc [lanes, B, Hq, D], high [lanes, B, Hq]
+    and total [lanes, B, Hq].
     """
     query_start, context_len, block_tables = rows
     KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
@@ -65,6 +68,7 @@ def decode_kernel(
     head = kv_head * GROUP + member
     within = head[:, None] * HEAD_DIM + column[None, :]
     tile = tl.load(q + query.to(tl.int64) * q_stride + within, mask=inside, other=0.0)
+    scale = scale_of(scales, scale, 0, kv_head, SHAPE)
     keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
     values = keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM
     table = block_tables + row.to(tl.int64) * table_stride
@@ -90,8 +94,10 @@ def decode_kernel(
         else:
             kept_high, kept_total, kept_acc = fold(kept_high, kept_total, kept_acc, high, total, acc)
     if not TILE.SHARED:
-        answer = (kept_acc / tl.where(kept_total == 0.0, 1.0, kept_total)[:, None]).to(tile.dtype)
-        tl.store(out + query.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + within, answer, mask=inside)
+        answer = kept_acc / tl.where(kept_total == 0.0, 1.0, kept_total)[:, None]
+        answer = answer * scale_of(scales, 1.0, 1, kv_head, SHAPE)
+        to = out + query.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + within
+        tl.store(to, answer.to(tile.dtype), mask=inside)
 
 
 @jit
@@ -104,7 +110,7 @@ def keys_in_sight(context, SHAPE: tl.constexpr):
 
 
 @jit
-def merge_kernel(partials, out, query_start, context_len, SHAPE: tl.constexpr):
+def merge_kernel(partials, out, query_start, context_len, scales, SHAPE: tl.constexpr):
     """Write out for one (row, query head) from the sums of its lanes, in their order."""
     sums, highs, totals = partials
     HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
@@ -123,13 +129,14 @@ def merge_kernel(partials, out, query_start, context_len, SHAPE: tl.constexpr):
         lane_acc = tl.load(sums + place[:, None] * HEAD_DIM + column, mask=column < HEAD_DIM, other=0.0)
         high, total, acc = fold(high, total, acc, tl.load(highs + place), tl.load(totals + place), lane_acc)
     answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    answer = answer * scale_of(scales, 1.0, 1, head // SHAPE.GROUP, SHAPE)
     to = out + (query.to(tl.int64) * tl.num_programs(1) + head) * HEAD_DIM + column
     tl.store(to, answer.to(out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-def options(pages: torch.Tensor) -> dict[str, int]:
-    """Return the warps and stages of `decode_kernel`."""
-    if pages.dtype == torch.float32:
+def options(pages: torch.Tensor, dtype: torch.dtype) -> dict[str, int]:
+    """Return the warps and stages of `decode_kernel` for queries of this dtype."""
+    if dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: other numbers of warps spill them.
         return {"num_warps": 4 if 64 < pages.shape[5] <= 128 else 8, "num_stages": 2}
     return {"num_warps": 2 if pages.shape[5] <= 64 else 4, "num_stages": 3}
@@ -159,7 +166,8 @@ def launch(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor, *, splits: int
 ) -> None:
     """Fill the rows of `out` that have one query."""
-    num_rows, q_heads, found = meta.context_len.shape[0], q.shape[1], shape(q.shape[1], pages, meta.window)
+    num_rows, q_heads, found = meta.context_len.shape[0], q.shape[1], shape(q.shape[1], pages, meta.window, q.dtype)
+    scales = of_layer(meta.kv_scales, layer)
     partials = None
     if splits > 1:
         sums = lanes_in_sight(meta.max_context_len, meta.window, found.LANE), num_rows, q_heads
@@ -168,7 +176,8 @@ def launch(
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     decode_kernel[(num_rows, found.KV_HEADS, splits)](
-        q, pages[:, layer], out, partials, rows, *numbers, found, tile(found.GROUP, splits), **options(pages)
-    )
+        q, pages[:, layer], out, partials, rows, scales, *numbers, found, tile(found.GROUP, splits),
+        **options(pages, q.dtype),
+    )  # fmt: skip
     if splits > 1:
-        merge_kernel[(num_rows, q_heads)](partials, out, meta.query_start, meta.context_len, found, num_warps=1)
+        merge_kernel[(num_rows, q_heads)](partials, out, meta.query_start, meta.context_len, scales, found, num_warps=1)

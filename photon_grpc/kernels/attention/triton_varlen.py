@@ -19,8 +19,9 @@ import torch
 
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.attention.online_softmax import attend, empty_lane, fold, key_offsets, shape
+from photon_grpc.kernels.attention.online_softmax import attend, empty_lane, fold, key_offsets, scale_of, shape
 from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
+from photon_grpc.kernels.lang.page_scales import of_layer
 
 
 class VarlenTile(NamedTuple):
@@ -31,10 +32,10 @@ class VarlenTile(NamedTuple):
 
 @jit
 def varlen_kernel(
-    q, pages, out, rows, num_rows, scale, q_stride, block_stride, table_stride,
+    q, pages, out, rows, scales, num_rows, scale, q_stride, block_stride, table_stride,
     SHAPE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Attend for BLOCK_M // GROUP queries of a row and one key head per program; rows: see `decode_kernel`."""
+    """Attend for BLOCK_M // GROUP queries of a row and one key head per program; rows, scales: see `decode_kernel`."""
     query_start, context_len, block_tables = rows
     KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
     GROUP: tl.constexpr = SHAPE.GROUP
@@ -61,6 +62,7 @@ def varlen_kernel(
     query = (first_query + token).to(tl.int64)
     within = (kv_head * GROUP + member % GROUP)[:, None] * HEAD_DIM + column[None, :]
     tile = tl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0)
+    scale = scale_of(scales, scale, 0, kv_head, SHAPE)
     keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
     values = keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM
     table = block_tables + row.to(tl.int64) * table_stride
@@ -92,32 +94,33 @@ def varlen_kernel(
                 tile, keys, values, offsets, in_context, visible, high, total, acc, scale, SHAPE, True
             )  # fmt: skip
         kept_high, kept_total, kept_acc = fold(kept_high, kept_total, kept_acc, high, total, acc)
-    answer = (kept_acc / tl.where(kept_total == 0.0, 1.0, kept_total)[:, None]).to(tile.dtype)
-    tl.store(out + query[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + within, answer, mask=inside)
+    answer = kept_acc / tl.where(kept_total == 0.0, 1.0, kept_total)[:, None]
+    answer = answer * scale_of(scales, 1.0, 1, kv_head, SHAPE)
+    tl.store(out + query[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + within, answer.to(tile.dtype), mask=inside)
 
 
-def options(pages: torch.Tensor) -> dict[str, int]:
-    """Return the warps and stages of `varlen_kernel`."""
-    if pages.dtype == torch.float32:
+def options(pages: torch.Tensor, dtype: torch.dtype) -> dict[str, int]:
+    """Return the warps and stages of `varlen_kernel` for queries of this dtype."""
+    if dtype == torch.float32:
         return {"num_warps": 8, "num_stages": 2}
     return {"num_warps": 4 if pages.shape[5] <= 64 else 8, "num_stages": 3}
 
 
-def tile(group: int, pages: torch.Tensor) -> VarlenTile:
-    """Return the constants for `group` query heads of a key head.
+def tile(group: int, dtype: torch.dtype) -> VarlenTile:
+    """Return the constants for `group` query heads of a key head, in this dtype.
 
     The best of a sweep on an H200 over 64 to 256 queries, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and 2,048
     tokens.
     """
     # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
-    return VarlenTile(max(32 if pages.dtype == torch.float32 else 64, next_power_of_2(group)))
+    return VarlenTile(max(32 if dtype == torch.float32 else 64, next_power_of_2(group)))
 
 
 def launch(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
-    num_rows, found = meta.context_len.shape[0], shape(q.shape[1], pages, meta.window)
-    cut = tile(found.GROUP, pages)
+    num_rows, found = meta.context_len.shape[0], shape(q.shape[1], pages, meta.window, q.dtype)
+    cut, scales = tile(found.GROUP, q.dtype), of_layer(meta.kv_scales, layer)
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     grid = (q.shape[0] // (cut.BLOCK_M // found.GROUP) + num_rows, found.KV_HEADS)
-    varlen_kernel[grid](q, pages[:, layer], out, rows, *numbers, found, cut, **options(pages))
+    varlen_kernel[grid](q, pages[:, layer], out, rows, scales, *numbers, found, cut, **options(pages, q.dtype))

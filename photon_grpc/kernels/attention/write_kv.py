@@ -3,7 +3,8 @@
     cache[slot // block_size, layer, 0, :, slot % block_size] = k[t],  slot = slot_mapping[t];  v[t] at index 1
 
 Shapes: k, v [T, Hkv, D] (tokens may be strided), cache [num_blocks, layers, 2, Hkv, block_size, D] contiguous and of
-the dtype of k (one block of all layers is one run of memory), slot_mapping [T] int64 = block · block_size + offset.
+the dtype of k, or of 8 bits with PageScales (one block of all layers is one run of memory), slot_mapping [T] int64 =
+block · block_size + offset.
 Slots may be equal only in block 0, where padding goes and which is never read.
 Bytes moved: 4 · T · Hkv · D · itemsize.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.page_scales import PageScales, page_numbers, quantized
 
 
 def reference(
@@ -23,11 +25,13 @@ def reference(
     cache: torch.Tensor,
     layer: int,
     slot_mapping: torch.Tensor,
+    scales: PageScales | None = None,
 ) -> None:
     """Write keys and values in torch: changes cache."""
     block_size = cache.shape[4]
     block = slot_mapping // block_size
-    cache[:, layer][block, :, :, slot_mapping - block * block_size] = _paired(k, v)
+    given = stored(k, v, slot_mapping, block_size, scales)
+    _bytes(cache)[:, layer][block, :, :, slot_mapping - block * block_size] = given
 
 
 def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
@@ -40,16 +44,37 @@ def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 
 def layer_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return [rows, D] for every layer: the cache from the layer's first row of head_dim on, indexed by `rows`."""
+    """Return [rows, D] for every layer: the cache from the layer's first row of head_dim on, indexed by `rows`.
+
+    Those of 8 bits are bytes.
+    """
     num_blocks, layers, planes, kv_heads, block_size, head_dim = cache.shape
     size = planes * kv_heads * block_size
     num_rows = ((num_blocks - 1) * layers + 1) * size
-    return cache.view(-1, head_dim).as_strided((layers, num_rows, head_dim), (size * head_dim, head_dim, 1)).unbind(0)
+    return (
+        _bytes(cache)
+        .view(-1, head_dim)
+        .as_strided((layers, num_rows, head_dim), (size * head_dim, head_dim, 1))
+        .unbind(0)
+    )
 
 
-def write_rows(k: torch.Tensor, v: torch.Tensor, layer: torch.Tensor, places: torch.Tensor) -> None:
-    """Write keys and values in torch to one of `layer_rows`, at the `rows` of a step."""
-    layer.index_copy_(0, places, _paired(k, v).reshape(-1, layer.shape[1]))
+def stored(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, block_size: int, scales: PageScales | None
+) -> torch.Tensor:
+    """Return keys and values [T, 2, Hkv, D] as pages hold them, those of 8 bits as bytes."""
+    paired = _paired(k, v)
+    return paired if scales is None else _bytes(quantized(paired, scales, slot_mapping, block_size))
+
+
+def write_rows(given: torch.Tensor, layer: torch.Tensor, places: torch.Tensor) -> None:
+    """Write what `stored` returns in torch to one of `layer_rows`, at the `rows` of a step."""
+    layer.index_copy_(0, places, given.reshape(-1, layer.shape[1]))
+
+
+def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers of 8 bits as bytes, which more operations take; others as they are."""
+    return numbers.view(torch.uint8) if numbers.itemsize == 1 else numbers
 
 
 def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -63,10 +88,10 @@ def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 @jit
 def write_kv_kernel(
-    k, v, pages, slot_mapping, k_stride, v_stride, block_stride,
+    k, v, pages, slot_mapping, scales, k_stride, v_stride, block_stride,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Write one token per program; `pages` points at the layer's part of block 0."""
+    """Write one token per program; `pages` points at the layer's part of block 0. scales: PageScales or None."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     element = tl.arange(0, SIZE_PAD)
@@ -74,8 +99,16 @@ def write_kv_kernel(
     head, column = element // HEAD_DIM, element % HEAD_DIM
     place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * HEAD_DIM
     to = pages + place + head * (BLOCK_SIZE * HEAD_DIM) + column
-    tl.store(to, tl.load(k + token * k_stride + element, mask=inside), mask=inside)
-    tl.store(to + HEADS * BLOCK_SIZE * HEAD_DIM, tl.load(v + token * v_stride + element, mask=inside), mask=inside)
+    key = tl.load(k + token * k_stride + element, mask=inside)
+    value = tl.load(v + token * v_stride + element, mask=inside)
+    if scales is not None:
+        counted = inside & (slot >= BLOCK_SIZE)
+        inverse = tl.load(scales.inverse + head, mask=inside, other=1.0)
+        key = page_numbers(key.to(tl.float32), inverse, scales.saturated, counted)
+        inverse = tl.load(scales.inverse + HEADS + head, mask=inside, other=1.0)
+        value = page_numbers(value.to(tl.float32), inverse, scales.saturated, counted)
+    tl.store(to, key.to(pages.dtype.element_ty), mask=inside)
+    tl.store(to + HEADS * BLOCK_SIZE * HEAD_DIM, value.to(pages.dtype.element_ty), mask=inside)
 
 
 def config(heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
@@ -96,12 +129,13 @@ def launch(
     cache: torch.Tensor,
     layer: int,
     slot_mapping: torch.Tensor,
+    scales: PageScales | None = None,
 ) -> None:
     """Change cache; heads of k and v are contiguous within a token."""
     if not launches(k):
-        return reference(k, v, cache, layer, slot_mapping)
+        return reference(k, v, cache, layer, slot_mapping, scales)
     if k.shape[0]:
         meta = config(k.shape[1], k.shape[2], cache.shape[4])
         strides = k.stride(0), v.stride(0), cache.stride(0)
-        write_kv_kernel[(k.shape[0],)](k, v, cache[:, layer], slot_mapping, *strides, **meta)
+        write_kv_kernel[(k.shape[0],)](k, v, cache[:, layer], slot_mapping, scales, *strides, **meta)
     return None

@@ -4,6 +4,7 @@
     silu_product: silu(gate) · up,  silu(x) = x / (1 + exp(-x))
     tree_sum:     Σ x over columns
     add_slices:   the sums of the slices of K, added in order
+    round_e4m3:   x rounded to the nearest e4m3
 
 A compiler may round a product before it is added to, or not; it chooses anew in every kernel. Here each sum of a
 product is an explicit fma, which rounds once, and nothing is left to choose. A sum of many numbers is a tree of sums of
@@ -43,3 +44,13 @@ def add_slices(at, stride, inside, SLICES: tl.constexpr):
         at += stride
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     return total
+
+
+@jit
+def round_e4m3(x):
+    """Return x rounded to the nearest e4m3, ties to even, in float32: the interpreter's own cast does not round so."""
+    bits = x.to(tl.int32, bitcast=True)
+    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+    # Below 2^-6 they are multiples of 2^-9; zeros keep their sign.
+    small = ((tl.abs(x) + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (bits & -2147483648)
+    return tl.where(tl.abs(x) < 0.015625, small, normal).to(tl.float32, bitcast=True)

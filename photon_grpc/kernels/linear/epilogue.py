@@ -23,6 +23,7 @@ from typing import Any
 
 from photon_grpc.kernels.lang.formulas import rotated, silu_product
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
+from photon_grpc.kernels.lang.page_scales import page_numbers
 from photon_grpc.kernels.lang.squares import tile_groups
 from photon_grpc.kernels.sampling.noise import gumbel
 
@@ -167,7 +168,7 @@ def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
-    """Load cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block."""
+    """Load cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block, PageScales or None."""
     _, operands, num_rows = result
     rotation = operands[0]
     row, token = output_indices(P, TILE)
@@ -183,7 +184,7 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store rotated queries in y [num_rows, Q_HEADS · D], rotated keys and unchanged values in their pages."""
     cos, sin = angles
     y, operands, num_rows = result
-    rotation, pages, block_stride = operands
+    rotation, pages, block_stride, scales = operands
     row, token = output_indices(P, TILE)
     valid = (token < num_rows)[None, :]
     kind: gl.constexpr = y.dtype.element_ty
@@ -201,10 +202,16 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
         # Keys and values of a block are 2 · KV planes in the order of their heads in W.
         in_pages = slot // P.HEADS.BLOCK_SIZE * block_stride + slot % P.HEADS.BLOCK_SIZE * (2 * P.SPAN)
         plane = (head - P.HEADS.Q) * (P.HEADS.BLOCK_SIZE * 2 * P.SPAN) + column
-        to = pages + in_pages[None, :] + plane[:, None]
+        cells = pages + in_pages[None, :] + plane[:, None]
         is_key = head < P.HEADS.Q + P.HEADS.KV
-        gl.store(to, gl.where(is_key, rotated_a, a).to(kind), mask=valid)
-        gl.store(to + P.SPAN, gl.where(is_key, rotated_b, b).to(kind), mask=valid)
+        first, second = gl.where(is_key, rotated_a, a), gl.where(is_key, rotated_b, b)
+        if scales is not None:
+            inverse = gl.load(scales.inverse + head - P.HEADS.Q)
+            counted = valid & (slot >= P.HEADS.BLOCK_SIZE)[None, :]
+            first = page_numbers(first, inverse, scales.saturated, counted)
+            second = page_numbers(second, inverse, scales.saturated, counted)
+        gl.store(cells, first.to(pages.dtype.element_ty), mask=valid)
+        gl.store(cells + P.SPAN, second.to(pages.dtype.element_ty), mask=valid)
 
 
 @gluon_jit

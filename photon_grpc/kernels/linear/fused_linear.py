@@ -159,9 +159,9 @@ def qkv_launch(
 
 def heads_fusion(out: HeadOutput, eps: float) -> Fusion:
     """Return the norm before heads, and their rotation on the way to queries and pages."""
-    q, cache, layer, rotation, _ = out
+    q, cache, layer, rotation, _, scales = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    operands = rotation, cache[:, layer], cache.stride(0)
+    operands = rotation, cache[:, layer], cache.stride(0), scales
     heads = HeadSplit(q.shape[1] // head_dim, kv_heads, block_size)
     return Fusion(epilogue.load_angles, epilogue.store_heads, operands, eps, span=head_dim // 2, heads=heads)
 

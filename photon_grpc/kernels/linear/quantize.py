@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from photon_grpc.kernels.lang.formulas import round_e4m3
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 
@@ -84,16 +85,6 @@ def quantized(tile, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
     else:
         scaled = round_e4m3(tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled)))
     return scaled.to(KIND)
-
-
-@jit
-def round_e4m3(x):
-    """Return x rounded to the nearest e4m3, ties to even, in float32: the interpreter's own cast does not round so."""
-    bits = x.to(tl.int32, bitcast=True)
-    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
-    # Below 2^-6 they are multiples of 2^-9; zeros keep their sign.
-    small = ((tl.abs(x) + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (bits & -2147483648)
-    return tl.where(tl.abs(x) < 0.015625, small, normal).to(tl.float32, bitcast=True)
 
 
 @jit

@@ -28,6 +28,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.formulas import add_slices, rotated, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import jit, launches, tl
+from photon_grpc.kernels.lang.page_scales import PageScales, page_numbers, quantized
 from photon_grpc.kernels.lang.squares import row_scale
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 
@@ -51,7 +52,7 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 class HeadOutput(NamedTuple):
     """The outputs of one layer: q [T, Hq · D], and `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D].
 
-    Also the norms and the rotation of heads on their way there.
+    Also the norms and the rotation of heads on their way there, and the constants of pages of 8 bits.
     """
 
     q: torch.Tensor
@@ -59,6 +60,7 @@ class HeadOutput(NamedTuple):
     layer: int
     rotation: Rotation
     norms: Norms | None = None
+    scales: PageScales | None = None
 
 
 def reference(
@@ -66,8 +68,8 @@ def reference(
     partial: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill q and change cache in torch."""
-    q, cache, layer, rotation, norms = out
-    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    q, cache, layer, rotation, norms, scales = out
+    kv_heads, head_dim = cache.shape[3], cache.shape[5]
     x = qkv.float() if qkv.dim() == 2 else functools.reduce(torch.add, qkv)
     if q.dtype == torch.bfloat16:
         x = x.to(q.dtype).float()
@@ -86,7 +88,11 @@ def reference(
     queries, keys = (_rotated(part, cos, sin) for part in (queries, keys))
     q.copy_(queries.reshape(q.shape))
     slot = rotation.slot_mapping
-    stored = torch.stack((keys, values), dim=1).to(cache.dtype)
+    stored, block_size = torch.stack((keys, values), dim=1), cache.shape[4]
+    if scales is None:
+        stored = stored.to(cache.dtype)
+    else:
+        stored, cache = quantized(stored, scales, slot, block_size).view(torch.uint8), cache.view(torch.uint8)
     cache[:, layer][slot // block_size, :, :, slot % block_size] = stored
 
 
@@ -163,11 +169,26 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 
 
 @jit
+def page_heads(first, second, scales, plane, is_real, HEADS: tl.constexpr):
+    """Return both halves of the heads as pages hold them; padding is not counted."""
+    if scales is not None:
+        head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
+        counted = (head < HEADS.COUNT) & (column < HEADS.HALF) & is_real
+        inverse = tl.load(scales.inverse + plane * HEADS.COUNT + head, mask=head < HEADS.COUNT, other=1.0)
+        first = page_numbers(first, inverse, scales.saturated, counted)
+        second = page_numbers(second, inverse, scales.saturated, counted)
+    return first, second
+
+
+@jit
 def rotate_store_kernel(
-    qkv, h, partial, bias, norms, q, pages, rotation, slice_stride, block_stride, eps,
+    qkv, h, partial, bias, norms, q, pages, rotation, scales, slice_stride, block_stride, eps,
     SIZES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rotate and store one token per program; `pages` is at the layer's part of block 0, norms are weights or None."""
+    """Rotate and store one token per program; `pages` is at the layer's part of block 0.
+
+    norms: weights or None. scales: PageScales or None.
+    """
     Q: tl.constexpr = SIZES.Q
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V
@@ -195,8 +216,11 @@ def rotate_store_kernel(
     keys = pages + (slot // SIZES.BLOCK_SIZE) * block_stride + (slot % SIZES.BLOCK_SIZE) * HEAD_DIM
     a, b = normalised(k_a, k_b, bias, (norms[1], eps), scale, K)
     a, b = rotated(a, b, c, s)
+    is_real = slot >= SIZES.BLOCK_SIZE
+    a, b = page_heads(a, b, scales, 0, is_real, K)
     store_heads(keys, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, K)
     a, b = normalised(v_a, v_b, bias, (None, eps), scale, V)
+    a, b = page_heads(a, b, scales, 1, is_real, V)
     store_heads(keys + K.COUNT * SIZES.BLOCK_SIZE * HEAD_DIM, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, V)
 
 
@@ -218,7 +242,7 @@ def launch(
     """Fill q [T, Hq · D] and change cache."""
     if not launches(qkv):
         return reference(qkv, h, b, eps, out, partial)
-    q, cache, layer, rotation, norms = out
+    q, cache, layer, rotation, norms, scales = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     sums = qkv if qkv.dim() == 3 else qkv[None]
     hidden = 16 if h is None else h.shape[1]
@@ -227,7 +251,7 @@ def launch(
     )
     if q.shape[0]:
         rotate_store_kernel[(q.shape[0],)](
-            sums, h, partial, b, norms or (None, None), q, cache[:, layer], rotation,
+            sums, h, partial, b, norms or (None, None), q, cache[:, layer], rotation, scales,
             sums.stride(0), cache.stride(0), eps, **constants, **dependent_launch(qkv.device),
         )  # fmt: skip
     return None

@@ -20,6 +20,7 @@ import torch
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
 from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dtype, pick_kernels
+from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import available_cores
@@ -55,9 +56,11 @@ def numerics_version(config: ServeConfig) -> str:
         dtype = pick_dtype(model_config, config)
         sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
         is_long = model_config.has_long_rotary(sizes.max_model_len)
+        kv_form = choose_kv_form(config, model_config, device, kernels).name
         found = numerics(
-            config.device.numerics, kernels, device, dtype, weight_format, sizes.block_size, is_long=is_long
-        )
+            config.device.numerics, kernels, device, dtype, weight_format, sizes.block_size, is_long=is_long,
+            kv_form=kv_form,
+        )  # fmt: skip
         return found.version
     return ""
 
@@ -124,6 +127,8 @@ def check_model(config: ServeConfig) -> None:
     surplus, or of a wrong shape or dtype.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
+    device, kernels = pick_kernels(config)
+    choose_kv_form(config, model_config, device, kernels)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
     method = methods(chosen_format(model_config.quantization, config.model.quantization))

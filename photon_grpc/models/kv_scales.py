@@ -1,0 +1,101 @@
+"""The constants of pages of 8 bits: from a calibration file, else from the checkpoint, else 1.
+
+Checkpoints have them under one of several names, one number for a layer's keys and one for its values, or one for each
+head: a number of the page times it is the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from photon_grpc.config.checkpoint import Checkpoint, read_checkpoint
+from photon_grpc.config.kv_calibration import FILE, read_calibration
+from photon_grpc.config.model_dir import ModelConfig
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.models.decoder import Decoder
+
+#: Behind "model.layers.N.self_attn.": of keys and of values, as compressed-tensors, ModelOpt, AutoFP8 and older
+#: compressed-tensors name them.
+NAMES = (
+    ("k_scale", "v_scale"),
+    ("k_proj.k_scale", "v_proj.v_scale"),
+    ("k_proj.output_scale", "v_proj.output_scale"),
+    ("kv_scale", "kv_scale"),
+)
+_SCALE = re.compile(
+    r"\.self_attn\.((k_proj\.)?k_scale|(v_proj\.)?v_scale|[kv]_proj\.output_scale|kv_scale|q_scale|prob_scale)$"
+)
+
+
+def is_kv_scale(name: str) -> bool:
+    """Return whether a tensor of this name belongs to pages of 8 bits, not to the weights."""
+    return _SCALE.search(name) is not None
+
+
+class KVScales(NamedTuple):
+    """The constants of a model's pages: float32 [layers, 2, Hkv], and where they are from; "" for nowhere."""
+
+    numbers: torch.Tensor
+    source: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.numbers.numpy().astype("<f4").tobytes()).hexdigest()[:8]
+
+
+def find_kv_scales(config: ModelConfig, file: Path | None, *, has_weights: bool = True) -> KVScales:
+    """Return the constants for a model's pages of 8 bits.
+
+    `file` is the value of --kv-calibration. A file beside the model counts after the checkpoint's own scales. Raise
+    ModelLoadError and ConfigError for scales that are malformed or of another model.
+    """
+    if file is None and has_weights:
+        checkpoint = read_checkpoint(config.path)
+        if any(map(is_kv_scale, checkpoint.tensors)):
+            return KVScales(_of_checkpoint(config, checkpoint), "the checkpoint")
+        file = config.path / FILE if (config.path / FILE).is_file() else None
+    if file is None:
+        return KVScales(torch.ones(config.num_layers, 2, config.num_kv_heads), "")
+    found = read_calibration(file, config.revision, config.num_layers, config.num_kv_heads)
+    return KVScales(torch.tensor((found.keys, found.values)).transpose(0, 1).contiguous(), str(file))
+
+
+def set_kv_scales(decoder: Decoder, numbers: torch.Tensor) -> None:
+    """Set the constants of the decoder's pages of 8 bits."""
+    for layer, each in zip(decoder.layers, numbers, strict=True):
+        if layer.attention.scales is not None:
+            layer.attention.scales.set(each.to(decoder.device))
+
+
+def _of_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> torch.Tensor:
+    layers = []
+    for layer in range(config.num_layers):
+        prefix = f"{config.tensor_prefix}model.layers.{layer}.self_attn."
+        names = next((pair for pair in NAMES if any(prefix + name in checkpoint.tensors for name in pair)), NAMES[0])
+        layers.append(torch.stack([_scale(config, checkpoint, prefix + name) for name in names]))
+    return torch.stack(layers)
+
+
+def _scale(config: ModelConfig, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """Return float32 [Hkv]."""
+    entry = checkpoint.tensors.get(name)
+    if entry is None:
+        raise ModelLoadError(f"{name} is missing, though other layers have scales of an FP8 KV cache", field=name)
+    try:
+        with safe_open(config.path / entry.file, framework="pt", device="cpu") as file:
+            scale: torch.Tensor = file.get_tensor(name).flatten()
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{entry.file}: {name} cannot be read ({error})", field=name) from None
+    if not scale.is_floating_point() or scale.numel() not in (1, config.num_kv_heads):
+        problem = f"must be a number, or one for each of {config.num_kv_heads} heads"
+        raise ModelLoadError(f"{entry.file}: {name} {problem}", field=name)
+    scale = scale.float().expand(config.num_kv_heads)
+    if not (scale.isfinite().all() and (scale > 0).all()):
+        raise ModelLoadError(f"{entry.file}: {name} must be finite and above 0", field=name)
+    return scale
