@@ -255,6 +255,29 @@ def test_methods_with_one_cache_prefix_begin_alike() -> None:
     assert all(each.startswith("The handbook.\n\nYou answer calls") for each in shared)
 
 
+def test_reflection_gets_no_prompts_of_the_operator() -> None:
+    def option(file: Any) -> None:
+        file.service[0].options.Extensions[service_pb2.service_model].system = "Between us."
+        file.service[0].method[0].options.Extensions[service_pb2.model].template = "And {{ json }} too."
+        file.service[0].method[0].options.deprecated = True
+
+    found = read(triage(option))
+    assert found.methods[0].shared_prompt == "Between us."
+    (shown,) = found.files
+    assert b"Between us." not in shown.SerializeToString() and b"too." not in shown.SerializeToString()
+    assert shown.service[0].method[0].options.deprecated
+
+
+def test_an_any_takes_one_line_of_a_prompt() -> None:
+    def extra(file: Any) -> None:
+        file.dependency.append("google/protobuf/any.proto")
+        field = file.message_type[0].field.add(name="extra", number=9, label=FieldProto.LABEL_OPTIONAL)
+        field.type, field.type_name = FieldProto.TYPE_MESSAGE, ".google.protobuf.Any"
+
+    shared = only(triage(extra)).shared_prompt
+    assert "- extra: Any" in shared and "typeUrl" not in shared
+
+
 def test_a_service_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no such service; it has acme\.v1\.Triage"):
         read(triage(), "acme.v1.Gone")

@@ -246,7 +246,7 @@ def _only_checked(rules: Iterable[str]) -> Iterator[str]:
 
 
 def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
-    """Return the files and those of protobuf, each after its imports; the pool has found no circle."""
+    """Return the files and those of protobuf without our options, each after its imports; there is no circle."""
     done: dict[str, FileDescriptorProto] = {}
 
     def add(name: str) -> None:
@@ -254,11 +254,22 @@ def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
         if name not in done:
             for each in file.dependency:
                 add(each)
-            done[name] = file
+            done[name] = _without_prompts(file)
 
     for name in described.files:
         add(name)
     return tuple(done.values())
+
+
+def _without_prompts(file: FileDescriptorProto) -> FileDescriptorProto:
+    """Return the file without what operators tell the model, which is nothing for callers."""
+    shown = FileDescriptorProto()
+    shown.CopyFrom(file)
+    for service in shown.service:
+        service.options.ClearExtension(service_pb2.service_model)
+        for method in service.method:
+            method.options.ClearExtension(service_pb2.model)
+    return shown
 
 
 def _hidden_fields(files: Iterable[FileDescriptorProto]) -> Iterator[str]:

@@ -17,6 +17,8 @@ _NUMBERS = {
     _F.TYPE_BYTES: "base64",
 }
 _MAX_ENUM_NAMES = 64
+#: Messages whose JSON is not made of their fields.
+_ONE_LINE = frozenset({"google.protobuf.Any", *ONE_VALUE, *ANY_FORM})
 
 
 class _Detail(NamedTuple):
@@ -87,7 +89,7 @@ def _types(
                 seen.add(enum.full_name)
                 yield from _values(enum, comments, detail)
             child = value_type(field)
-            if child is None or child.full_name in seen or child.full_name in ONE_VALUE or child.full_name in ANY_FORM:
+            if child is None or child.full_name in seen or child.full_name in _ONE_LINE:
                 continue
             if len(waiting) < detail.types:
                 seen.add(child.full_name)
