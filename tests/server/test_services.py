@@ -245,6 +245,18 @@ def test_a_newer_copy_of_our_options_is_refused_by_the_option() -> None:
         read(with_our_options(newer))
 
 
+@pytest.mark.parametrize("package", ["grpc.gateway.protoc_gen_openapiv2.options", "xds.annotations.v3"])
+def test_files_that_everybody_imports_are_no_services(package: str) -> None:
+    found = descriptor_pb2.FileDescriptorSet.FromString(triage())
+    found.file.insert(0, descriptor_pb2.FileDescriptorProto(name="options.proto", package=package))
+    found.file[0].message_type.add(name="Schema")
+    found.file[1].dependency.append("options.proto")
+    assert read(found.SerializeToString()).names == ("acme.v1.Triage",)
+    found.file[0].service.add(name="Another")
+    with pytest.raises(ConfigError, match="which is not yours"):
+        read(found.SerializeToString())
+
+
 def test_methods_with_one_cache_prefix_begin_alike() -> None:
     def option(file: Any) -> None:
         file.service[0].options.Extensions[service_pb2.service_model].cache_prefix = "The handbook."

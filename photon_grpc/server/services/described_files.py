@@ -22,6 +22,8 @@ from photon_grpc.server.wire import descriptors
 
 #: Packages in which only their owners define anything.
 _FORBIDDEN = ("photon_grpc", "grpc", "google.protobuf", "xds")
+#: Those of them whose files everybody imports, such as the options of grpc-gateway and the annotations of xds.
+_IMPORTED = ("grpc", "xds")
 _OURS = {file.name: file for file in descriptors.ALL}
 #: What must be equal in another copy of our files.
 _FACTS = {
@@ -83,6 +85,8 @@ class DescribedFiles:
         if _is_forbidden(file.package) and file.name not in WELL_KNOWN_FILES:
             whose = f"is in the package {file.package}, which is not yours"
             ours = _OURS.get(file.name)
+            if ours is None and not file.service and _is_in(file.package, _IMPORTED):
+                return
             if ours is None:
                 raise bad_service(f"{path}: its file {file.name!r} {whose}")
             unknown = next(_not_in(ours, file), "")
@@ -134,7 +138,11 @@ def _pool(files: dict[str, FileDescriptorProto]) -> DescriptorPool:
 
 
 def _is_forbidden(package: str) -> bool:
-    return any(package == each or package.startswith(f"{each}.") for each in _FORBIDDEN)
+    return _is_in(package, _FORBIDDEN)
+
+
+def _is_in(package: str, packages: Iterable[str]) -> bool:
+    return any(package == each or package.startswith(f"{each}.") for each in packages)
 
 
 def _not_in(ours: Any, theirs: Any, scope: str = "") -> Iterator[str]:
