@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_grpc.kernels.linear import many_rows
+from photon_grpc.kernels.linear import cut, many_rows
 from photon_grpc.kernels.linear.many_rows import TILES, num_tiles
 
 
@@ -18,6 +18,11 @@ def test_tiles_cover_all_rows_and_no_more(rows: int, n: int) -> None:
         number = num_tiles(tile, rows, n)
         assert number * of_x * of_w >= rows * n
         assert number <= (rows / of_x + 1) * (n / of_w + 1)
+
+
+def test_slices_begin_with_a_step() -> None:
+    """Else a step would hold columns of two slices."""
+    assert cut.GRAIN % many_rows.STEP == 0
 
 
 def test_the_choice_has_the_fewest_microseconds_and_declines_few_rows() -> None:
