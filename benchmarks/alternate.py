@@ -4,9 +4,9 @@
     python -m benchmarks.alternate --before /tmp/before --shape 1b 8b [--rounds 5] [--joules 4] [-- FLAGS OF serve]
 
 A process for each tree holds the model, with random weights; this one asks them for one measurement after the other, in
-turns, while the other waits. Medians of so many rounds: ms a decode step (128 tokens in; what 160 out take longer than
+turns, while the other waits. Medians of so many rounds: ms a decode step (128 tokens in; what 128 out take longer than
 32), tokens a second of prefill of 32 × 2,048, ms to the first token of one prompt, tokens a second of the first part of
-mixed-512, and with --joules, for so many seconds, those a token. The first round is not counted.
+mixed-512, and with --joules, for so many seconds, those a token.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def worker(shape: str, flags: Sequence[str]) -> None:
 
     def decode(batch: int) -> float:
         prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
-        long, short = (work.run(prompts, [count] * batch) for count in (160, 32))
-        return (long - short) / 128 * 1e3
+        long, short = (work.run(prompts, [count] * batch) for count in (128, 32))
+        return (long - short) / 96 * 1e3
 
     def prefill(length: int) -> float:
         return 32 * length / work.run([workloads.prompt(901, request, length) for request in range(32)], [1] * 32)
 
     def first(length: int) -> float:
-        return statistics.median(work.run([workloads.prompt(902, request, length)], [1]) for request in range(3)) * 1e3
+        repeats = 3 if length <= 2048 else 1
+        return statistics.median(work.run([workloads.prompt(902, i, length)], [1]) for i in range(repeats)) * 1e3
 
     def mixed(percent: int) -> float:
         seconds, num_tokens = offline.mixed_s(work, percent / 100)
@@ -92,7 +93,7 @@ def worker(shape: str, flags: Sequence[str]) -> None:
 
 def in_turns(sides: Sequence[Side], rounds: int, what: str, size: int) -> list[float]:
     """Return the median of each side."""
-    found = [[side.ask(what, size) for side in sides] for _ in range(rounds + 1)][1:]
+    found = [[side.ask(what, size) for side in sides] for _ in range(rounds)]
     return [statistics.median(of_side) for of_side in zip(*found, strict=True)]
 
 
