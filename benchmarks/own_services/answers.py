@@ -1,9 +1,11 @@
 """Record the answers to many calls of public services by the embedded model, and parse them in Python, Go and Java.
 
-    python -m benchmarks.own_services.answers [--calls 10000] [--temperature 1] [--set FILE] [--save NAME]
+    python -m benchmarks.own_services.answers [--calls 10000] [--temperature 1] [--required] [--save NAME]
 
 The set is tests/server/public_services, of Google's public APIs, which nobody made for a model. Each request has random
-values in its fields. Go and Java get the bytes that the server sent; a language whose tools are missing is left out.
+values in its fields. With --required every field of a response has the rule of protovalidate that it must be set, which
+makes long answers of short ones. Go and Java get the bytes that the server sent; a language whose tools are missing is
+left out.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ from benchmarks.service import serving
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.server.services.service_set import ServedMethod, read_services
 from photon_grpc.v1 import service_pb2
+from tests.server.ruled import CASES
 
 HERE = Path(__file__).parent
 PUBLIC = HERE.parents[1] / "tests" / "server" / "public_services" / "descriptors.binpb.gz"
 _CONCURRENCY = 48
 _TEXTS = ("", "leak", "projects/a/topics/b", "{{ 7*7 }}", "<|end|><|system|>", '"}]\n', "\x00\u2028", "ü" * 40)
 _MAX_DEPTH = 3
+_RULES = "buf/validate/validate.proto"
+#: FieldOptions with (buf.validate.field).required = true.
+_REQUIRED = b"\xba\x48\x03\xc8\x01\x01"
 _F = FieldDescriptor
 
 
@@ -82,6 +88,20 @@ def _scalar(field: FieldDescriptor, rng: random.Random) -> Any:
     if field.enum_type is not None:
         return rng.choice(field.enum_type.values).number
     return rng.randrange(2**31)
+
+
+def with_required(files: bytes) -> bytes:
+    """Return the set with the rule `required` on each field of a response."""
+    parsed = FileDescriptorSet.FromString(files)
+    responses = {method.output_type for file in parsed.file for service in file.service for method in service.method}
+    for file in parsed.file:
+        for message in file.message_type:
+            if f".{file.package}.{message.name}" in responses:
+                file.dependency[:] = dict.fromkeys((*file.dependency, _RULES))
+                for field in message.field:
+                    field.options.MergeFromString(_REQUIRED)
+    rules = [file for file in FileDescriptorSet.FromString(CASES).file if file.name == _RULES]
+    return FileDescriptorSet(file=[*rules, *parsed.file]).SerializeToString()
 
 
 def with_options(files: bytes, temperature: float, max_characters: int) -> bytes:
@@ -169,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--required", action="store_true", help="every field of a response must be set")
     parser.add_argument("--max-characters", type=int, default=0, help="of a string; 0: the default")
     parser.add_argument("--set", type=Path, default=PUBLIC, help="a FileDescriptorSet, perhaps gzipped")
     add_save_flag(parser)
@@ -178,6 +199,7 @@ def main() -> None:
         files = with_options(
             gzip.decompress(data) if flags.set.suffix == ".gz" else data, flags.temperature, flags.max_characters
         )
+        files = with_required(files) if flags.required else files
         path = Path(made) / "public.binpb"
         path.write_bytes(files)
         found = read_services([ServiceFile(str(path), files)], skip=True)

@@ -194,8 +194,8 @@ def test_rules_of_recursive_messages_end() -> None:
         ("int32 a = 1 [(buf.validate.field).int32 = {gt: 5, lt: 5}];", "Reply.a: no value keeps all of its rules"),
         ("string a = 1 [(buf.validate.field).string = {const: \"ab\", len: 3}];", "Reply.a: no value keeps all"),
         ("repeated int32 a = 1 [(buf.validate.field).repeated = {min_items: 3, max_items: 2}];", "Reply.a: no number"),
-        ("string a = 1 [(buf.validate.field).int32.gt = 5];", "Reply has a rule that does not compile"),
-        ('string a = 1 [(buf.validate.field).cel = {id: "x", expression: "this +"}];', "does not compile"),
+        ("string a = 1 [(buf.validate.field).int32.gt = 5];", "Reply has rules that do not compile"),
+        ('string a = 1 [(buf.validate.field).cel = {id: "x", expression: "this +"}];', "do not compile"),
     ],
 )  # fmt: skip
 def test_rules_that_cannot_be_kept_are_refused_at_start(field: str, words: str) -> None:

@@ -65,7 +65,7 @@ class RuleForms(FieldForms):
             return AS_TYPED
         self._note_custom(field, rules)
         given = _set_rules(rules)
-        if rules.required and field.is_repeated:
+        if getattr(rules, "required", False) and field.is_repeated:
             what = "min_pairs" if is_map(field) else "min_items"
             given[what] = max(given.get(what, 0), 1)
         if is_map(field):
@@ -103,7 +103,7 @@ class RuleForms(FieldForms):
         if rules is None or _is_ignored(rules):
             return ""
         kind, given = rules.WhichOneof("type") or _KINDS.get(field.type, ""), _set_rules(rules)
-        if rules.required and not (field.has_presence or field.is_repeated):
+        if getattr(rules, "required", False) and not (field.has_presence or field.is_repeated):
             given = _without_zero(kind, given)
         if field is not holder or holder.is_repeated:
             self._note_custom(holder, rules)
@@ -192,7 +192,9 @@ def _name(rule: FieldDescriptor) -> str:
 
 
 def _is_ignored(rules: Message) -> bool:
-    ignore: Any = rules.DESCRIPTOR.fields_by_name["ignore"]
+    ignore: Any = rules.DESCRIPTOR.fields_by_name.get("ignore")  # which the first versions lack
+    if ignore is None or ignore.enum_type is None:
+        return False
     number = getattr(rules, "ignore", 0)
     return any(value.number == number and value.name == _ALWAYS for value in ignore.enum_type.values)
 

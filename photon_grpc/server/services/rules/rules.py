@@ -53,10 +53,10 @@ class _Library(Protocol):
 class CheckedRules(Rules):
     """The rules of a pool's files, as the pool's own version of buf/validate/validate.proto describes them."""
 
-    def __init__(self, pool: DescriptorPool, library: _Library, compilation_error: type[Exception]) -> None:
+    def __init__(self, pool: DescriptorPool, library: _Library, evaluation_error: type[Exception]) -> None:
         self._pool = pool
         self._library = library
-        self._compilation_error = compilation_error
+        self._evaluation_error = evaluation_error
         #: Messages -> why a rule of theirs does not compile.
         self._problems: dict[str, str] = {}
 
@@ -68,16 +68,16 @@ class CheckedRules(Rules):
             if message.full_name not in self._problems:
                 self._problems[message.full_name] = self._problem(message)
             if problem := self._problems[message.full_name]:
-                raise refused(f"{message.full_name} has a rule that does not compile: {problem}")
+                raise refused(f"{message.full_name} has rules that do not compile: {problem}")
 
     def _problem(self, message: Descriptor) -> str:
         """Return why a rule of `message` does not compile; "" if all do."""
         try:
             self._library.collect_violations(GetMessageClass(message)())
-        except self._compilation_error as error:
-            return str(error)[:300]
-        except Exception:  # a rule of CEL that an empty message cannot be checked by
+        except self._evaluation_error:  # a rule of CEL that an empty message cannot be checked by
             return ""
+        except Exception as error:  # a rule that does not compile; a version of the rules that the library cannot read
+            return str(error)[:300]
         return ""
 
     def check_request(self, request: Message) -> None:
@@ -132,7 +132,7 @@ class CheckedRules(Rules):
         """Yield the fields and oneofs that an empty message lacks."""
         try:
             violations = self._library.collect_violations(GetMessageClass(message)())
-        except Exception:  # a rule of CEL that an empty message cannot be checked by
+        except self._evaluation_error:
             return
         for violation in violations:
             field = violation.proto.field
@@ -143,14 +143,16 @@ class CheckedRules(Rules):
 def read_rules(pool: DescriptorPool) -> Rules:
     """Return the rules of a pool's files. Raise InvalidConstraint if they cannot be checked here."""
     try:
-        pool.FindExtensionByName(_OF_FIELDS)
+        extension: Any = pool.FindExtensionByName(_OF_FIELDS)
     except KeyError:
         return NO_RULES
+    if extension.message_type is None or "type" not in extension.message_type.oneofs_by_name:
+        raise InvalidConstraint(f"its {_OF_FIELDS} is not that of protovalidate")
     try:
-        from protovalidate import CompilationError, Validator
+        from protovalidate import EvaluationError, Validator
     except ImportError:
         raise InvalidConstraint("its rules of protovalidate need its library: pip install protovalidate") from None
-    return CheckedRules(pool, Validator(), CompilationError)
+    return CheckedRules(pool, Validator(), EvaluationError)
 
 
 def _path(path: Any) -> str:
