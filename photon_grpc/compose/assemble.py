@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -110,8 +111,13 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
     decoder = _load(model_config, config, kernels, sizes, progress, kv_form)
+    # A draft model has the format of its own checkpoint.
+    own = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="auto"))
+    drafted = speculation(
+        config.speculation, model_config, sizes, lambda draft: _load(draft, own, kernels, sizes, progress, KVForm())
+    )
     progress("warm-up", 0, 1)
-    start = RunnerStart(_limits(config, sizes), progress, available_cores(), speculation(config.speculation))
+    start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted)
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)

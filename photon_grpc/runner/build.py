@@ -9,7 +9,7 @@ from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.eager import EagerLaunch
 from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
-from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallStepsAlone
+from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallDraftsAlone, SmallStepsAlone
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
@@ -28,9 +28,11 @@ def eager_runner(
     table = _table(decoder, cache, max_num_seqs, speculation)
     step = Step(decoder, table, cache.pages, decoder.kernels, max_num_seqs)
     launch: Launch = EagerLaunch(step)
+    drafter = speculation.drafter(table, decoder.kernels, cache)
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
-    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels))
+        drafter = SmallDraftsAlone(drafter, decoder.num_parameters)
+    return ModelRunner(launch, table, cache, depth=depth, drafter=drafter)
 
 
 def _table(decoder: Decoder, cache: KVCache, max_num_seqs: int, speculation: Speculation) -> SlotTable:
@@ -63,4 +65,4 @@ def graph_runner(
     step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
-    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels))
+    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels, cache))

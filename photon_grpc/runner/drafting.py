@@ -7,13 +7,15 @@ drafter may be wrong, stale or damaged; it must write ids of the vocabulary, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.core.kv import KVGroup
 from photon_grpc.errors import InternalFailure
 from photon_grpc.kernels import Kernels
+from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -28,6 +30,9 @@ class Drafter(Protocol):
         The changes of the batch are applied; its body is launched next.
         """
 
+    def ingest(self, batch: Batch) -> None:
+        """Read the known tokens of a batch whose body is launched and whose ids are not sampled, without waiting."""
+
 
 class NoDrafter:
     """A drafter that makes no drafts."""
@@ -36,6 +41,9 @@ class NoDrafter:
 
     def draft(self, batch: Batch) -> None:
         raise InternalFailure(f"step {batch.step} has drafts, and there is no drafter")
+
+    def ingest(self, batch: Batch) -> None:
+        """Do nothing."""
 
 
 class NgramDrafter:
@@ -56,6 +64,9 @@ class NgramDrafter:
         slots, num_drafts = drafting_rows(batch, self._table)
         self._ngram(slots, num_drafts, self._table.state)
 
+    def ingest(self, batch: Batch) -> None:
+        """Do nothing: the ids are in the slot table."""
+
 
 def drafting_rows(batch: Batch, table: SlotTable) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (slots, number of drafts) int64 of the rows that draft, on the device."""
@@ -72,16 +83,21 @@ class Speculation(Protocol):
     @property
     def max_drafts(self) -> int: ...
 
-    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter: ...
+    @property
+    def guests(self) -> tuple[KVGroup, ...]:
+        """The groups of a further model, whose keys and values share the blocks of the served one."""
+
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoSpeculation:
     """No step drafts."""
 
-    max_drafts = 0
+    max_drafts: ClassVar[int] = 0
+    guests: ClassVar[tuple[KVGroup, ...]] = ()
 
-    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter:
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
         return NoDrafter()
 
 
@@ -93,6 +109,7 @@ class NgramSpeculation:
     """Drafts by prompt lookup."""
 
     max_drafts: int
+    guests: ClassVar[tuple[KVGroup, ...]] = ()
 
-    def drafter(self, table: SlotTable, kernels: Kernels) -> Drafter:
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
         return NgramDrafter(self.max_drafts, table, kernels)

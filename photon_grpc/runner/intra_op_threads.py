@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.runner.drafting import Drafter
 from photon_grpc.runner.step import Launch, SampledTokens, Tail
 
 #: Parameters below which one token's operations are over before a second thread has woken up: the embedded model
@@ -42,6 +43,34 @@ class SmallStepsAlone:
                 return tail()
 
         return alone
+
+
+class SmallDraftsAlone:
+    """A drafter of small steps of a small model in one thread.
+
+    Args:
+        drafter: makes the drafts.
+        num_parameters: the parameters of the served model, which the drafter's are below.
+    """
+
+    def __init__(self, drafter: Drafter, num_parameters: int) -> None:
+        self._drafter = drafter
+        self._max_tokens = MAX_SMALL_STEP // num_parameters
+
+    @property
+    def max_drafts(self) -> int:
+        return self._drafter.max_drafts
+
+    def draft(self, batch: Batch) -> None:
+        with _one_thread():
+            self._drafter.draft(batch)
+
+    def ingest(self, batch: Batch) -> None:
+        if sum(batch.counts) > self._max_tokens:
+            self._drafter.ingest(batch)
+            return
+        with _one_thread():
+            self._drafter.ingest(batch)
 
 
 @contextmanager

@@ -89,6 +89,7 @@ class ModelRunner:
                 return Landed(StepOutput(batch.step, ()))
             drafts = self._drafted(batch)
             tail = self.launch_body(batch)
+            self.drafter.ingest(batch)
             if not batch.masked:
                 return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:

@@ -78,9 +78,11 @@ class Sampler:
         head: makes logits, or samples from them.
         table: the parameters of every slot.
         kernels: process logits, sample, and compute log-probabilities.
+        has_masks: whether masks hold for what is sampled.
     """
 
-    def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
+    def __init__(self, head: Head, table: SlotTable, kernels: Kernels, *, has_masks: bool = True) -> None:
+        self._has_masks = has_masks
         self._head = head
         self._table = table
         self._process_logits = kernels.process_logits
@@ -97,14 +99,18 @@ class Sampler:
         if not (batch.masked or table.filtered or table.processed or table.banned or table.logprob_params):
             return SamplingLevel.PLAIN
         slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        level = self._sampling_level(batch, slots)
+        level = self._sampling_level(slots, is_masked=bool(batch.masked))
         if table.logprob_params.keys().isdisjoint(slots):
             return level
         return SamplingLevel.PLAIN_LOGPROBS if level is SamplingLevel.PLAIN else SamplingLevel.LOGPROBS
 
-    def _sampling_level(self, batch: Batch, slots: list[int]) -> SamplingLevel:
+    def draft_level(self, slots: list[int]) -> SamplingLevel:
+        """Return the lowest level that serves drafts of these slots."""
+        return self._sampling_level(slots, is_masked=False)
+
+    def _sampling_level(self, slots: list[int], *, is_masked: bool) -> SamplingLevel:
         table = self._table
-        is_processed = batch.masked or not (table.processed.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
+        is_processed = is_masked or not (table.processed.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
         if table.filtered.isdisjoint(slots):
             return SamplingLevel.PROCESSED if is_processed else SamplingLevel.PLAIN
         return SamplingLevel.PROCESSED_FILTERED if is_processed else SamplingLevel.FILTERED
@@ -135,6 +141,8 @@ class Sampler:
 
     def _sample(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
         processing = self._table.processing if level.is_processed else None
+        if processing is not None and not self._has_masks:
+            processing = processing._replace(constraints=self._table.unmasked(processing.constraints))
         if not (level.is_filtered or self._on_cpu):
             return self._sample_all(logits, metadata, processing)
         is_constrained = None

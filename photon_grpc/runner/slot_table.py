@@ -99,6 +99,7 @@ class SlotTable:
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
         self.num_biases, self.is_limited, self.num_known, self.mask_row = others
         self._none_given = torch.zeros_like(self.num_given)
+        self.num_slots = num_slots
         #: Slots whose masks hold in the batch that was applied last, in its order, and the masks of each; None if that
         #: is unknown.
         self._masked: tuple[list[int], int] | None = [], 1
@@ -141,6 +142,10 @@ class SlotTable:
             Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
             Drafted(self.num_known, self.token_ids, self.token_ids.stride(0)) if self.max_drafts else None,
         )
+
+    def unmasked(self, constraints: Constraints) -> Constraints:
+        """Return the constraints without masks."""
+        return constraints._replace(mask_row=self._none_given)
 
     def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
         """Return the log-probabilities asked for of the ids sampled for these slots."""

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.kv import KVPlan, attached
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.lang.precompile import precompile_on_demand
@@ -117,7 +117,11 @@ class RunnerStart:
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
     def _plan(self, decoder: Decoder) -> KVPlan:
-        return KVPlan(decoder.kv_groups, self.limits.sizes.block_size, self.limits.sizes.max_chunk)
+        return KVPlan(
+            attached(decoder.kv_groups, self.speculation.guests),
+            self.limits.sizes.block_size,
+            self.limits.sizes.max_chunk,
+        )
 
     def _largest_step(self, decoder: Decoder) -> None:
         largest_step(decoder, self._plan(decoder), self.limits.sizes)

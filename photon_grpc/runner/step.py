@@ -19,8 +19,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.kernels import AttentionMetadata, Kernels
-from photon_grpc.kernels.slot_state import Inputs
+from photon_grpc.kernels.slot_state import Inputs, SlotState
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.logprob_records import NO_RECORDS, LogprobRecords, PromptLogprobRecorder
@@ -118,13 +119,21 @@ class Step:
 
     Args:
         decoder, table: the model, the slots.
-        pages: those of every section of the decoder's groups, as in KVCache.
+        pages: those of every section of the plan's groups, as in KVCache.
         kernels: read and write the slot table, and sample.
         max_rows: the most rows, padding included.
+        is_guest: whether the decoder's groups are attached to those of the served model (`core.kv.attached`).
     """
 
     def __init__(
-        self, decoder: Decoder, table: SlotTable, pages: Sequence[torch.Tensor], kernels: Kernels, max_rows: int
+        self,
+        decoder: Decoder,
+        table: SlotTable,
+        pages: Sequence[torch.Tensor],
+        kernels: Kernels,
+        max_rows: int,
+        *,
+        is_guest: bool = False,
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
@@ -132,7 +141,8 @@ class Step:
         self.max_rows = max_rows
         self.max_model_len = decoder.max_model_len
         self._decoder = decoder
-        self._pages = pages
+        find = _guest_pages if is_guest else _own_pages
+        self._pages = find(decoder, table.plan, pages)
         self._kernels = kernels
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
@@ -162,7 +172,7 @@ class Step:
 
         The `last` of the result are those of the draws [D, hidden_size], in `out` if that is given.
         """
-        found, hidden = self._forward(rows, shape, bounds)
+        found, hidden = self.forward(rows, shape, bounds)
         torch.add(found.position[draws.tokens], 1, out=draws.context_len)
         return HiddenStates(hidden, torch.index_select(hidden, 0, draws.tokens, out=out))
 
@@ -182,37 +192,44 @@ class Step:
         counted = self.table.processing.penalties if level.is_processed else None
         return self._kernels.accept(rows.slots, rows.counts, rows.yields, ids, self.table.state, counted)
 
-    def _decode(self, rows: Rows, bounds: Bounds) -> HiddenStates:
+    def decode(self, rows: Rows, bounds: Bounds, state: SlotState | None = None) -> torch.Tensor:
+        """Compute one token of each row, none of which is new, at the positions of `state` (None: the table's)."""
         table, query_start = self.table, self._starts[: rows.slots.shape[0] + 1]
-        found = self._kernels.decode_inputs(rows.slots, rows.context_len, table.state, table.block_size)
-        # No row of such a step is new: only its own newest key is written while it attends.
+        found = self._kernels.decode_inputs(rows.slots, rows.context_len, state or table.state, table.block_size)
+        # Only a row's own newest key is written while it attends.
         ctx = self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
-        hidden = self._decoder.forward(found.token, ctx)
+        return self._decoder.forward(found.token, ctx)
+
+    def _decode(self, rows: Rows, bounds: Bounds) -> HiddenStates:
+        hidden = self.decode(rows, bounds)
         return HiddenStates(hidden, hidden)
 
     def _mixed(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None) -> HiddenStates:
-        found, hidden = self._forward(rows, shape, bounds)
+        found, hidden = self.forward(rows, shape, bounds)
         return HiddenStates(hidden, torch.index_select(hidden, 0, found.last, out=out))
 
-    def _forward(self, rows: Rows, shape: StepShape, bounds: Bounds) -> tuple[Inputs, torch.Tensor]:
+    def forward(
+        self, rows: Rows, shape: StepShape, bounds: Bounds, state: SlotState | None = None
+    ) -> tuple[Inputs, torch.Tensor]:
+        """Compute tokens of rows from the positions of `state` on (None: the table's); return all hidden states."""
         table = self.table
         found = self._kernels.mixed_inputs(
-            rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size
+            rows.slots, rows.counts, rows.context_len, shape.num_tokens, state or table.state, table.block_size
         )
         return found, self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []
-        for number, (group, section, spec) in enumerate(self._decoder.places):
+        for number, (place, (group, pages, window)) in enumerate(zip(self._decoder.places, self._pages, strict=True)):
             meta = AttentionMetadata(
                 query_start=found.query_start,
                 context_len=rows.context_len,
                 block_tables=found.block_tables[group],
-                scale=spec.scale,
-                window=self.table.plan.groups[group].window,
+                scale=place.spec.scale,
+                window=window,
                 **bounds._asdict(),
             )
-            pages, slot_mapping = self._pages[section], found.slot_mapping[group]
+            slot_mapping = found.slot_mapping[group]
             kv.append(
                 self._decoder.group_context(number, pages, slot_mapping, meta, history_is_settled=history_is_settled)
             )
@@ -228,6 +245,27 @@ class Step:
             return SampledTokens(torch.zeros_like(rows.slots))
         sampled = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
         return SampledTokens(*(each if each is None else _at(chosen, num_real, each, rows) for each in sampled))
+
+
+class PlacePages(NamedTuple):
+    """The pages of one of a decoder's places, the group whose block tables point into them, and the layers' window."""
+
+    group: int
+    pages: torch.Tensor
+    window: int
+
+
+def _own_pages(decoder: Decoder, plan: KVPlan, pages: Sequence[torch.Tensor]) -> tuple[PlacePages, ...]:
+    return tuple(PlacePages(group, pages[section], plan.groups[group].window) for group, section, _ in decoder.places)
+
+
+def _guest_pages(decoder: Decoder, plan: KVPlan, pages: Sequence[torch.Tensor]) -> tuple[PlacePages, ...]:
+    counts = [len(group.sections) for group in decoder.kv_groups]
+    own = len(plan.groups[0].sections) - sum(counts)
+    return tuple(
+        PlacePages(0, pages[own + sum(counts[:group]) + section], decoder.kv_groups[group].window)
+        for group, section, _ in decoder.places
+    )
 
 
 def _at(chosen: torch.Tensor, num_real: int, sampled: torch.Tensor, rows: Rows) -> torch.Tensor:

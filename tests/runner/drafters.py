@@ -10,6 +10,7 @@ from typing import NamedTuple
 from benchmarks.bits.company import Company, Outcome, Scenario
 from benchmarks.bits.requests import Drawn, Limits, draw_requests
 from benchmarks.engine import config_of
+from photon_grpc import demo
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.batch import Batch
@@ -33,8 +34,8 @@ CONSTRAINTS = (
 )
 #: Request and output -> the ids that it has without drafts.
 Truth = Mapping[tuple[int, int], list[int]]
-#: Kinds of drafters; a number is the share of right drafts.
-KINDS: tuple[float | str, ...] = (0.0, 0.3, 0.7, 0.95, 1.0, "end", "constant", "vocabulary")
+#: Kinds of drafters; a number is the share of right drafts. The last two are those of the product.
+KINDS: tuple[float | str, ...] = (0.0, 0.3, 0.7, 0.95, 1.0, "end", "constant", "ngram", "model")
 
 
 class ScriptedDrafter:
@@ -75,7 +76,7 @@ class ScriptedDrafter:
             return 1
         if self._kind == "constant":
             return 335
-        if right is not None and (self._kind == "vocabulary" or self._rng.random() < self._kind):  # type: ignore[operator]
+        if right is not None and self._rng.random() < float(self._kind):
             return right
         return self._rng.choice((0, VOCAB_SIZE - 1, self._rng.randrange(VOCAB_SIZE)))
 
@@ -90,13 +91,17 @@ class Story(NamedTuple):
 
 
 @cache
-def loaded(depth: int, num_drafts: int, contiguous: bool = False) -> Assembled:
-    """Return the embedded model; with drafts a step of it drafts that many."""
+def loaded(depth: int, num_drafts: int, contiguous: bool = False, drafter: str = "") -> Assembled:
+    """Return the embedded model; with drafts a step of it drafts that many, by prompt lookup or a draft model.
+
+    Without the name of a `drafter` any may take its place.
+    """
     flags = ["--device", "cpu", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16", "--block-size", "8"]
     flags += ["--num-blocks", "800", "--async-depth", str(depth)]
     flags += ["--kv-layout", "contiguous"] if contiguous else []
     if num_drafts:
-        flags += ["--speculative-model", "ngram", "--speculation-control", "fixed"]
+        model = str(demo.DRAFT) if drafter == "model" else "ngram"
+        flags += ["--speculative-model", model, "--speculation-control", "fixed"]
         flags += ["--num-speculative-tokens", str(num_drafts)]
     return assemble(config_of(flags), lambda *_: None)
 
@@ -146,9 +151,10 @@ def play(story: Story) -> tuple[int, int, int]:
         (many[number].options["seed"], output): [*many[number].prompt, *outcome.ids]
         for (number, output), outcome in expected.items()
     }
-    assembled = loaded(story.depth, story.num_drafts, story.scenario.contiguous)
+    own = story.kind if story.kind in ("ngram", "model") else ""
+    assembled = loaded(story.depth, story.num_drafts, story.scenario.contiguous, str(own))
     assert isinstance(assembled.runner, ModelRunner)
-    drafter = ScriptedDrafter(assembled.runner, answers, story.kind, story.seed)
+    drafter = None if own else ScriptedDrafter(assembled.runner, answers, story.kind, story.seed)
     rng = random.Random(story.seed)
     asked: list[tuple[int, Drawn, tuple[int, ...]]] = []
     for number, one in enumerate(many):
@@ -159,7 +165,7 @@ def play(story: Story) -> tuple[int, int, int]:
     found = outcomes(assembled, story.scenario, asked, story.seed)
     for outcome in found:
         check(outcome, expected[outcome.index, outcome.output], many[outcome.index])
-    return len(found), drafter.num_drafts, drafter.num_right
+    return (len(found), drafter.num_drafts, drafter.num_right) if drafter else (len(found), 0, 0)
 
 
 def check(found: Outcome, expected: Outcome, drawn: Drawn) -> None:

@@ -1,0 +1,142 @@
+"""Drafts by a smaller model with the vocabulary of the served one.
+
+Its keys and values are sections of the served model's own blocks, so prefix hits, forks and preemption need nothing
+here. They may be missing or stale: then fewer drafts are right.
+
+    draft:  the newest known tokens of each row, whose keys are missing -> draft 1; each draft -> the next one
+    ingest: the tokens of prompts that a step computes
+
+A draft is sampled as the id at its position will be: with the same noise, temperature, filters, penalties and bans,
+but without masks, which are not there yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.kv import KVGroup
+from photon_grpc.kernels import Kernels
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.drafting import Drafter
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
+from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import Bounds, Rows, Step, StepShape
+
+#: Tokens of a row that are computed before its first draft, at most; older ones that are missing stay so.
+_MAX_MISSING = 256
+#: After drafting, the last draft's key is missing if it was kept, and that of the id sampled behind it.
+_LEAST_MISSING = 2
+
+
+class _Part(NamedTuple):
+    """Tokens of one row that the draft model computes."""
+
+    slot: int
+    count: int
+
+
+class ModelDrafter:
+    """A drafter that is a smaller model.
+
+    Args:
+        max_drafts: the most drafts of a row.
+        decoder: the smaller model.
+        table: the slots of the served model.
+        cache: the pages of both models.
+    """
+
+    def __init__(self, max_drafts: int, decoder: Decoder, table: SlotTable, cache: KVCache) -> None:
+        self.max_drafts = max_drafts
+        self._table = table
+        self._kernels: Kernels = decoder.kernels
+        self._step = Step(decoder, table, cache.pages, decoder.kernels, table.num_slots, is_guest=True)
+        self._sampler = Sampler(decoder, table, decoder.kernels, has_masks=False)
+        #: Slot -> its newest known tokens whose keys are missing. Not for slots whose prompt is not computed.
+        self._missing: dict[int, int] = {}
+
+    def draft(self, batch: Batch) -> None:
+        numbers = {slot: yields - 1 for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields > 1}
+        # Those with most drafts first, so that the rows of every pass are the first ones.
+        slots = sorted(numbers, key=lambda slot: -numbers[slot])
+        level = self._sampler.draft_level(slots)
+        sent = self._draft_first([_Part(slot, self._width(slot)) for slot in slots], level)
+        for number in range(1, self.max_drafts):
+            sent = sent[: sum(numbers[slot] > number for slot in slots)]
+            if not len(sent):
+                return
+            self._draft_next(sent, number, level)
+
+    def ingest(self, batch: Batch) -> None:
+        rows = zip(batch.slots, batch.counts, batch.yields, strict=True)
+        known = [_Part(slot, count - max(yields - 1, 0)) for slot, count, yields in rows]
+        new = {admission.slot for admission in batch.admissions}
+        prompts = [part for part in known if part.count > 1 or part.slot in new]
+        if prompts:
+            rows_sent, shape, bounds = self._send(prompts)
+            self._step.forward(rows_sent, shape, bounds)
+        for (slot, count), yields in zip(known, batch.yields, strict=True):
+            is_decoded = count == 1 and yields == 1 and slot not in new
+            self._missing[slot] = self._missing.get(slot, 1) + 1 if is_decoded else _LEAST_MISSING
+
+    def _width(self, slot: int) -> int:
+        """Return the tokens to compute before the first draft; the row has that many and one more."""
+        missing = self._missing.get(slot, _LEAST_MISSING)
+        return min(missing, _MAX_MISSING, self._table.min_computed(slot) + 1)
+
+    def _send(self, parts: list[_Part]) -> tuple[Rows, StepShape, Bounds]:
+        """Return the rows that compute these tokens."""
+        table, counts = self._table, [part.count for part in parts]
+        odd = [(0, 0)] * (len(parts) % 2)
+        # Both columns begin at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
+        sent = table.to_device(list(zip(*parts, *odd, strict=True)), torch.int64)[:, : len(parts)]
+        context_len = torch.empty(len(parts), dtype=torch.int32, device=table.device)
+        longest = max(table.max_computed[part.slot] + part.count for part in parts) + self.max_drafts
+        bounds = Bounds(max(counts), min(counts), min(longest, table.token_ids.shape[1]))
+        return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
+
+    def _draft_first(self, parts: list[_Part], level: SamplingLevel) -> torch.Tensor:
+        """Compute the tokens up to the newest known one, and write the draft behind it; return the slots."""
+        rows, shape, bounds = self._send(parts)
+        table = self._table
+        first = table.num_known.clone()
+        first[rows.slots] -= rows.counts
+        found, hidden = self._step.forward(rows, shape, bounds, table.state._replace(num_computed=first))
+        self._write(hidden[found.last], rows.slots, 0, rows.context_len, level)
+        return rows.slots
+
+    def _draft_next(self, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
+        """Compute draft `number` of every row, and write the one behind it."""
+        table = self._table
+        context_len = torch.empty(len(slots), dtype=torch.int32, device=table.device)
+        rows = Rows(slots, slots, slots, context_len)
+        longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
+        state = table.state._replace(num_computed=table.num_known + (number - 1))
+        hidden = self._step.decode(rows, Bounds(1, 1, longest), state)
+        self._write(hidden, slots, number, context_len, level)
+
+    def _write(
+        self, hidden: torch.Tensor, slots: torch.Tensor, number: int, context_len: torch.Tensor, level: SamplingLevel
+    ) -> None:
+        ids = self._sampler(hidden, slots, context_len, level).ids
+        # What cannot be sampled is id 0, which is refused.
+        self._table.token_ids[slots, self._table.num_known[slots] + number] = ids.clamp(min=0).int()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpeculation:
+    """Drafts by a smaller model, loaded."""
+
+    max_drafts: int
+    decoder: Decoder
+
+    @property
+    def guests(self) -> tuple[KVGroup, ...]:
+        return self.decoder.kv_groups
+
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+        return ModelDrafter(self.max_drafts, self.decoder, table, cache)

@@ -1,0 +1,98 @@
+"""A draft model beside the real runner: outputs are those without it, and one that agrees is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.errors import ConfigError
+from tests.runner.models import WINDOWED, model
+from tests.runner.served import Served
+
+PROMPTS = [[5, 9, 9, 200, 3], [17] * 8, [*range(1, 30)], [300]]
+SAMPLINGS = (
+    SamplingParams(0.0),
+    SamplingParams(1.1, seed=3),
+    SamplingParams(0.9, seed=4, top_k=40, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(0.0, logit_bias=((5, 4.0),), presence_penalty=1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of the same vocabulary that seldom agrees."""
+    directory = tmp_path_factory.mktemp("small")
+    torch.manual_seed(3)
+    card = LlamaConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48,
+        vocab_size=320, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, dtype="float32",
+    )  # fmt: skip
+    LlamaForCausalLM(card).save_pretrained(directory)
+    return directory
+
+
+def outputs(served: Served, **more: object) -> list[list[int]]:
+    handles = [
+        served.add(prompt, 24, sampling, **more)  # type: ignore[arg-type]
+        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+    ]
+    served.run()
+    return [served.outputs[handle].ids for handle in handles]
+
+
+@pytest.mark.parametrize("family", ["llama", WINDOWED])
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_a_draft_model_equal_to_the_model_has_every_draft_kept(family: str, num_drafts: int) -> None:
+    directory, _ = model(family)
+    plain, drafting = Served(directory), Served(directory, speculation=str(directory), num_drafts=num_drafts)
+    assert outputs(drafting) == outputs(plain)
+    # The prompts' step, and then 23 ids a row.
+    assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1
+
+
+@pytest.mark.parametrize("scheduler", [{}, {"max_num_batched_tokens": 16}])
+@pytest.mark.parametrize("num_blocks", [64, 12])
+def test_a_draft_model_that_disagrees_changes_nothing(small: Path, num_blocks: int, scheduler: dict[str, int]) -> None:
+    directory, _ = model("llama")
+    cache, limits = CacheConfig(num_blocks=num_blocks, block_size=8), SchedulerConfig(max_num_seqs=8, **scheduler)
+    drafting = Served(directory, cache=cache, scheduler=limits, speculation=str(small), num_drafts=3)
+    plain = Served(directory)
+    assert outputs(drafting) == outputs(plain)
+    assert bool(drafting.engine.scheduler.num_preemptions) == (num_blocks == 12)
+    # From the prefix cache, and with several outputs.
+    assert outputs(drafting, num_outputs=2) == outputs(plain, num_outputs=2)
+
+
+def changed(directory: Path, to: Path, **keys: object) -> Path:
+    shutil.copytree(directory, to)
+    card = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(card | keys))
+    return to
+
+
+def test_a_model_that_cannot_draft_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    directory, _ = model("llama")
+    for keys, message in (
+        ({"vocab_size": 100}, "its vocabulary has 100 ids, that of the model 320"),
+        ({"max_position_embeddings": 300}, "its context of 300 tokens is shorter than the model's 512"),
+    ):
+        other = changed(small, tmp_path / str(len(message)), **keys)
+        with pytest.raises(ConfigError, match=message):
+            Served(directory, speculation=str(other))
+    with pytest.raises(ConfigError, match="or ngram"):
+        Served(directory, speculation="n-gram")
+
+
+def test_numbers_of_drafts_that_no_step_has_are_refused() -> None:
+    directory, _ = model("llama")
+    with pytest.raises(ConfigError, match="must be one of 1, 3, 5, 7, got 4"):
+        Served(directory, speculation="ngram", num_drafts=4)
+    with pytest.raises(ConfigError, match="needs --speculative-model"):
+        Served(directory, num_drafts=3)
