@@ -10,6 +10,7 @@ import msgspec
 from photon_grpc.config.flags import DRAFT_COUNTS, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes
+from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
 from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.models.decoder import Decoder
@@ -62,7 +63,11 @@ def speculation(
 def drafting(config: SpeculationConfig) -> Drafting:
     """Return what decides how many tokens a step drafts."""
     count = num_drafts(config)
-    return FixedDrafting(count) if count else NoDrafting()
+    if not count:
+        return NoDrafting()
+    if config.speculation_control == "fixed":
+        return FixedDrafting(count)
+    return AdaptiveDrafting(tuple(each for each in DRAFT_COUNTS if each <= count))
 
 
 def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfig:

@@ -85,6 +85,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 NO_LIMITS = OwnerLimits()
+#: As many drafts as the engine chooses.
+ANY_DRAFTS = 1 << 16
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -127,6 +129,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     constraint: Constraint | None = None
     #: The owner's limits when the request arrived.
     limits: OwnerLimits = NO_LIMITS
+    #: Most tokens that a step drafts for an output.
+    max_drafts: int = ANY_DRAFTS
 
     @property
     def least_tokens(self) -> int:

@@ -23,6 +23,7 @@ from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
+from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -75,7 +76,7 @@ class Outcome:
     prompt_logprobs: bytes = b""
 
 
-class CyclicDrafting:
+class CyclicDrafting(NoDrafting):
     def __init__(self, drafts: tuple[int, ...]) -> None:
         self._drafts = cycle(drafts)
 

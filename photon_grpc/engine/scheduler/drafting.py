@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from photon_grpc.core.batch import Batch
 from photon_grpc.core.sequence import Sequence
 
 
@@ -18,6 +19,12 @@ class Drafting(Protocol):
     def of(self, seq: Sequence, k: int) -> int:
         """Return the most drafts of a sequence in a step with k."""
 
+    def kept(self, seq: Sequence, num_drafts: int, num_right: int) -> None:
+        """Learn how many of a row's drafts were right, one after the other."""
+
+    def stepped(self, batch: Batch, duration_s: float) -> None:
+        """Learn how long a step took, from its launch until it was read."""
+
 
 class NoDrafting:
     """Every decode row computes one token."""
@@ -28,9 +35,15 @@ class NoDrafting:
     def of(self, seq: Sequence, k: int) -> int:
         return 0
 
+    def kept(self, seq: Sequence, num_drafts: int, num_right: int) -> None:
+        """Do nothing."""
 
-class FixedDrafting:
-    """Every decode row drafts as many tokens as it may.
+    def stepped(self, batch: Batch, duration_s: float) -> None:
+        """Do nothing."""
+
+
+class FixedDrafting(NoDrafting):
+    """Every decode row drafts as many tokens as its request allows.
 
     Args:
         count: drafts of a row.
@@ -43,4 +56,4 @@ class FixedDrafting:
         return self._count
 
     def of(self, seq: Sequence, k: int) -> int:
-        return k
+        return min(seq.request.max_drafts, k)

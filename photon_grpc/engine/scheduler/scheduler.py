@@ -277,6 +277,7 @@ class Scheduler:
         if self._read_blocks:
             self._read_blocks = {seq: blocks for seq, blocks in self._read_blocks.items() if seq.flights}
         self.live.settled(batch.step)
+        self.drafting.stepped(batch, output.duration_s)
         if ended:
             self.live.sweep()
         self.live.trial.settled()
@@ -313,6 +314,9 @@ class Scheduler:
             last.append(token)
             if row in output.faults:
                 continue
+            self.drafting.kept(seq, batch.yields[row] - 1, len(kept))
+            seq.num_drafts += batch.yields[row] - 1
+            seq.num_right_drafts += len(kept)
             if seq.status is Status.RUNNING:
                 seq.num_computed -= batch.yields[row] - len(kept) - 1
             for number, token in enumerate(kept):

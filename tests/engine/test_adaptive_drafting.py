@@ -1,0 +1,117 @@
+"""The number of drafts follows what steps cost and how many drafts are right; times are simulated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
+
+#: Rows and drafts of a row -> seconds of a step.
+Cost = Callable[[int, int], float]
+
+
+def free(rows: int, drafts: int) -> float:
+    """Return a step bound by weights: tokens cost next to nothing."""
+    return 4e-3 * (1 + 0.01 * drafts)
+
+
+def dear(rows: int, drafts: int) -> float:
+    """Return a step bound by arithmetic: every token costs."""
+    return 1e-3 * rows * (1 + drafts)
+
+
+def loaded(rows: int, drafts: int) -> float:
+    """Return a step whose tokens cost once there are more than 64."""
+    return 4e-3 + 1e-4 * max(0, rows * (1 + drafts) - 64)
+
+
+class Simulation:
+    """Rows whose drafts are right with a probability of their own."""
+
+    def __init__(self, cost: Cost, shares: list[float], max_drafts: int = 1 << 16) -> None:
+        self.drafting = AdaptiveDrafting((1, 3, 5, 7))
+        self.cost = cost
+        self.shares = shares
+        self.rng = random.Random(1)
+        request = Request("r", (1,), SamplingParams(0.0), StopParams(9), 0.0, max_drafts=max_drafts)
+        self.seqs = [Sequence(request, at, 0, 0, (0.0, at)) for at in range(len(shares))]
+        for seq in self.seqs:
+            seq.slot = 1
+
+    def run(self, num_steps: int) -> tuple[float, float]:
+        """Return ids a second, and those of plain steps."""
+        rows = len(self.seqs)
+        num_ids, seconds = 0, 0.0
+        for step in range(num_steps):
+            k = self.drafting.num_drafts(rows)
+            drafts = [self.drafting.of(seq, k) for seq in self.seqs] if k else [0] * rows
+            k = k if max(drafts) else 0
+            duration_s = self.cost(rows, k) * self.rng.uniform(0.97, 1.03)
+            for seq, share, count in zip(self.seqs, self.shares, drafts, strict=True):
+                right = next((at for at in range(count) if self.rng.random() >= share), count)
+                self.drafting.kept(seq, count, right)
+                num_ids += 1 + right
+            counts = tuple(1 + count for count in drafts)
+            self.drafting.stepped(Batch(step, tuple(range(1, rows + 1)), counts, counts, drafts=k), duration_s)
+            seconds += duration_s
+        return num_ids / seconds, rows / self.cost(rows, 0)
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.9, 4.0), (0.7, 2.2), (0.4, 1.3)])
+def test_what_pays_is_drafted(share: float, least: float) -> None:
+    simulation = Simulation(free, [share])
+    simulation.run(200)
+    found, plain = simulation.run(2000)
+    assert found > least * plain
+
+
+@pytest.mark.parametrize("cost", [free, dear, loaded])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_speculation_never_costs_more_than_a_little(cost: Cost, share: float, rows: int) -> None:
+    simulation = Simulation(cost, [share] * rows)
+    simulation.run(500)
+    found, plain = simulation.run(3000)
+    assert found > 0.975 * plain
+
+
+def test_no_step_is_drafted_under_load_and_some_are_again_after_it() -> None:
+    simulation = Simulation(loaded, [0.6])
+    simulation.run(300)
+    assert simulation.drafting.num_drafts(1) > 0 or simulation.drafting.num_drafts(1) > 0
+    busy = Simulation(loaded, [0.6] * 200)
+    busy.run(500)
+    chosen = [busy.drafting.num_drafts(200) for _ in range(200)]
+    assert chosen.count(0) > 180
+    found, plain = simulation.run(500)
+    assert found > 1.3 * plain
+
+
+def test_text_that_changes_is_noticed() -> None:
+    simulation = Simulation(free, [0.0])
+    simulation.run(1000)
+    simulation.shares = [0.9]
+    simulation.run(1500)
+    found, plain = simulation.run(1500)
+    assert found > 2 * plain
+
+
+def test_a_row_whose_drafts_are_all_wrong_stops_drafting_beside_others() -> None:
+    simulation = Simulation(free, [0.9, 0.0])
+    simulation.run(400)
+    good, bad = simulation.seqs
+    drafts = [(simulation.drafting.of(good, 3), simulation.drafting.of(bad, 3)) for _ in range(128)]
+    assert all(one == 3 for one, _ in drafts)
+    assert 1 <= sum(other > 0 for _, other in drafts) <= 3
+
+
+def test_a_request_bounds_its_drafts() -> None:
+    simulation = Simulation(free, [0.9], max_drafts=1)
+    simulation.run(100)
+    assert {simulation.drafting.of(simulation.seqs[0], k) for k in (0, 1, 3, 7)} == {0, 1}
