@@ -88,6 +88,15 @@ UNUSUAL: dict[str, Config] = {
     "llama2-7b": _config("Llama", (4096, 32, 32, 32, 128, 11008, 32000), tied=False, rope_theta=10000.0),
     "smollm2-360m": _config("Llama", (960, 32, 15, 5, 64, 2560, 49152), tied=True, rope_theta=100000.0),
 }
+_GEMMA3: Config = {
+    "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6,
+}  # fmt: skip
+#: Of other forms than Llama's; in no sweep.
+OF_OTHER_FORMS: dict[str, Config] = {
+    "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
+    "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
+}
 #: A few of each, where all of them take too long.
 SAMPLE = ("3b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b", "70b/8")
 

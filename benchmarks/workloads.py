@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import shapes
-from benchmarks.shapes import SHAPES
 
+SHAPES = shapes.SHAPES | shapes.OF_OTHER_FORMS
 VOCAB_SIZE = 128256
 
 _MASK = (1 << 64) - 1
