@@ -1,6 +1,6 @@
 """Bits and times of attention: one query's answer by every kernel, tile and batch, and microseconds of a layer.
 
-python -m benchmarks.kernels.attention_bits [--bits] [--times] [--shapes 0,1] [--blocks 64] [--windows 0,512]
+python -m benchmarks.kernels.attention_bits [--bits] [--times] [--shapes 0,1] [--blocks 64] [--windows 0,512] [--kv fp8]
 
 The first table lists the ways in which the last query of a context was computed, how many of them differ in any bit
 from the decode kernel alone, and by how much; and the largest error against attention in float32. The second times
@@ -23,8 +23,12 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, needs_gpu, num_copies, print_header
 from photon_grpc.kernels import AttentionMetadata, DependentChain
+from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.dispatch import dispatch
+from photon_grpc.kernels.attention.gluon_decode import shape
+from photon_grpc.kernels.attention.hopper_varlen import numbers_of_consumers
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 
 DEVICE = torch.device("cuda")
 #: (query heads, key heads, head_dim).
@@ -46,19 +50,37 @@ Row = tuple[int, int]
 class Sequence:
     """One random sequence in pages of random order, NaN in every place that no row may read; layer 1 of 2."""
 
-    def __init__(self, heads: tuple[int, int, int], block_size: int, length: int, window: int = 0) -> None:
+    def __init__(
+        self, heads: tuple[int, int, int], block_size: int, length: int, window: int = 0, *, in_8_bits: bool = False
+    ) -> None:
         q_heads, kv_heads, head_dim = heads
         torch.manual_seed(q_heads * head_dim + block_size)
         pages = -(-length // block_size)
         self.heads, self.window = heads, window
         self.q = torch.randn(length, q_heads, head_dim, device=DEVICE).bfloat16()
         self.keys, self.values = torch.randn(2, length, kv_heads, head_dim, device=DEVICE).bfloat16().unbind()
-        shape = pages + 3, 2, 2, kv_heads, block_size, head_dim
-        self.cache = torch.full(shape, torch.nan, device=DEVICE, dtype=torch.bfloat16)
+        sizes = pages + 3, 2, 2, kv_heads, block_size, head_dim
+        self.scales, kind = None, torch.bfloat16
+        if in_8_bits:
+            kind, scales = PAGE_DTYPE, PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device=DEVICE))
+            scales.set(0.02 + 0.1 * torch.rand(2, kv_heads, device=DEVICE))
+            self.scales = scales, scales
+            of_keys, of_values = (each[:, None] for each in scales.scales)
+            self.keys, self.values = self.keys / of_keys, self.values / of_values
+        self.cache = torch.full(sizes, torch.nan, device=DEVICE).to(kind)
         self.blocks = torch.randperm(pages + 2, device=DEVICE)[:pages] + 1
-        padded = torch.full((2, pages * block_size, kv_heads, head_dim), torch.nan, device=DEVICE).bfloat16()
+        padded = torch.full((2, pages * block_size, kv_heads, head_dim), torch.nan, device=DEVICE).to(kind)
         padded[0, :length], padded[1, :length] = self.keys, self.values
-        self.cache[self.blocks, 1] = padded.view(2, pages, block_size, kv_heads, head_dim).permute(1, 0, 3, 2, 4)
+        of_pages = padded.view(2, pages, block_size, kv_heads, head_dim).permute(1, 0, 3, 2, 4)
+        raw = torch.uint8 if in_8_bits else torch.int16
+        self.cache.view(raw)[self.blocks, 1] = of_pages.contiguous().view(raw)
+        if self.scales is not None:
+            self.keys, self.values = padded[0, :length].float() * of_keys, padded[1, :length].float() * of_values
+
+    @property
+    def shape(self) -> PageShape:
+        q_heads, kv_heads, _ = self.heads
+        return shape(q_heads // kv_heads, self.cache, self.window)
 
     def attend(self, rows: list[Row], *, chain: DependentChain | None = None, longest: int = 0) -> list[torch.Tensor]:
         """Return the answers [queries, Hq, D] of every row; all rows are prefixes of the sequence."""
@@ -71,7 +93,7 @@ class Sequence:
         meta = AttentionMetadata(
             starts, torch.tensor(contexts, dtype=torch.int32, device=DEVICE), tables, self.heads[2] ** -0.5,
             max_query_len=max(counts), max_context_len=max(longest, *contexts), min_query_len=min(counts),
-            window=self.window,
+            window=self.window, kv_scales=self.scales,
         )  # fmt: skip
         q = torch.cat([self.q[context - count : context] for count, context in rows])
         slots = torch.zeros(q.shape[0], dtype=torch.int64, device=DEVICE)
@@ -155,9 +177,10 @@ def with_tile(warps: int, steps: int, splits: int) -> Callable[..., Any]:
 
     def chosen(*arguments: Any) -> Any:
         tile, _ = choose(*arguments)
-        _, shape, _, limits = arguments
-        room = (limits.shared_bytes - SCRATCH_BYTES) // ring_bytes(tile.UPDATE, 1, shape)
-        return tile._replace(KW=warps, NS=min(steps, room), SHARED=splits > 1), splits
+        _, of_pages, _, limits = arguments
+        room = (limits.shared_bytes - SCRATCH_BYTES) // ring_bytes(tile.UPDATE, 1, of_pages)
+        steps_in_room = min(steps, room)
+        return tile._replace(KW=warps, NS=steps_in_room, SHARED=splits > 1, AHEAD=steps_in_room > 2), splits
 
     return chosen
 
@@ -206,7 +229,7 @@ def compare_context(sequence: Sequence, case: str, context: int, found: Differen
             way = "whole prompt" if chunk == context else f"prompt's last {chunk}"
             found.compare(way, f"{case} {chunk}", last([(chunk, context)]), wanted)
     if context >= 2:
-        for consumers in {64: (2, 3), 128: (2,), 256: (1,)}[sequence.heads[2]]:
+        for consumers in numbers_of_consumers(sequence.shape):
             with forced(num_consumers=lambda *_, found=consumers: found):
                 rows = [(min(40, context), context), (1, 9), (min(300, len(sequence.q)), len(sequence.q))]
                 found.compare(f"prompt among others, {consumers} consumers", case, last(rows), wanted)
@@ -231,10 +254,12 @@ def compare_every_position(sequence: Sequence, case: str, found: Differences) ->
     found.compare("decode at 200 positions", case, lambda: torch.cat(sequence.attend(rows)), whole[positions])
 
 
-def compare_all(shapes: list[int], blocks: list[int], windows: list[int], found: Differences) -> None:
+def compare_all(
+    shapes: list[int], blocks: list[int], windows: list[int], found: Differences, *, in_8_bits: bool
+) -> None:  # fmt: skip
     for number, block_size, window in itertools.product(shapes, blocks, windows):
         heads = SHAPES[number]
-        sequence = Sequence(heads, block_size, max(CONTEXTS), window)
+        sequence = Sequence(heads, block_size, max(CONTEXTS), window, in_8_bits=in_8_bits)
         of_all = f"{heads} pages of {block_size} window {window}"
         for context in CONTEXTS:
             compare_context(sequence, f"{of_all} context {context}", context, found, tiles=block_size == 64)
@@ -244,12 +269,12 @@ def compare_all(shapes: list[int], blocks: list[int], windows: list[int], found:
             print(f"{of_all}: {type(error).__name__}: {error}", flush=True)
 
 
-def compile_all(shapes: list[int], blocks: list[int], windows: list[int]) -> None:
+def compile_all(shapes: list[int], blocks: list[int], windows: list[int], *, in_8_bits: bool) -> None:
     """Compile the kernels of all comparisons side by side."""
     from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 
     with launches_collected() as jobs:
-        compare_all(shapes, blocks, windows, Differences())
+        compare_all(shapes, blocks, windows, Differences(), in_8_bits=in_8_bits)
     torch.cuda.empty_cache()
     done = run_in_forks(jobs, num_workers=os.cpu_count() or 1)
     print(f"{done} of {len(jobs)} kernels compiled", flush=True)
@@ -271,8 +296,8 @@ def layer_us(heads: tuple[int, int, int], counts: list[int], contexts: list[int]
     )  # fmt: skip
     num_bytes = 4 * sum(contexts) * kv_heads * head_dim
     layers = max(4, num_copies(num_bytes, DEVICE))
-    shape = tables.numel() + 1, layers, 2, kv_heads, block_size, head_dim
-    cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_()
+    sizes = tables.numel() + 1, layers, 2, kv_heads, block_size, head_dim
+    cache = torch.empty(sizes, device=DEVICE, dtype=torch.bfloat16).normal_()
     q = torch.randn(sum(counts), q_heads, head_dim, device=DEVICE).bfloat16()
     out, slots = torch.empty_like(q), torch.zeros(q.shape[0], dtype=torch.int64, device=DEVICE)
     chain = None
@@ -315,14 +340,15 @@ def main() -> None:
     parser.add_argument("--shapes", type=numbers, default=None, help=f"numbers of {SHAPES} (bits: all, times: 0,1)")
     parser.add_argument("--blocks", type=numbers, default=list(BLOCK_SIZES), help="tokens of a page")
     parser.add_argument("--windows", type=numbers, default=[0, 512], help="keys that a query sees; 0: all")
+    parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages whose bits count")
     arguments = parser.parse_args()
     needs_gpu("attention_bits")
     with torch.inference_mode():
         if arguments.bits or not arguments.times:
             shapes = arguments.shapes or list(range(len(SHAPES)))
-            compile_all(shapes, arguments.blocks, arguments.windows)
+            compile_all(shapes, arguments.blocks, arguments.windows, in_8_bits=arguments.kv == "fp8")
             found = Differences()
-            compare_all(shapes, arguments.blocks, arguments.windows, found)
+            compare_all(shapes, arguments.blocks, arguments.windows, found, in_8_bits=arguments.kv == "fp8")
             found.print()
         if arguments.times or not arguments.bits:
             time_all(arguments.shapes or [0, 1])

@@ -3,7 +3,7 @@
 At many rows, lengths equal and mixed; and few rows of long contexts. Alone it takes other heads, windows and queries:
 
 python -m benchmarks.kernels.decode_attention [--heads 8,4,256] [--rows 1,64] [--contexts 272,8192] [--windows 0,512]
-    [--queries 1,4]
+    [--queries 1,4] [--kv fp8]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embe
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 
 READ_BYTES_PER_SECOND = 4.5e12
 ROWS = (1, 8, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -56,14 +58,23 @@ def batch(
     )
 
 
-def row_us(shape: Shape, contexts: list[int], device: torch.device, window: int = 0, queries: int = 1) -> float:
+def row_us(
+    shape: Shape,
+    contexts: list[int],
+    device: torch.device,
+    window: int = 0,
+    queries: int = 1,
+    kv: torch.dtype | None = None,
+) -> float:
     """Return microseconds a layer, less those of the small kernel before it, which writes the queries."""
     meta, rows = batch(shape, contexts, device, window, queries), len(contexts) * queries
     num_blocks = int(meta.block_tables.max()) + 1
-    layers = max(8, num_copies(kv_bytes(shape, contexts, window), device))
-    cache = torch.empty(
-        num_blocks, layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim, dtype=shape.dtype, device=device
-    ).normal_()
+    layers = max(8, num_copies(kv_bytes(shape, contexts, window) // (2 if kv else 1), device))
+    sizes = num_blocks, layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim
+    cache = torch.empty(sizes, dtype=shape.dtype, device=device).normal_().to(kv or shape.dtype)
+    if kv is not None:
+        scales = PageScales.ones(shape.kv_heads, torch.zeros(1, dtype=torch.int64, device=device))
+        meta = replace(meta, kv_scales=(scales,) * layers)
     table = torch.randn(rows, shape.q_heads * shape.head_dim, device=device).to(shape.dtype)
     ids = torch.arange(rows, dtype=torch.int32, device=device)
     q, out = torch.empty_like(table), torch.empty_like(table)
@@ -111,15 +122,17 @@ def main() -> None:
     parser.add_argument("--contexts", type=numbers, default=[272])
     parser.add_argument("--windows", type=numbers, default=[0], help="keys that a query sees; 0: all")
     parser.add_argument("--queries", type=numbers, default=[1], help="of each row")
+    parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages")
     arguments = parser.parse_args()
     needs_gpu("decode_attention")
     device, shape = torch.device("cuda"), Shape(0, *arguments.heads, 0, torch.bfloat16)
     print_report_header(f"decode_attention of {arguments.heads}")
     cases = itertools.product(arguments.rows, arguments.contexts, arguments.windows, arguments.queries)
     for rows, context, window, queries in cases:
-        us = row_us(shape, [context] * rows, device, window, queries)
+        kv = PAGE_DTYPE if arguments.kv == "fp8" else None
+        us = row_us(shape, [context] * rows, device, window, queries, kv)
         case = f"rows {rows} context {context} window {window} queries {queries}"
-        num_bytes = kv_bytes(shape, [context] * rows, window)
+        num_bytes = kv_bytes(shape, [context] * rows, window) // (2 if kv else 1)
         report(case, us, num_bytes, device, bytes_per_second=READ_BYTES_PER_SECOND)
 
 

@@ -16,6 +16,7 @@ from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, ring_bytes
 from photon_grpc.kernels.attention.key_order import ORDERS
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 ONE_B, EIGHT_B, WIDE = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64), Shape(8, 4, 256, 64)
@@ -34,10 +35,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(
     shape: Shape, counts: list[int], *, chain: DependentChain | None = None, dtype: torch.dtype = torch.bfloat16,
-    fewest: int | None = None, window: int = 0,
+    fewest: int | None = None, window: int = 0, in_8_bits: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the launches, in order, for rows of `counts` queries at contexts of at most 4,096."""
-    pages = torch.zeros((2, 3, 2, shape.kv_heads, shape.block_size, shape.head_dim), dtype=dtype)
+    pages = torch.zeros((2, 3, 2, shape.kv_heads, shape.block_size, shape.head_dim))
+    pages = pages.to(PAGE_DTYPE if in_8_bits else dtype)
     lengths = torch.zeros(len(counts), dtype=torch.int32)
     meta = AttentionMetadata(
         lengths, lengths, lengths, 0.1, max(counts), 4096, min_query_len=fewest or min(counts), window=window
@@ -130,6 +132,17 @@ def test_windows_of_plain_triton_are_shared_out_by_the_keys_in_sight() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pages_of_8_bits_take_the_kernels_of_16(dtype: torch.dtype) -> None:
+    for shape in (ONE_B, EIGHT_B, WIDE):
+        both = [hopper_varlen.launch, gluon_decode.launch_short_rows]
+        assert named(chosen(shape, [600, 1], dtype=dtype, in_8_bits=True)) == both
+        assert named(chosen(shape, [1] * 64, dtype=dtype, in_8_bits=True, chain=CHAIN)) == [gluon_decode.launch]
+    assert named(chosen(Shape(4, 2, 32, 64), [600, 1], in_8_bits=True)) == [triton_varlen.launch, triton_decode.launch]
+    assert named(chosen(ONE_B, [600], dtype=torch.float32, in_8_bits=True)) == [triton_varlen.launch]
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("chain", [None, CHAIN])
 def test_a_step_of_short_rows_is_one_decode_kernel(chain: DependentChain | None) -> None:
     expected = gluon_decode.launch_short_rows if chain is None else gluon_decode.launch
@@ -196,7 +209,7 @@ def test_every_tile_computes_in_one_order_of_keys(head_dim: int, num_pairs: int)
                 tile, _ = choose(num_pairs, PageShape(8, group, head_dim, 64), context, limits)
                 assert ORDERS[head_dim] == (tile.UPDATE, tile.LANE)
     for consumers in (found for of, found in hopper_varlen.STAGES if of == head_dim):
-        prompt = hopper_varlen.tile(head_dim, consumers)
+        prompt = hopper_varlen.tile(PageShape(8, 4, head_dim, 64), consumers)
         assert ORDERS[head_dim] == (prompt.BN, prompt.LANE)
 
 
@@ -212,7 +225,7 @@ def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
 def test_a_window_is_shared_out_by_the_lanes_that_it_may_touch() -> None:
     assert choose(8, PageShape(8, 4, 128, 64, WINDOW=4096), 131072, H200)[1] == 5
     assert choose(8, PageShape(8, 4, 128, 64, WINDOW=4096), 2048, H200)[1] == 2
-    assert choose(8, PageShape(8, 4, 128, 64, WINDOW=512), 131072, H200)[1] == 1
+    assert choose(8, PageShape(8, 4, 128, 64, WINDOW=512), 131072, H200)[1] == 2
 
 
 @pytest.mark.parametrize("limits", [Limits(108, 166_912), Limits(58, 101_376)], ids=["A100", "L4"])

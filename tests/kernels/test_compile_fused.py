@@ -297,12 +297,16 @@ VARIANTS = {
     "128, 2 queries": PageShape(8, 4, 128, 64, QUERIES=2),
     "128, 4 queries": PageShape(8, 4, 128, 64, QUERIES=4),
     "128, 8 queries, window": PageShape(4, 7, 128, 64, WINDOW=512, QUERIES=8),
+    "64, 8 bits": PageShape(8, 4, 64, 64, CHUNK=16),
+    "128, 8 bits": PageShape(8, 4, 128, 64, CHUNK=16),
+    "256, 8 bits, window": PageShape(4, 2, 256, 64, WINDOW=1024, CHUNK=16),
+    "128, 8 bits, 4 queries": PageShape(8, 4, 128, 64, QUERIES=4, CHUNK=16),
 }
 
 
 @pytest.mark.parametrize("num_programs", [8, 64, 4096])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_decode_attention_of_windows_wide_heads_and_several_queries(name: str, num_programs: int) -> None:
+def test_decode_attention_of_windows_wide_heads_several_queries_and_8_bits(name: str, num_programs: int) -> None:
     shape = VARIANTS[name]
     tile, _ = choose(num_programs, shape, 131072, H200)
     # ptxas keeps a number or two on the stack rather than a 129th register.

@@ -47,3 +47,18 @@ def queries_of(rows, row, SHAPE: gl.constexpr):
     if SHAPE.WINDOW:
         first = gl.maximum(context - count + 1 - SHAPE.WINDOW, 0)
     return query_row, count, context, first
+
+
+@gluon_jit
+def bounds_of(begin, context, count, num_steps, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Return where the updates of a program before the last begin that mask a window's start, none, and later keys."""
+    last = num_steps - 1
+    clear = 0
+    if SHAPE.WINDOW:
+        clear = gl.maximum(context - SHAPE.WINDOW - begin + TILE.UPDATE - 1, 0) // TILE.UPDATE
+        clear = gl.minimum(clear, last)
+    masked = last
+    if SHAPE.QUERIES > 1:
+        masked = gl.minimum((context - count + 1 - begin) // TILE.UPDATE, last)
+        masked = gl.maximum(masked, clear)
+    return 0, clear, masked, last

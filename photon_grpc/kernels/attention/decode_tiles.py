@@ -20,10 +20,9 @@ SCRATCH_BYTES = 8192
 TILES = {
     64: ((8, (4, 3)), (256, (2, 3)), (1024, (2, 2)), (math.inf, (2, 1))),
     128: ((256, (4, 4)), (512, (4, 3)), (math.inf, (2, 2))),
-    256: ((132, (4, 3)), (math.inf, (4, 1))),
+    256: ((132, (4, 2)), (math.inf, (4, 1))),
 }
-#: Windows up to this length are read by one program a row and key head.
-WINDOW_OF_ONE = 1024
+AHEAD = False
 
 
 class Limits(NamedTuple):
@@ -37,7 +36,8 @@ class DecodeTile(NamedTuple):
     """Constants that the kernel is compiled for.
 
     COLUMNS are the (query, head) pairs of a program padded to 8 or 16, UPDATE and LANE those of the key order. KW
-    warps, NS updates under way. SHARED: whether programs may share a row.
+    warps, NS updates under way. SHARED: whether programs may share a row. AHEAD: whether scores are computed an update
+    ahead of sums.
     """
 
     COLUMNS: int
@@ -46,6 +46,7 @@ class DecodeTile(NamedTuple):
     KW: int
     NS: int
     SHARED: bool = False
+    AHEAD: bool = False
 
 
 def limits_of(device: torch.device) -> Limits:
@@ -71,10 +72,9 @@ def choose(num_programs: int, shape: PageShape, max_context_len: int, limits: Li
     room = limits.shared_bytes - SCRATCH_BYTES
     steps = max(1, min(steps, room // ring_bytes(update, 1, shape)))
     resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(update, steps, shape) + RESERVED_BYTES)
-    # A window has few lanes, whose sums would take longer to fold than the keys to read.
-    lanes = 1 if 0 < shape.WINDOW <= WINDOW_OF_ONE else lanes_in_sight(max_context_len, shape, lane)
+    lanes = lanes_in_sight(max_context_len, shape, lane)
     splits = max(1, min(resident * limits.multiprocessors // num_programs, lanes))
-    return DecodeTile(8 if pairs <= 8 else 16, update, lane, warps, steps, splits > 1), splits
+    return DecodeTile(8 if pairs <= 8 else 16, update, lane, warps, steps, splits > 1, AHEAD and steps > 1), splits
 
 
 def ring_bytes(keys: int, steps: int, shape: PageShape) -> int:

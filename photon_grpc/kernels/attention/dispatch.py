@@ -7,10 +7,10 @@
 | rows of      | where                                                                            | kernels            |
 |--------------|----------------------------------------------------------------------------------|--------------------|
 | any          | no Triton, or tensors of a CPU                                                   | torch_attention    |
-| one query    | 16 bits, head_dim 32, 64, 128 or 256, sm_80 up                                   | gluon_decode       |
+| one query    | 16 bits, head_dim 32, 64, 128 or 256, sm_80 up; pages of 16 or 8 bits            | gluon_decode       |
 | one query    | else                                                                             | triton_decode      |
 | several      | as for one, and no row of the step has more than 8                               | gluon_decode       |
-| several      | Hopper, 16 bits, head_dim 64, 128 or 256, pages of 8, 16, 32 … tokens            | hopper_varlen      |
+| several      | Hopper, as for one, head_dim 64, 128 or 256, pages of 8, 16, 32 … tokens         | hopper_varlen      |
 | several      | else                                                                             | triton_varlen      |
 
 The two kernels of Gluon sum keys in one order (`key_order.py`), so the bits of a row depend on neither the rows beside
@@ -43,7 +43,7 @@ from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.lang.gluon import can_fuse, has_wgmma
 from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
-from photon_grpc.kernels.lang.page_scales import of_layer
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, of_layer
 
 #: Steps of more rows of one query than this attend as mixed batches do.
 MAX_DECODE_ROWS = 4096
@@ -179,15 +179,14 @@ def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
 
 
 def _several_queries(step: _Grounds) -> Launch:
-    pages, kv_heads = step.pages, step.pages.shape[3]
+    pages = step.pages
     if not _suits_hopper_varlen(step):
         return triton_varlen.launch
+    found = gluon_decode.shape(step.group, pages, step.meta.window)
     if not torch.cuda.is_current_stream_capturing():
         # In a warm-up, before the first long prompt.
-        found = gluon_decode.shape(step.group, pages, step.meta.window)
-        hopper_varlen.preload(pages.device, pages.dtype, found)
-    num_pairs, head_dim = step.num_tokens * step.group, pages.shape[5]
-    consumers = hopper_varlen.num_consumers(num_pairs, head_dim, kv_heads, step.multiprocessors)
+        hopper_varlen.preload(pages.device, step.spec.dtype, found)
+    consumers = hopper_varlen.num_consumers(step.num_tokens * step.group, found, step.multiprocessors)
     return partial(hopper_varlen.launch, consumers=consumers)
 
 
@@ -202,10 +201,18 @@ def _short_rows(step: _Grounds) -> Launch:
     return partial(triton_decode.launch, splits=splits)
 
 
+def _has_known_numbers(step: _Grounds) -> bool:
+    """Return whether queries have 16 bits, and pages the same type or, with heads of 64 and more, e4m3."""
+    of_queries, of_pages = step.spec.dtype, step.pages.dtype
+    if of_queries not in (torch.bfloat16, torch.float16):
+        return False
+    return of_pages == of_queries or (of_pages == PAGE_DTYPE and step.pages.shape[5] >= 64)
+
+
 def _suits_gluon_decode(step: _Grounds) -> bool:
     return (
         can_fuse(step.pages.device)
-        and step.pages.dtype in (torch.bfloat16, torch.float16)
+        and _has_known_numbers(step)
         and step.pages.shape[5] in gluon_decode.HEAD_DIMS
         and step.group <= gluon_decode.MAX_GROUP
     )
@@ -216,7 +223,7 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
     block_size, head_dim = pages.shape[4:]
     return (
         has_wgmma(pages.device)
-        and pages.dtype in (torch.bfloat16, torch.float16)
+        and _has_known_numbers(step)
         and head_dim in hopper_varlen.AHEAD
         and step.group <= hopper_varlen.CONSUMER_PAIRS
         and block_size >= hopper_ring.MIN_BLOCK_SIZE

@@ -9,7 +9,8 @@ bit. There are never more programs than the device holds at a time, and the fewe
 each: a multiprocessor's memory is full of keys in flight. `torch_attention.py` is the reference.
 
 Shapes: q [M, Hq, D], pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D].
-bf16 and fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head, at most MAX_QUERIES queries a row.
+bf16 and fp16, pages also e4m3 with the constants of `meta.kv_scales`; D in HEAD_DIMS (e4m3: from 64 on), at most
+MAX_GROUP query heads for a key head, at most MAX_QUERIES queries a row.
 Bytes moved: 2 · Hkv · D · itemsize for every key in sight of every row; of rows that are shared the sums of their lanes
 twice.
 
@@ -52,7 +53,7 @@ from photon_grpc.kernels.attention.decode_ring import (
     ring_layout,
     scaled,
 )
-from photon_grpc.kernels.attention.decode_rows import queries_of, share_of
+from photon_grpc.kernels.attention.decode_rows import bounds_of, queries_of, share_of
 from photon_grpc.kernels.attention.decode_tiles import choose, lanes_in_sight, limits_of
 from photon_grpc.kernels.attention.key_order import CLASSES
 from photon_grpc.kernels.attention.lane_sums import (
@@ -108,31 +109,38 @@ def empty_lane(HEAD_DIM: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr):
 
 
 @gluon_jit
-def attend(
-    ks, vs, query, high, total, acc, scale, seen, SHAPE: gl.constexpr, TILE: gl.constexpr, MASKED: gl.constexpr
-):  # fmt: skip
-    """Attend to one update: K and V [UPDATE, D], query [D, COLUMNS]; with MASKED to what a column sees of it.
-
-    Each warp computes the scores of its own keys. Then every warp has all scores and computes all weights, and the sums
-    of its own part of D. seen: the number of keys before the one after the last that each column sees.
-    """
+def score(ks, query, TILE: gl.constexpr, mma: gl.constexpr):
+    """Return scores [UPDATE, COLUMNS] of keys [UPDATE, D] and query [D, COLUMNS]: each warp those of its own keys."""
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     UPDATE: gl.constexpr = TILE.UPDATE
     COLUMNS: gl.constexpr = TILE.COLUMNS
+    return mma_v2(load_keys(ks, query.dtype, left), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
+
+
+@gluon_jit
+def attend(
+    scores, vs, kind: gl.constexpr, high, total, acc, scale, seen,
+    SHAPE: gl.constexpr, TILE: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Attend to one update: its scores, and values [UPDATE, D]; with MASKED to what a column sees of it.
+
+    Every warp gets all scores and computes all weights, and the sums of its own part of D. seen: the number of keys
+    before the one after the last that each column sees.
+    """
     mma: gl.constexpr = acc.type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    scores = mma_v2(load_keys(ks, query.dtype, left), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
     scores = gl.convert_layout(scores, right)
     if MASKED:
-        number = gl.arange(0, UPDATE, layout=gl.SliceLayout(1, right))[:, None]
+        number = gl.arange(0, TILE.UPDATE, layout=gl.SliceLayout(1, right))[:, None]
         visible = number < seen
         if SHAPE.WINDOW:
             visible = visible & (number >= seen - SHAPE.WINDOW)
         scores = gl.where(visible, scores, -float("inf"))
     p, shrink, high, total = update(gl.permute(scores, [1, 0]), high, total, scale, MASKED)
-    p = gl.convert_layout(gl.permute(p.to(query.dtype), [1, 0]), right, assert_trivial=True)
+    p = gl.convert_layout(gl.permute(p.to(kind), [1, 0]), right, assert_trivial=True)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(0, mma))[None, :]
-    return high, total, mma_v2(load_values(vs, query.dtype, left, SHAPE, TILE), p, acc)
+    return high, total, mma_v2(load_values(vs, kind, left, SHAPE, TILE), p, acc)
 
 
 @gluon_jit
@@ -166,14 +174,15 @@ def decode_attention_kernel(
     UPDATE: gl.constexpr = TILE.UPDATE
     LANE: gl.constexpr = TILE.LANE
     NS: gl.constexpr = TILE.NS
-    MASKED: gl.constexpr = SHAPE.WINDOW > 0 or QUERIES > 1
+    AHEAD: gl.constexpr = TILE.AHEAD
     AT_ONCE: gl.constexpr = queries_at_once(GROUP, QUERIES, HEAD_DIM)
     PAIRS: gl.constexpr = GROUP * AT_ONCE
     PROGRAMS: gl.constexpr = programs_a_head(GROUP, QUERIES, HEAD_DIM)
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[TILE.KW, 1], instr_shape=[16, 8])
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     swizzle: gl.constexpr = ring_layout(HEAD_DIM, SHAPE.CHUNK)
-    kind: gl.constexpr = pages.dtype.element_ty
+    kind: gl.constexpr = q.dtype.element_ty
+    of_pages: gl.constexpr = pages.dtype.element_ty
     place, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     kv_head = place // PROGRAMS
     v_scale = 1.0
@@ -190,8 +199,8 @@ def decode_attention_kernel(
     span = first, stop
     table = rows[2] + row.to(gl.int64) * table_stride
     keys = pages + kv_head * (SHAPE.BLOCK_SIZE * HEAD_DIM)
-    ks = gl.allocate_shared_memory(kind, [NS, UPDATE, HEAD_DIM], swizzle)
-    vs = gl.allocate_shared_memory(kind, [NS, UPDATE, HEAD_DIM], swizzle)
+    ks = gl.allocate_shared_memory(of_pages, [NS, UPDATE, HEAD_DIM], swizzle)
+    vs = gl.allocate_shared_memory(of_pages, [NS, UPDATE, HEAD_DIM], swizzle)
     page = look_up(table, begin, stop, SHAPE, TILE)
     num_early = 0
     if EARLY:
@@ -224,33 +233,52 @@ def decode_attention_kernel(
         high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
         kept_high, kept_total, kept_acc = empty_lane(HEAD_DIM, TILE, mma)
         slot = 0
-        for i in range(num_steps - 1):
+        bounds = bounds_of(begin, context, count, num_steps, SHAPE, TILE)
+        if AHEAD:
             async_copy.wait_group(NS - 1)
-            seen = limit - (begin + i * UPDATE) if MASKED else 0
-            high, total, acc = attend(
-                ks.index(slot), vs.index(slot), query, high, total, acc, scale, seen, SHAPE, TILE, MASKED
-            )  # fmt: skip
-            key = begin + (i + NS) * UPDATE
-            if key < stop:
-                fetch(ks.index(slot), vs.index(slot), keys, page, key, span, block_stride, SHAPE, TILE)
-            async_copy.commit_group()
-            page = look_up(table, key + UPDATE, stop, SHAPE, TILE)
-            slot = gl.where(slot == NS - 1, 0, slot + 1)
-            # Only a window begins within a lane.
-            number = begin // UPDATE + i if SHAPE.WINDOW else i
-            if (number + 1) % (LANE // UPDATE) == 0:
-                if TILE.SHARED and num_splits > 1:
-                    lane = (begin + i * UPDATE) // LANE - first // LANE
-                    store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, SHAPE, TILE)
-                else:
-                    kept_high, kept_total, kept_acc = fold_lane(
-                        (kept_high, kept_total, kept_acc), (high, total, acc)
+            scores = score(ks.index(0), query, TILE, mma)
+        for PART in gl.static_range(3):
+            if PART == 1 or (PART == 0 and SHAPE.WINDOW > 0) or (PART == 2 and QUERIES > 1):
+                for i in range(bounds[PART], bounds[PART + 1]):
+                    following = gl.where(slot == NS - 1, 0, slot + 1)
+                    if AHEAD:
+                        async_copy.wait_group(NS - 2)
+                        next_scores = score(ks.index(following), query, TILE, mma)
+                    else:
+                        async_copy.wait_group(NS - 1)
+                        scores = score(ks.index(slot), query, TILE, mma)
+                    seen = limit - (begin + i * UPDATE) if PART != 1 else 0
+                    high, total, acc = attend(
+                        scores, vs.index(slot), kind, high, total, acc, scale, seen, SHAPE, TILE, PART != 1
                     )  # fmt: skip
-                high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
-        async_copy.wait_group(0)
-        seen = limit - (begin + (num_steps - 1) * UPDATE) if MASKED else stop - begin - (num_steps - 1) * UPDATE
+                    if AHEAD:
+                        scores = next_scores
+                    key = begin + (i + NS) * UPDATE
+                    if key < stop:
+                        fetch(ks.index(slot), vs.index(slot), keys, page, key, span, block_stride, SHAPE, TILE)
+                    async_copy.commit_group()
+                    page = look_up(table, key + UPDATE, stop, SHAPE, TILE)
+                    slot = following
+                    # Only a window begins within a lane.
+                    number = begin // UPDATE + i if SHAPE.WINDOW else i
+                    if (number + 1) % (LANE // UPDATE) == 0:
+                        if TILE.SHARED and num_splits > 1:
+                            lane = (begin + i * UPDATE) // LANE - first // LANE
+                            store_lane(partials, lane, high, total, acc, head, PAIRS, KV_HEADS * PROGRAMS, SHAPE, TILE)
+                        else:
+                            kept_high, kept_total, kept_acc = fold_lane(
+                                (kept_high, kept_total, kept_acc), (high, total, acc)
+                            )  # fmt: skip
+                        high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
+        if not AHEAD:
+            async_copy.wait_group(0)
+            scores = score(ks.index(slot), query, TILE, mma)
+        if SHAPE.WINDOW > 0 or QUERIES > 1:
+            seen = limit - (begin + (num_steps - 1) * UPDATE)
+        else:
+            seen = stop - begin - (num_steps - 1) * UPDATE
         high, total, acc = attend(
-            ks.index(slot), vs.index(slot), query, high, total, acc, scale, seen, SHAPE, TILE, True
+            scores, vs.index(slot), kind, high, total, acc, scale, seen, SHAPE, TILE, True
         )  # fmt: skip
         to = out + (query_row.to(gl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM))
         answers = to, v_scale, queries
@@ -350,7 +378,7 @@ def _launch(
         floats = partial(torch.empty, dtype=torch.float32, device=q.device)
         partials = floats((*sums, head_dim)), floats(sums), floats((*sums, CLASSES)), counters
     rows = None if meta.max_query_len == 1 else meta.query_start, meta.context_len, meta.block_tables
-    scales = None
+    scales = None if meta.kv_scales is None else meta.kv_scales[layer].scales
     layer_pages = pages[:, layer]
     numbers = meta.log2_scale, q.stride(0), layer_pages.stride(0), meta.block_tables.stride(0)
     options = {"launch_pdl": True} if starts[1] else {}

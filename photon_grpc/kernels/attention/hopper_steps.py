@@ -32,7 +32,7 @@ def num_parts(head_dim: int) -> int:
 
 @gluon_jit
 def parts_of(acc):
-    """Return acc [64, D] in `num_parts` parts."""
+    """Return acc [64, D] in `num_parts` parts, a tuple."""
     if num_parts(acc.shape[1]) == 1:
         return (acc,)
     else:
@@ -125,7 +125,7 @@ def attend_all(
     q, ring, kept, scale, position, tiles, WINDOW: gl.constexpr, TILE: gl.constexpr,
     out_mma: gl.constexpr, score_mma: gl.constexpr,
 ):  # fmt: skip
-    """Return total [64, 8] of one group's pairs over all tiles, and leave their sums in `kept`.
+    """Return acc [64, D], total [64, 8] of one group's last lane, and the factors of the lanes in `kept` and of it.
 
     tiles: the first one, those from which and up to which none needs a mask, and the one after the last.
     """
@@ -191,5 +191,4 @@ def attend_all(
                 WINDOW, LANE_STEPS, NS, True,
             )  # fmt: skip
     _, _, _, total, kept_factor, lane_factor = begin_lane(high, total, kept_high, kept_total)
-    fold_sums(kept, acc, kept_factor, lane_factor)
-    return total
+    return acc, total, kept_factor, lane_factor

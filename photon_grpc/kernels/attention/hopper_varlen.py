@@ -21,20 +21,22 @@ batch, and the one that `gluon_decode.py` computes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.attention.decode_ring import PageShape
+from photon_grpc.kernels.attention.decode_ring import PageShape, scaled
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.gluon_decode import shape
 from photon_grpc.kernels.attention.hopper_ring import descriptor, page_layout, produce
-from photon_grpc.kernels.attention.hopper_steps import attend_all, num_parts
+from photon_grpc.kernels.attention.hopper_ring8 import produce8
+from photon_grpc.kernels.attention.hopper_steps import attend_all, num_parts, parts_of
 from photon_grpc.kernels.attention.key_order import ORDERS
-from photon_grpc.kernels.attention.lane_sums import of_rows, sum_of_classes
+from photon_grpc.kernels.attention.lane_sums import fold, of_rows, sum_of_classes
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.gluon import fence_async_shared, gl, gluon_jit, mbarrier
 from photon_grpc.kernels.lang.jit import once
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
@@ -46,6 +48,10 @@ AHEAD = {64: False, 128: True, 256: True}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40), (256, 1): (240, 120)}
+
+
+#: The same where four warps turn 8 bits into 16, with a tile of keys and values in registers.
+REGISTERS_OF_8_BITS = {(64, 2): (208, 88), (128, 2): (200, 104), (256, 1): (240, 200)}
 
 
 class PrefillTile(NamedTuple):
@@ -69,7 +75,7 @@ class PrefillTile(NamedTuple):
 def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
     """Attend for the queries of one group of four warps. queries: source, shared copy, results, sums of lanes."""
     q, qs, out, kept = queries
-    first_query, first, count, before, kv_head, q_stride, scale, tiles = tile
+    first_query, first, count, before, kv_head, q_stride, scale, v_scale, tiles = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
     BN: gl.constexpr = TILE.BN
@@ -95,34 +101,50 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     own = ()
     for i in gl.static_range(PARTS):
         own = own + (kept.index(GROUP_OF_WARPS * PARTS + i),)
-    total = attend_all(
+    acc, total, kept_factor, lane_factor = attend_all(
         own_queries, ring, own, scale, before + own_first + member // GROUP, tiles, SHAPE.WINDOW, TILE, out_mma,
         score_mma,
     )  # fmt: skip
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * PARTS // LANES, LANES // PARTS], [4, 1], [1, 0])
+    # Answers lie in their order in the memory of the queries, which are no longer needed.
+    apart: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    answers = own_queries._reinterpret(qs.dtype, [PARTS, PAIRS, D // PARTS], apart)
     total = sum_of_classes(total, 4)
+    parts = parts_of(acc)
     for i in gl.static_range(PARTS):
-        sums = own[i].load(wide)
-        answer = (sums / of_rows(total, sums)).to(qs.dtype)
+        part = parts[i]
+        sums = fold(own[i].load(part.type.layout), part, of_rows(kept_factor, part), of_rows(lane_factor, part))
+        answers.index(i).store(scaled(sums / of_rows(total, sums), v_scale, SHAPE).to(qs.dtype))
         pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, wide))
         column = gl.arange(0, D // PARTS, layout=gl.SliceLayout(0, wide)) + i * (D // PARTS)
         token = own_first + pair // GROUP
         inside = ((token < count) & (pair < QUERIES * GROUP))[:, None] & (column >= 0)[None, :]
         query = (first_query + token).to(gl.int64)
         within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
-        gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
+        gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answers.index(i).load(wide), mask=inside)
+
+
+@gluon_jit
+def fill(cache, landed, ring, pages, SHAPE: gl.constexpr):
+    """Fetch tiles of keys and values into the ring, by one warp or by four."""
+    if SHAPE.CHUNK == 8:
+        produce(cache, landed, ring, pages, SHAPE)
+    else:
+        produce8(cache, ring, pages, SHAPE)
 
 
 @gluon_jit
 def varlen_tile_kernel(
-    q, cache, out, rows, num_rows, scale, q_stride, table_stride, places, SHAPE: gl.constexpr, TILE: gl.constexpr
+    q, cache, out, rows, num_rows, scales, scale, q_stride, table_stride, places,
+    SHAPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Attend for tile t of row b in program query_start[b] // QUERIES + b + t from the end; four warps.
 
     The grid is (KV_HEADS, tiles).
 
-    rows: query_start, context_len, block_tables. places: rows of the descriptor up to the layer's first key, from a key
-    to its value, and from page to page.
+    rows: query_start, context_len, block_tables. cache: a descriptor, or words of pages of 8 bits with `scales`,
+    float32 [2, KV_HEADS] of keys and of values. places: rows of the descriptor, or words, up to the layer's first key,
+    from a key to its value, and from page to page.
     """
     query_start, context_len, block_tables = rows
     first_row, v_rows, page_rows = places
@@ -174,16 +196,20 @@ def varlen_tile_kernel(
     fence_async_shared()
     table = block_tables + row.to(gl.int64) * table_stride
     k_row = first_row + kv_head * BLOCK_SIZE
+    if SHAPE.CHUNK == 16:
+        k_row = kv_head * (BLOCK_SIZE * HEAD_DIM // 4)
+    v_scale = 1.0
+    if scales is not None:
+        scale = scale * gl.load(scales + kv_head)
+        v_scale = gl.load(scales + SHAPE.KV_HEADS + kv_head)
     ring = (ks, vs, k_ready, v_ready, k_free, v_free)
-    tile = (first_query, first, count, before, kv_head, q_stride, scale, (begin, clear, full, steps))
+    tile = (first_query, first, count, before, kv_head, q_stride, scale, v_scale, (begin, clear, full, steps))
     pages = (table, k_row, v_rows, page_rows, begin, steps, first_key, context)
+    WARPS: gl.constexpr = 1 if SHAPE.CHUNK == 8 else 4
     if CONSUMERS == 1:
         gl.warp_specialize(
-            [
-                (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, SHAPE)),
-            ],
-            [1],
+            [(consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)), (fill, (cache, landed, ring, pages, SHAPE))],
+            [WARPS],
             [TILE.PRODUCER_REGISTERS],
         )
     elif CONSUMERS == 2:
@@ -191,9 +217,9 @@ def varlen_tile_kernel(
             [
                 (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, SHAPE)),
+                (fill, (cache, landed, ring, pages, SHAPE)),
             ],
-            [4, 1],
+            [4, WARPS],
             [TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
         )
     else:
@@ -202,67 +228,74 @@ def varlen_tile_kernel(
                 (consume, ((q, qs, out, kept), ring, tile, 0, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 1, SHAPE, TILE)),
                 (consume, ((q, qs, out, kept), ring, tile, 2, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, SHAPE)),
+                (fill, (cache, landed, ring, pages, SHAPE)),
             ],
-            [4, 4, 1],
+            [4, 4, WARPS],
             [TILE.CONSUMER_REGISTERS, TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
         )
 
 
-def num_consumers(num_pairs: int, head_dim: int, kv_heads: int, multiprocessors: int) -> int:
-    """Return the groups of warps per tile of keys: three if `num_pairs` pairs have tiles for two waves, else two.
-
-    Wide heads have room for one.
-    """
-    if (head_dim, 1) in STAGES:
-        return 1
-    tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
-    return 3 if tiles >= 2 * multiprocessors and (head_dim, 3) in STAGES else 2
+def numbers_of_consumers(shape: PageShape) -> list[int]:
+    """Return how many groups of warps a tile of keys may have."""
+    registers = REGISTERS if shape.CHUNK == 8 else REGISTERS_OF_8_BITS
+    return [consumers for head_dim, consumers in registers if head_dim == shape.HEAD_DIM]
 
 
-def tile(head_dim: int, consumers: int, window: int = 0) -> PrefillTile:
+def num_consumers(num_pairs: int, shape: PageShape, multiprocessors: int) -> int:
+    """Return the groups of warps per tile of keys: the most if `num_pairs` pairs have tiles for two waves."""
+    fewest, *_, most = numbers_of_consumers(shape) * 2
+    tiles = num_pairs // (most * CONSUMER_PAIRS) * shape.KV_HEADS
+    return most if tiles >= 2 * multiprocessors else fewest
+
+
+def tile(shape: PageShape, consumers: int) -> PrefillTile:
     """Return the constants for this many groups of warps."""
-    sizes = head_dim, consumers
+    sizes = shape.HEAD_DIM, consumers
     own, producers = REGISTERS[sizes]
-    if window and consumers == 2:
+    if shape.CHUNK == 16:
+        own, producers = REGISTERS_OF_8_BITS[sizes]
+    elif shape.WINDOW and consumers == 2:
         # Pages before the window take more registers to look up.
         own, producers = own - 8, producers + 16
-    return PrefillTile(consumers, CONSUMER_PAIRS, *ORDERS[head_dim], STAGES[sizes], AHEAD[head_dim], own, producers)
+    order = ORDERS[shape.HEAD_DIM]
+    return PrefillTile(consumers, CONSUMER_PAIRS, *order, STAGES[sizes], AHEAD[shape.HEAD_DIM], own, producers)
 
 
 def launch(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
 ) -> None:
     """Fill the rows of out [T, Hq, D] that have several queries, from q [T, Hq, D] (tokens may be strided)."""
-    _, layers, _, kv_heads, block_size, head_dim = pages.shape
-    group, found = q.shape[1] // kv_heads, tile(head_dim, consumers, meta.window)
-    num_rows, plane_rows = meta.context_len.shape[0], kv_heads * block_size
+    of_pages = shape(q.shape[1] // pages.shape[3], pages, meta.window)
+    found, num_rows = tile(of_pages, consumers), meta.context_len.shape[0]
+    cache, places = _cache(pages, layer, found.BN)
     rows = meta.query_start, meta.context_len, meta.block_tables
-    numbers = num_rows, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
-    places = layer * 2 * plane_rows, plane_rows, layers * 2 * plane_rows
-    grid = kv_heads, q.shape[0] // (consumers * (CONSUMER_PAIRS // group)) + num_rows
-    varlen_tile_kernel[grid](
-        q,
-        descriptor(pages, min(block_size, found.BN)),
-        out,
-        rows,
-        *numbers,
-        places,
-        shape(group, pages, meta.window),
-        found,
-        num_warps=4,
-    )
+    scales = None if meta.kv_scales is None else meta.kv_scales[layer].scales
+    numbers = num_rows, scales, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
+    grid = of_pages.KV_HEADS, q.shape[0] // (consumers * (CONSUMER_PAIRS // of_pages.GROUP)) + num_rows
+    varlen_tile_kernel[grid](q, cache, out, rows, *numbers, places, of_pages, found, num_warps=4)
+
+
+def _cache(pages: torch.Tensor, layer: int, keys: int) -> tuple[Any, tuple[int, int, int]]:
+    """Return the kernel's `cache` for tiles of so many keys, and its `places`."""
+    _, layers, _, kv_heads, block_size, head_dim = pages.shape
+    plane = kv_heads * block_size
+    if pages.itemsize == 1:
+        words = pages.view(torch.int32)[:, layer]
+        return words, (0, plane * head_dim // 4, words.stride(0))
+    return descriptor(pages, min(block_size, keys)), (layer * 2 * plane, plane, layers * 2 * plane)
 
 
 @once
 def preload(device: torch.device, dtype: torch.dtype, found: PageShape) -> None:
     """Compile and load the kernel for every number of consumers; strides are multiples of 16, as in every launch."""
-    kv_heads, group, head_dim, block_size, window, *_ = found
+    kv_heads, group, head_dim, block_size, window, _, chunk = found
     q, out = torch.zeros((2, 2, group * kv_heads, head_dim), dtype=dtype, device=device)
-    pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
+    of_pages = dtype if chunk == 8 else PAGE_DTYPE
+    pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=of_pages, device=device)
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
     query_start = torch.nn.functional.pad(context_len, (1, 0))
     block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, 2, 2, window=window)
-    for consumers in (number for of, number in STAGES if of == head_dim):
+    scales = None if chunk == 8 else (PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device=device)),)
+    meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, 2, 2, window=window, kv_scales=scales)
+    for consumers in numbers_of_consumers(found):
         launch(q, pages, 0, meta, out, consumers=consumers)

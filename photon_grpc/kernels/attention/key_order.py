@@ -40,7 +40,7 @@ ORDERS = {
     32: KeyOrder(128, 1024),
     64: KeyOrder(128, 1024),
     128: KeyOrder(64, 1024),
-    256: KeyOrder(64, 512),
+    256: KeyOrder(64, 256),
 }
 
 

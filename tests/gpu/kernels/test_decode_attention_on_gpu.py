@@ -79,6 +79,25 @@ def test_windows_equal_dense_attention(heads: tuple[int, int, int], block_size: 
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [heads for heads in HEADS if heads[2] >= 64], ids=str)
+def test_pages_of_8_bits_equal_dense_attention(
+    heads: tuple[int, int, int], dtype: torch.dtype, window: int, early: bool
+) -> None:
+    contexts = [*around_windows(100), 8193]
+    batch = paged_batch(
+        Shape(*heads, 64), [1] * len(contexts), contexts, dtype, "cuda", window=window, in_8_bits=True
+    )  # fmt: skip
+    counters = torch.zeros(len(contexts) * heads[1], dtype=torch.int32, device="cuda")
+    out = torch.full_like(batch.q, torch.nan)
+    chain = DependentChain(counters, history_is_settled=early)
+    gluon_decode.launch(batch.q.contiguous(), batch.cache, batch.layer, batch.meta, out, chain=chain)
+    torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
+    assert not counters.any()
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("counts", [[2, 1, 0, 2] * 4, [4, 1, 3, 2] * 4, [8, 5, 1, 7] * 4], ids=["2", "4", "8"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_each_of_a_few_queries_gets_the_bits_that_it_gets_alone(

@@ -63,6 +63,21 @@ def test_windows_equal_dense_attention(
 
 
 @pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("block_size", [8, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@each_heads
+def test_pages_of_8_bits_equal_dense_attention(
+    heads: tuple[int, int, int], consumers: int, dtype: torch.dtype, block_size: int, window: int
+) -> None:
+    if (heads[2], consumers) not in hopper_varlen.REGISTERS_OF_8_BITS:
+        pytest.skip("registers have no room for as many consumers")
+    counts, contexts = [40, 3, 130, 2, 49, 200, 30], [140, 3, 331, 101, 2320, 200, 1200]
+    batch = paged_batch(Shape(*heads, block_size), counts, contexts, dtype, "cuda", window=window, in_8_bits=True)
+    out = by_hopper(batch, consumers)
+    torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("window", [0, 100])
 @each_heads
 def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
     heads: tuple[int, int, int], consumers: int, window: int
