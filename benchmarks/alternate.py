@@ -4,7 +4,7 @@
     python -m benchmarks.alternate --before /tmp/before --shape 1b 8b [--rounds 5] [--joules 4] [-- FLAGS OF serve]
 
 A process for each tree holds the model, with random weights; this one asks them for one measurement after the other, in
-turns, while the other waits. Medians of so many rounds: ms a decode step (128 tokens in; what 128 out take longer than
+turns, while the other waits. Medians of so many rounds: ms a decode step (128 tokens in; what 96 out take longer than
 32), tokens a second of prefill of 32 × 2,048, ms to the first token of one prompt, tokens a second of the first part of
 mixed-512, and with --joules, for so many seconds, those a token.
 """
@@ -64,8 +64,8 @@ def worker(shape: str, flags: Sequence[str]) -> None:
 
     def decode(batch: int) -> float:
         prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
-        long, short = (work.run(prompts, [count] * batch) for count in (128, 32))
-        return (long - short) / 96 * 1e3
+        long, short = (work.run(prompts, [count] * batch) for count in (96, 32))
+        return (long - short) / 64 * 1e3
 
     def prefill(length: int) -> float:
         return 32 * length / work.run([workloads.prompt(901, request, length) for request in range(32)], [1] * 32)
