@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,9 @@ def in_turns(sides: Sequence[Side], rounds: int, what: str, size: int) -> list[f
     return [statistics.median(of_side) for of_side in zip(*found, strict=True)]
 
 
-def joules(sides: Sequence[Side], batch: int, seconds: float) -> list[float]:
+def joules(sides: Sequence[Side], batch: int, seconds: float, meter: Callable[[], float]) -> list[float]:
     """Return the joules a token of each side."""
-    from benchmarks.energy import nvml_meter
-
-    meter, found = nvml_meter(), []
+    found = []
     for side in sides:
         begun_s, begun_j, num_tokens = time.perf_counter(), meter(), 0.0
         while time.perf_counter() - begun_s < seconds:
@@ -110,7 +108,7 @@ def joules(sides: Sequence[Side], batch: int, seconds: float) -> list[float]:
     return found
 
 
-def table(shape: str, args: argparse.Namespace) -> None:
+def table(shape: str, args: argparse.Namespace, meter: Callable[[], float] | None) -> None:
     sides = [Side(tree.resolve(), shape, args.flags) for tree in (args.before, args.after)]
     device, _ = (side.answer() for side in sides)
     print(f"\n## {shape} on {device}\n", flush=True)
@@ -124,8 +122,8 @@ def table(shape: str, args: argparse.Namespace) -> None:
         ):
             for size in sizes:
                 show(name.format(f"{size:,}"), in_turns(sides, args.rounds, what, size))
-        for batch in args.energy if args.joules else ():
-            show(f"J a token, {batch} rows", joules(sides, batch, args.joules))
+        for batch in args.energy if meter else ():
+            show(f"J a token, {batch} rows", joules(sides, batch, args.joules, meter))
     finally:
         for side in sides:
             side.close()
@@ -156,8 +154,11 @@ def main() -> None:
         return worker(args.shape[0], args.flags)
     if args.before is None:
         parser.error("--before is missing")
+    from benchmarks.energy import nvml_meter
+
+    meter = nvml_meter() if args.joules else None
     for shape in args.shape:
-        table(shape, args)
+        table(shape, args, meter)
     return None
 
 
