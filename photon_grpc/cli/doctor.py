@@ -257,7 +257,7 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
     directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
-        return [*rows, *_model_directory(directory)]
+        return [*rows, *_model_directory(directory), *_kv_cache(resolved.config, directory)]
     except ImportError as error:
         return [*rows, ("model", f"{error.name} is missing: {EXTRA}")]
     except PhotonError:
@@ -286,6 +286,21 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
         ("speaks", " and ".join(parts) or ids_only),
         ("revision", config.revision[:16]),
     ]
+
+
+def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:
+    """Return the form of the KV cache if it is not that of the layers."""
+    from photon_grpc.config.kv_calibration import source_of_scales
+
+    if config.cache.kv_cache_dtype == "auto":
+        return []
+    has_weights = config.model.load_format != "dummy"
+    source = source_of_scales(directory, config.cache.kv_calibration, has_weights=has_weights)
+    if source is None:
+        scales = "scales of 1, beyond 448 keys and values are cut: photon-grpc calibrate finds better ones"
+    else:
+        scales = f"scales of {'the checkpoint' if source == directory else source}"
+    return [("kv cache", f"float8_e4m3fn, {scales}")]
 
 
 def _start(config: ServeConfig) -> tuple[list[str], str]:

@@ -15,6 +15,7 @@ import click
 
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
+from photon_grpc.cli.calibrate import calibrate
 from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
@@ -106,7 +107,23 @@ def cli() -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace, quarantine, service):
+for verb in (
+    serve,
+    run,
+    doctor,
+    convert,
+    calibrate,
+    health,
+    generate,
+    chat,
+    batch,
+    bench,
+    keys,
+    top,
+    trace,
+    quarantine,
+    service,
+):
     cli.add_command(verb)
 
 

@@ -120,6 +120,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted)
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
+    kv_form.begin_count(decoder)
     progress("warm-up", 1, 1)
     vocabulary = read_vocabulary(model_config)
     kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -39,6 +38,11 @@ class KVForm:
         if self.scales is not None:
             set_kv_scales(decoder, self.scales.numbers)
 
+    def begin_count(self, decoder: Decoder) -> None:
+        """Forget what the steps before the first request could not store."""
+        if decoder.saturated is not None:
+            decoder.saturated.zero_()
+
     def tell(self, plan: KVPlan, num_blocks: int, dtype: torch.dtype) -> None:
         """Log what the form gains, and that it has no scales."""
         if self.scales is None:
@@ -49,7 +53,10 @@ class KVForm:
             self.scales.source or "1", f"{num_blocks:,}", plan.block_size, gain, str(dtype).removeprefix("torch."),
         )  # fmt: skip
         if not self.scales.source:
-            _LOG.warning("the KV cache has no scales: keys and values beyond 448 are cut")
+            _LOG.warning(
+                "the KV cache has no scales: keys and values beyond 448 are cut, and counted in "
+                "photon_kv_saturated_values_total; photon-grpc calibrate finds scales"
+            )
 
 
 def choose_kv_form(
@@ -64,9 +71,8 @@ def choose_kv_form(
         return KVForm()
     if device.type == "cuda":
         _check_device(device, kernels)
-    file = Path(cache.kv_calibration).expanduser() if cache.kv_calibration else None
     has_weights = config.model.load_format != "dummy"
-    return KVForm(PAGE_DTYPE, find_kv_scales(model_config, file, has_weights=has_weights))
+    return KVForm(PAGE_DTYPE, find_kv_scales(model_config, cache.kv_calibration, has_weights=has_weights))
 
 
 def _check_device(device: torch.device, kernels: Kernels) -> None:

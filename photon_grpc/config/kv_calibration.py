@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.json_file import as_struct, parse_object, read_bytes
 from photon_grpc.errors import ConfigError, ModelLoadError
 
 #: Its name in a model directory.
 FILE = "kv_scales.json"
 FORMAT = "photon-grpc kv scales 1"
+
+_SCALE = re.compile(
+    r"\.self_attn\.((k_proj\.)?k_scale|(v_proj\.)?v_scale|[kv]_proj\.output_scale|kv_scale|q_scale|prob_scale)$"
+)
 
 #: Of every layer, a number for each key head.
 Rows = tuple[tuple[Annotated[float, Meta(gt=0, lt=1e30)], ...], ...]
@@ -29,6 +35,23 @@ class KVCalibration(msgspec.Struct, frozen=True):
     num_tokens: int
     keys: Rows
     values: Rows
+
+
+def is_kv_scale(name: str) -> bool:
+    """Return whether a checkpoint's tensor of this name belongs to keys and values of 8 bits, not to the weights."""
+    return _SCALE.search(name) is not None
+
+
+def source_of_scales(directory: Path, file: str, *, has_weights: bool = True) -> Path | None:
+    """Return where the scales of a model are: a file, the directory for its checkpoint, None for nowhere.
+
+    `file` is the value of --kv-calibration. A file beside the model counts after the checkpoint's own scales.
+    """
+    if file:
+        return Path(file).expanduser()
+    if has_weights and any(map(is_kv_scale, read_checkpoint(directory).tensors)):
+        return directory
+    return directory / FILE if has_weights and (directory / FILE).is_file() else None
 
 
 def write_calibration(calibration: KVCalibration, path: Path) -> None:

@@ -101,3 +101,6 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: dict[int, bytes] = {}
     #: Row -> the RECORDs of its prompt positions, for rows of `Batch.prompt_logprob_rows` without a fault.
     prompt_logprobs: dict[int, bytes] = {}
+    #: Numbers of keys and values, since the start, that were beyond the range of the KV cache's 8 bits, as far as
+    #: known; 0 where this step has no count.
+    num_saturated: int = 0

@@ -40,6 +40,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     #: Computed past an output's end, never sent, never billed.
     overrun_tokens: int = 0
     preemptions: int = 0
+    #: Numbers of keys and values beyond the range of the KV cache's 8 bits.
+    saturated: int = 0
     #: Every output ends in one of three: finished (also by a stop string), failed or refused, cancelled.
     finished: int = 0
     failed: int = 0

@@ -20,7 +20,7 @@ class EngineStats:
         self.steps = 0
         self._step_s = 0.0
         self._prompt = self._cached = self._output = self._overrun = 0
-        self._session_cached = 0
+        self._session_cached = self._saturated = 0
         self._finished = self._failed = self._cancelled = 0
         #: When the window began; None while idle.
         self._since_s: float | None = None
@@ -32,6 +32,7 @@ class EngineStats:
     def stepped(self, output: StepOutput) -> None:
         self.steps += 1
         self._step_s = output.duration_s
+        self._saturated = max(self._saturated, output.num_saturated)
 
     def count(self, report: StepFrameBuilder) -> None:
         self._overrun += report.overrun_tokens
@@ -74,6 +75,7 @@ class EngineStats:
             output_tokens=self._output,
             overrun_tokens=self._overrun,
             preemptions=scheduler.num_preemptions,
+            saturated=self._saturated,
             finished=self._finished,
             failed=self._failed,
             cancelled=self._cancelled,

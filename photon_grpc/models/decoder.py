@@ -136,6 +136,12 @@ class Decoder:
                 attention.place = number
         return places
 
+    @property
+    def saturated(self) -> torch.Tensor | None:
+        """The count of numbers beyond the range of pages of 8 bits; None if there are no such pages."""
+        scales = next((layer.attention.scales for layer in self.layers if layer.attention.scales is not None), None)
+        return None if scales is None else scales.saturated
+
     def _scales_of(self, place: int) -> tuple[PageScales, ...] | None:
         group, section, _ = self.places[place]
         layers = self.kv_groups[group].sections[section].layers

@@ -7,15 +7,13 @@ head: a number of the page times it is the key.
 from __future__ import annotations
 
 import hashlib
-import re
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from photon_grpc.config.checkpoint import Checkpoint, read_checkpoint
-from photon_grpc.config.kv_calibration import FILE, read_calibration
+from photon_grpc.config.kv_calibration import read_calibration, source_of_scales
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.models.decoder import Decoder
@@ -28,14 +26,6 @@ NAMES = (
     ("k_proj.output_scale", "v_proj.output_scale"),
     ("kv_scale", "kv_scale"),
 )
-_SCALE = re.compile(
-    r"\.self_attn\.((k_proj\.)?k_scale|(v_proj\.)?v_scale|[kv]_proj\.output_scale|kv_scale|q_scale|prob_scale)$"
-)
-
-
-def is_kv_scale(name: str) -> bool:
-    """Return whether a tensor of this name belongs to pages of 8 bits, not to the weights."""
-    return _SCALE.search(name) is not None
 
 
 class KVScales(NamedTuple):
@@ -49,21 +39,18 @@ class KVScales(NamedTuple):
         return hashlib.sha256(self.numbers.numpy().astype("<f4").tobytes()).hexdigest()[:8]
 
 
-def find_kv_scales(config: ModelConfig, file: Path | None, *, has_weights: bool = True) -> KVScales:
-    """Return the constants for a model's pages of 8 bits.
+def find_kv_scales(config: ModelConfig, file: str, *, has_weights: bool = True) -> KVScales:
+    """Return the constants for a model's pages of 8 bits from where `source_of_scales` says that they are.
 
-    `file` is the value of --kv-calibration. A file beside the model counts after the checkpoint's own scales. Raise
-    ModelLoadError and ConfigError for scales that are malformed or of another model.
+    Raise ModelLoadError and ConfigError for scales that are malformed or of another model.
     """
-    if file is None and has_weights:
-        checkpoint = read_checkpoint(config.path)
-        if any(map(is_kv_scale, checkpoint.tensors)):
-            return KVScales(_of_checkpoint(config, checkpoint), "the checkpoint")
-        file = config.path / FILE if (config.path / FILE).is_file() else None
-    if file is None:
+    source = source_of_scales(config.path, file, has_weights=has_weights)
+    if source is None:
         return KVScales(torch.ones(config.num_layers, 2, config.num_kv_heads), "")
-    found = read_calibration(file, config.revision, config.num_layers, config.num_kv_heads)
-    return KVScales(torch.tensor((found.keys, found.values)).transpose(0, 1).contiguous(), str(file))
+    if source == config.path:
+        return KVScales(_of_checkpoint(config, read_checkpoint(config.path)), "the checkpoint")
+    found = read_calibration(source, config.revision, config.num_layers, config.num_kv_heads)
+    return KVScales(torch.tensor((found.keys, found.values)).transpose(0, 1).contiguous(), str(source))
 
 
 def set_kv_scales(decoder: Decoder, numbers: torch.Tensor) -> None:

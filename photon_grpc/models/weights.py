@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
+from photon_grpc.config.kv_calibration import is_kv_scale
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.kv_scales import is_kv_scale
 
 #: Called with (bytes done, bytes in all).
 OnProgress = Callable[[int, int], None]

@@ -88,6 +88,9 @@ class Snapshot(Collector):
             load.session_cached_prompt_tokens,
         )
         yield _total("num_preemptions", "Outputs that lost their KV blocks to others.", load.preemptions)
+        yield _total(
+            "kv_saturated_values", "Numbers of keys and values beyond the range of the 8-bit KV cache.", load.saturated
+        )
         ended = CounterMetricFamily("photon_engine_outputs", "Outputs that ended in the engine.", labels=["end"])
         for end in ("finished", "failed", "cancelled"):
             ended.add_metric([end], getattr(load, end))

@@ -12,6 +12,7 @@ from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
 from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallDraftsAlone, SmallStepsAlone
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.saturation import saturation_of
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, Step
 
@@ -32,7 +33,8 @@ def eager_runner(
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
         drafter = SmallDraftsAlone(drafter, decoder.num_parameters)
-    return ModelRunner(launch, table, cache, depth=depth, drafter=drafter)
+    saturation = saturation_of(decoder.saturated)
+    return ModelRunner(launch, table, cache, depth=depth, drafter=drafter, saturation=saturation)
 
 
 def _table(decoder: Decoder, cache: KVCache, max_num_seqs: int, speculation: Speculation) -> SlotTable:
@@ -65,4 +67,5 @@ def graph_runner(
     step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
-    return ModelRunner(launch, table, cache, depth=depth, drafter=speculation.drafter(table, decoder.kernels, cache))
+    drafter, saturation = speculation.drafter(table, decoder.kernels, cache), saturation_of(decoder.saturated)
+    return ModelRunner(launch, table, cache, depth=depth, drafter=drafter, saturation=saturation)

@@ -23,6 +23,7 @@ from photon_grpc.runner.drafting import Drafter, NoDrafter
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.logprob_records import LogprobRecords, output_records
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from photon_grpc.runner.saturation import NO_SATURATION, Saturation
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, StepTensors, Tail
 from photon_grpc.runner.streams import stream_of
@@ -42,17 +43,20 @@ class ModelRunner:
         cache: the pages of their blocks.
         depth: steps that may stay unread when the next is submitted.
         drafter: makes the drafts of steps that have some.
+        saturation: reads what pages of 8 bits could not hold.
     """
 
     def __init__(
-        self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int, drafter: Drafter | None = None
-    ) -> None:
+        self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int, drafter: Drafter | None = None,
+        saturation: Saturation = NO_SATURATION,
+    ) -> None:  # fmt: skip
         self.depth = depth
         self.drafter = drafter or NoDrafter()
         self.launch_body = launch
         self.table = table
         self.cache = cache
         self._poisoned = PoisonedSlots()
+        self._saturation = saturation
         self._is_held_back = False
 
     @property
@@ -78,7 +82,8 @@ class ModelRunner:
             )
         sound = self._poisoned.sound(batch)
         pending = self._launch(sound)
-        return pending if sound is batch else SoundRows(pending, batch, sound)
+        pending = pending if sound is batch else SoundRows(pending, batch, sound)
+        return self._saturation.watched(pending, batch.step)
 
     def _launch(self, batch: Batch) -> Pending:
         start_s = time.perf_counter()

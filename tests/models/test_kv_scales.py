@@ -65,7 +65,7 @@ def test_scales_of_a_checkpoint_are_read_under_every_name(
     if names[0] == names[1]:
         scales = scales[:, :1].expand(-1, 2, -1)
     copied = with_tensors(path, tmp_path, tensors_of(names, scales, per_head))
-    found = find_kv_scales(read_model_dir(copied), None)
+    found = find_kv_scales(read_model_dir(copied), "")
     assert found.source == "the checkpoint" and torch.equal(found.numbers, scales)
     # They are no weights: a model in 16 bits loads beside them.
     reference.load_decoder(copied)
@@ -104,7 +104,7 @@ def test_a_scale_that_is_missing_or_wrong_is_refused_by_name(spoil: Any, saved: 
     tensors, name = tensors_of(NAMES[0], scales_of(2), True), "model.layers.1.self_attn.v_scale"
     spoil(tensors, name)
     with pytest.raises(ModelLoadError, match=name):
-        find_kv_scales(read_model_dir(with_tensors(saved[1], tmp_path, tensors)), None)
+        find_kv_scales(read_model_dir(with_tensors(saved[1], tmp_path, tensors)), "")
 
 
 def calibration_of(path: Path, scales: torch.Tensor) -> KVCalibration:
@@ -119,17 +119,17 @@ def test_a_file_that_is_named_counts_before_the_checkpoint_and_one_beside_it_aft
     plain = with_tensors(saved[1], tmp_path / "plain", {})
     for at, numbers in ((plain / FILE, beside), (tmp_path / "named.json", named)):
         write_calibration(calibration_of(plain, numbers), at)
-    found = find_kv_scales(read_model_dir(plain), None)
+    found = find_kv_scales(read_model_dir(plain), "")
     assert torch.equal(found.numbers, beside) and found.source == str(plain / FILE)
-    assert torch.equal(find_kv_scales(read_model_dir(plain), tmp_path / "named.json").numbers, named)
+    assert torch.equal(find_kv_scales(read_model_dir(plain), str(tmp_path / "named.json")).numbers, named)
     (tmp_path / "scaled").mkdir()
     scaled = with_tensors(saved[1], tmp_path / "scaled", tensors_of(NAMES[0], in_checkpoint, True))
     write_calibration(calibration_of(scaled, beside), scaled / FILE)
-    assert torch.equal(find_kv_scales(read_model_dir(scaled), None).numbers, in_checkpoint)
+    assert torch.equal(find_kv_scales(read_model_dir(scaled), "").numbers, in_checkpoint)
 
 
 def test_without_any_scales_they_are_1(saved: Any) -> None:
-    found = find_kv_scales(read_model_dir(saved[1]), None)
+    found = find_kv_scales(read_model_dir(saved[1]), "")
     assert found.source == "" and torch.equal(found.numbers, torch.ones(LAYERS, 2, HEADS))
 
 
@@ -151,5 +151,5 @@ def test_a_file_that_is_malformed_or_another_models_is_refused(
     write_calibration(calibration_of(saved[1], scales_of(6)), file)
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ConfigError, match=told) as failure:
-        find_kv_scales(read_model_dir(saved[1]), file)
+        find_kv_scales(read_model_dir(saved[1]), str(file))
     assert failure.value.field == "kv_calibration" and str(file) in str(failure.value)

@@ -37,9 +37,13 @@ class EightBitCache(DynamicCache):
     def __init__(self, config: Any, scales: torch.Tensor) -> None:
         super().__init__(config=config)
         self._scales = scales
+        #: Numbers beyond the range.
+        self.num_saturated = 0
 
     def update(self, k: torch.Tensor, v: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         keys, values = self._scales[layer_idx]
+        for numbers, scale in ((k, keys), (v, values)):
+            self.num_saturated += int((numbers.abs() > 448 * scale[:, None, None]).sum())
         return super().update(rounded(k, keys), rounded(v, values), layer_idx, *args, **kwargs)
 
 
@@ -57,9 +61,12 @@ def logits_of(model: Any, ids: Sequence[int], scales: torch.Tensor) -> torch.Ten
 
 
 @torch.inference_mode()
-def greedy(model: Any, prompt: Sequence[int], num_tokens: int, scales: torch.Tensor) -> list[int]:
-    """Return the continuation of one prompt alone, token by token."""
-    cache, ids, found = EightBitCache(copy.deepcopy(model.config), scales), torch.tensor([list(prompt)]), []
+def greedy(
+    model: Any, prompt: Sequence[int], num_tokens: int, scales: torch.Tensor, cache: EightBitCache | None = None
+) -> list[int]:
+    """Return the continuation of one prompt alone, token by token, over a new cache by default."""
+    cache = cache or EightBitCache(copy.deepcopy(model.config), scales)
+    ids, found = torch.tensor([list(prompt)]), []
     for _ in range(num_tokens):
         token = model(ids, past_key_values=cache).logits[0, -1].argmax()
         found.append(int(token))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.config.flags import CacheConfig, ModelFlags, SchedulerConfig, ServeConfig
+from photon_grpc.config.kv_calibration import FORMAT, KVCalibration, write_calibration
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH
 from tests.examples import examples
-from tests.runner.eight_bits import greedy, ones
+from tests.runner.eight_bits import EightBitCache, greedy, ones
 from tests.runner.models import WINDOWED, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import ASKED, COMMON
@@ -47,7 +49,7 @@ def expected(family: str) -> list[list[int]]:
         async_depth=st.integers(0, 1),
     ),
 )
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(8))
 def test_no_setting_changes_what_is_said(family: str, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
     """Whatever the chunks, hits, forks, copies, preemptions, windows and runs are."""
     if family == WINDOWED and cache.kv_layout == "contiguous":
@@ -76,6 +78,22 @@ def test_blocks_are_twice_those_of_16_bits_and_the_version_names_form_and_scales
     facts = [each.assembled.facts.numerics for each in (plain, eight)]
     assert (facts[0].kv_cache, facts[1].kv_cache[:21]) == ("bfloat16", "float8_e4m3fn, scales")
     assert facts[0].version != facts[1].version
+
+
+def test_numbers_beyond_the_range_are_cut_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory, reference = model("llama")
+    scales, prompt = ones(reference) / 256, ASKED[2]
+    rows = tuple(map(tuple, scales[:, 0].tolist()))
+    revision = read_model_dir(directory).revision
+    write_calibration(KVCalibration(FORMAT, revision, "float8_e4m3fn", 1, rows, rows), tmp_path / "scales.json")
+    served = Served(directory, cache=CacheConfig(kv_cache_dtype="fp8", kv_calibration=str(tmp_path / "scales.json")))
+    cache = EightBitCache(copy.deepcopy(reference.config), scales)
+    with caplog.at_level("WARNING"):
+        (said,) = served.complete([prompt], 12)
+    assert said == greedy(reference, prompt, 12, scales, cache) and cache.num_saturated > 100
+    load = served.engine.stats.load(served.engine.scheduler)
+    assert load.saturated == cache.num_saturated
+    assert caplog.text.count("beyond the range of the 8-bit KV cache") in (1, 2, 3)
 
 
 def config_of(directory: Path, **cache: str) -> ServeConfig:

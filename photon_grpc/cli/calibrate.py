@@ -1,0 +1,61 @@
+"""`calibrate`: scales for --kv-cache-dtype fp8, from a text, into a file that `serve` finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from photon_grpc.cli.server_libraries import need_server
+from photon_grpc.config.kv_calibration import FILE, write_calibration
+from photon_grpc.errors import ConfigError
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text of the kind that the model will read. Unset: the reference of the Python language.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"File to write, for --kv-calibration. Unset: {FILE} in DIR, which serve finds.",
+)
+@click.option(
+    "--num-tokens",
+    type=click.IntRange(1, 2**24),
+    default=16384,
+    show_default=True,
+    metavar="N",
+    help="Tokens of the text that are read.",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def calibrate(directory: Path, text: Path | None, output: Path | None, num_tokens: int, device: str) -> None:
+    """Write scales for the 8-bit KV cache of the model in DIR.
+
+    The model reads a text once. Every layer and head gets a scale for its keys and one for its values, with room for
+    numbers twice as large as the largest that the text gave. serve --kv-cache-dtype fp8 uses them where the checkpoint
+    has none.
+    """
+    need_server()
+    from photon_grpc.compose import calibration
+
+    found = calibration.calibrate(directory, _read(text) if text else calibration.default_text(), num_tokens, device)
+    path = output or directory / FILE
+    write_calibration(found.scales, path)
+    layers, heads = len(found.scales.keys), len(found.scales.keys[0])
+    click.echo(
+        f"wrote {path}: scales of {layers} layers of {heads} heads from {found.scales.num_tokens:,} tokens; "
+        f"largest key {found.largest_key:.3g}, largest value {found.largest_value:.3g}"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8", field="--text") from None

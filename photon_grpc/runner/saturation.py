@@ -1,0 +1,88 @@
+"""The count of keys and values beyond the range of pages of 8 bits, read without waiting for the device."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+from msgspec.structs import replace
+
+from photon_grpc.core.batch import StepOutput
+from photon_grpc.core.ports import Pending
+
+_LOG = logging.getLogger(__name__)
+
+#: Steps between two readings on CUDA.
+_EVERY = 64
+#: The count is logged when it has grown by this factor.
+_FACTOR = 10
+
+
+class Saturation(Protocol):
+    """Adds the count to the outputs of steps."""
+
+    def watched(self, pending: Pending, step: int) -> Pending: ...
+
+
+class NoSaturation:
+    """Pages whose numbers have the range of the layers'."""
+
+    def watched(self, pending: Pending, step: int) -> Pending:
+        return pending
+
+
+NO_SATURATION = NoSaturation()
+
+
+def saturation_of(counted: torch.Tensor | None) -> Saturation:
+    """Return what reads the count of a decoder's pages; None: they are not of 8 bits."""
+    return NO_SATURATION if counted is None else SaturationCount(counted)
+
+
+class SaturationCount:
+    """The count that kernels keep on the device, int64 [1]."""
+
+    def __init__(self, counted: torch.Tensor) -> None:
+        self._counted = counted
+        #: Copied to the host after some step: complete once a later step is read.
+        self._host = counted if counted.device.type == "cpu" else torch.zeros(1, dtype=torch.int64)
+        self._told = 0
+
+    def watched(self, pending: Pending, step: int) -> Pending:
+        if self._counted.device.type == "cpu":
+            return CountedStep(pending, self, self._host)
+        if step % _EVERY:
+            return pending
+        before, self._host = self._host, torch.empty(1, dtype=torch.int64, pin_memory=True)
+        self._host.copy_(self._counted, non_blocking=True)
+        return CountedStep(pending, self, before)
+
+    def read(self, host: torch.Tensor) -> int:
+        count = int(host)
+        if count >= max(1, _FACTOR * self._told):
+            self._told = count
+            _LOG.warning(
+                "%s numbers of keys and values were beyond the range of the 8-bit KV cache so far, and were cut: "
+                "photon-grpc calibrate finds scales for --kv-calibration",
+                f"{count:,}",
+            )
+        return count
+
+
+class CountedStep:
+    """A step whose output has the count."""
+
+    def __init__(self, pending: Pending, counts: SaturationCount, host: torch.Tensor) -> None:
+        self._pending = pending
+        self._counts = counts
+        self._host = host
+
+    def drafts(self) -> tuple[int, ...]:
+        return self._pending.drafts()
+
+    def sample(self, masks: memoryview) -> None:
+        self._pending.sample(masks)
+
+    def result(self) -> StepOutput:
+        return replace(self._pending.result(), num_saturated=self._counts.read(self._host))
