@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 #: Without a command of their own.
 _PARTS = {"engine", "known_answers", "masked_rows", "saved", "service", "shapes", "traffic", "workloads"}
-_FOLDERS = ("bits", "kernels", "quality")
+_FOLDERS = ("bits", "kernels", "own_services", "quality")
 SHORT = (
     ("benchmarks.overhead", "--seqs", "1", "64", "--steps", "500"),
     ("benchmarks.versus_transformers", "--model", "demo"),

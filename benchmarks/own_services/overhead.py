@@ -1,6 +1,6 @@
 """Measure what a call of an own service takes beside Generate with the same prompt, constraint and tokens, end to end.
 
-    python -m benchmarks.own_services.overhead [--pairs 400] [--save NAME]
+    python -m benchmarks.own_services.overhead [--pairs 400] [--set FILE] [--save NAME]
 
 The two calls follow each other, in an order that changes with every pair, on one connection to a running service with
 the embedded model at temperature 0. The client sends and receives bytes, so that its protobuf is left out.
@@ -20,7 +20,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
-from grpc_tools import protoc
 
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import processes, serving
@@ -44,6 +43,8 @@ _Call = Callable[[bytes], Awaitable[bytes]]
 
 def triage_set() -> bytes:
     """Return the set of clients/triage, with short and repeatable answers."""
+    from grpc_tools import protoc  # which a set that is given needs not
+
     with tempfile.TemporaryDirectory() as made:
         includes = [f"-I{_TRIAGE}", f"-I{files('grpc_tools') / '_proto'}"]
         out = f"--descriptor_set_out={made}/triage.binpb"
@@ -148,9 +149,12 @@ def _spread(durations: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument(
+        "--set", type=Path, help="that of clients/triage as made here; unset: made anew, by grpcio-tools"
+    )
     add_save_flag(parser)
     flags = parser.parse_args()
-    data = triage_set()
+    data = flags.set.read_bytes() if flags.set else triage_set()
     method = read_services([ServiceFile("triage", data)], max_context_tokens=4096).methods[0]
     template = ChatTemplate((demo.TARGET / "chat_template.jinja").read_text())
     with saved(flags.save), tempfile.TemporaryDirectory() as made:
