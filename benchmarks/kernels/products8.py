@@ -1,6 +1,7 @@
 """Times products of 8-bit weights and 8-bit rows beside those of 16 bits, and compares bits with the library's.
 
     CUBLAS_WORKSPACE_CONFIG=:0:0 python -m benchmarks.kernels.products8 [--shape 8b qwen3-8b] [--rows 1,8,64] [--ways 4]
+    … --many --rows 256,2048        # more rows than 128: by the matrix library, and by tiles of 128 and of 256 rows
     … --bits        # which forms of the library have our bits, its speed, and nothing else
 
 Every product with its end behind the kernel that quantizes its rows, as a CUDA graph over as many weights as the
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest.mock import patch
 
 import torch
 
@@ -20,13 +22,14 @@ from benchmarks.kernels.sweep import BLOCK_SIZE, CHAIN_BYTES, EPS, Projection, p
 from benchmarks.kernels.timing import measure_us, needs_gpu, print_header
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.linear import cost, fused8, fused_linear, library8, products8, quantize, tiles8
+from photon_grpc.kernels.linear import cost, fused8, fused_linear, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
+from photon_grpc.layers.operands import DenseOperands
 
 FLOOR_BYTES_PER_US = 4.2e6
 KINDS = {
@@ -81,10 +84,16 @@ class Case:
 
     def apart(self, w: Weight8) -> None:
         """Multiply by the library, where it takes the weight, in two kernels."""
-        rows = products8.quantized(self.x, w)
-        y = torch.empty((self.rows, self.p.n), dtype=self.x.dtype, device=self.x.device)
-        for where, (sums, scales) in products8.library_sums(rows, w):
-            products8.rescale.launch(sums, scales, w.scales[0], y[where])
+        library8.scaled(products8.quantized(self.x, w), w.values, w.scales, self.x.dtype)
+
+    def many(self, w: Weight8) -> None:
+        """Multiply many rows, with the end."""
+        if self.heads is not None:
+            fused8.qkv_apart(self.x, Linear8(w), EPS, self.heads)
+        elif self.p.end == "swiglu":
+            fused8.swiglu_apart(self.x, Linear8(w), EPS, self.y)
+        else:
+            fused8.add_apart(self.residual, self.x, Linear8(w))
 
     def sixteen(self, w: torch.Tensor) -> None:
         """Multiply 16 bits by the tile that is chosen for them, or by the library."""
@@ -92,7 +101,13 @@ class Case:
         bucket = tiles8.bucket(self.rows)
         tile = cost.choose(self.p.product(bucket)) if bucket and bucket <= 128 else None
         if tile is None:
-            self.x @ w.t()
+            operands = DenseOperands(w, None, num_slices(self.p.n, self.p.k))
+            if self.heads is not None:
+                operands.qkv(self.x, EPS, self.heads)
+            elif self.p.end == "swiglu":
+                operands.swiglu(self.x, EPS, self.y)
+            else:
+                operands.add_to(self.residual, self.x)
         elif self.heads is not None:
             fused_linear.qkv_launch(of_x, linear, EPS, self.heads, tile, self.counters)
         elif self.p.end == "swiglu":
@@ -132,6 +147,20 @@ def timed(projection: Projection, rows: int, name: str, most: int, device: torch
     floor = projection.n * projection.k / FLOOR_BYTES_PER_US
     cells = [first, f"{best[0]:.2f}" if best else "–", "–" if library is None else f"{library:.2f}"]
     cells += [f"{sixteen:.2f}", f"{quantizing:.2f}", f"{floor:.2f}", str(tuple(best[1])) if best else "–"]
+    print(f"| {projection.name} {name} {rows} | {' | '.join(cells)} |", flush=True)
+
+
+def timed_many(projection: Projection, rows: int, name: str, device: torch.device) -> None:
+    """Print the microseconds of a product of many rows with its end, from 16 bits to 16 bits."""
+    case = Case(projection, rows, name, device)
+    with patch.object(wide8, "takes", lambda *_: False):
+        before = partial(case.launch, next(case.ways(1))) if rows <= wide8.PART else case.many
+        cells = [f"{case.us(before):.1f}"]
+    for parts in wide8.SIZES:
+        forced = {"choose": lambda *_, parts=parts: parts, "takes": lambda *_: True, "beats_library": lambda *_: True}
+        with patch.multiple(wide8, **forced):
+            cells.append(f"{case.us(case.many):.1f}")
+    cells += [f"{case.sixteen_us():.1f}", str(wide8.choose(rows, projection.n, projection.k, 132))]
     print(f"| {projection.name} {name} {rows} | {' | '.join(cells)} |", flush=True)
 
 
@@ -193,6 +222,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,16,64,256")
     parser.add_argument("--format", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--ways", type=int, default=4)
+    parser.add_argument("--many", action="store_true")
     parser.add_argument("--bits", action="store_true")
     arguments = parser.parse_args()
     needs_gpu("benchmarks.kernels.products8")
@@ -200,7 +230,13 @@ def main() -> None:
     with torch.inference_mode():
         if arguments.bits:
             return compare_bits(device)
-        for shape in arguments.shape:
+        for shape in arguments.shape if arguments.many else ():
+            print_header(shape, "before", *(f"{128 * parts} rows" for parts in wide8.SIZES), "16 bits", "chosen")
+            for projection in projections(SHAPES[shape]):
+                for name in arguments.format:
+                    for rows in map(int, arguments.rows.split(",")):
+                        timed_many(projection, rows, name, device)
+        for shape in () if arguments.many else arguments.shape:
             print_header(shape, "way", "best", "library", "16 bits", "quantize alone", "floor", "best way")
             for projection in projections(SHAPES[shape]):
                 for name in arguments.format:

@@ -48,10 +48,26 @@ def round_weight(weight: torch.Tensor, rounding: Rounding) -> torch.Tensor:
     rows, columns = (size or whole for size, whole in zip(rounding.block, weight.shape, strict=True))
     blocks = weight.float().view(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns)
     largest = blocks.abs().amax((1, 3), keepdim=True)
-    scales = torch.where(largest > 0, largest / _LARGEST[rounding.kind], torch.ones(()))
+    if rounding.kind == "int4":
+        scales = _least_error(blocks, largest, weight.dtype)
+    else:
+        scales = torch.where(largest > 0, largest / _LARGEST[rounding.kind], torch.ones(()))
     if not rounding.has_rounded_activations:
         scales = scales.to(weight.dtype).float()
     return (_cast(blocks / scales, rounding.kind) * scales).view(weight.shape).to(weight.dtype)
+
+
+def _least_error(blocks: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the scales of 4 bits with the least squared error: of five that end at a share of the largest number, each
+    fitted to its codes once."""
+    exact = blocks.double()
+    tried = []
+    for share in (0.7, 0.78, 0.86, 0.93, 1.0):
+        codes = _cast(blocks / (largest * (share / 7.5)), "int4").double()
+        tried.append(((exact * codes).sum(3, True) / (codes * codes).sum(3, True)).float().to(dtype).float())
+    errors = [(exact - (_cast(blocks / scales, "int4") * scales).double()).square().sum(3, True) for scales in tried]
+    best = torch.stack(errors).nan_to_num(torch.inf).argmin(0, keepdim=True)
+    return torch.stack(tried).gather(0, best)[0].nan_to_num(1.0)
 
 
 def round_rows(x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
@@ -64,7 +80,7 @@ def round_rows(x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
 
 def _cast(values: torch.Tensor, kind: str) -> torch.Tensor:
     limit = _LARGEST[kind]
-    values = values.clamp(-limit, limit)
+    values = values.clamp(-8 if kind == "int4" else -limit, limit)
     return values.to(_FP8).float() if kind == "fp8" else values.round()
 
 

@@ -20,7 +20,6 @@ from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
-from photon_grpc.config.quantization import chosen_format
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
@@ -164,7 +163,7 @@ def _load(
     kv_form: KVForm,
 ) -> Decoder:
     dtype = pick_dtype(model_config, config)
-    weight_format = chosen_format(model_config.quantization, config.model.quantization)
+    weight_format = config.model.weight_format(model_config.quantization)
     decoder = build(
         model_config,
         dtype=dtype,
@@ -181,7 +180,8 @@ def _load(
     else:
         weights.load(decoder, model_config, progress=lambda done, total: progress("weights", done, total))
     if weight_format is not None:
-        _LOG.info("weights of linear layers: %s, %s", weight_format.name, _saving(*weights.linear_bytes(decoder)))
+        held, in_16_bits = weights.linear_bytes(decoder)
+        _LOG.info("weights: %s, %s%s", weight_format.name, _saving(held, in_16_bits), _peak(decoder.device))
     # The fused layers are Triton kernels; if they do not fit the model, the decoder stays unfused.
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
@@ -190,6 +190,14 @@ def _saving(held: int, in_16_bits: int) -> str:
     """Return such as "4.61 GB, 3.43 GB less than in 16 bits"."""
     less = in_16_bits - held
     return f"{held / 1e9:.3g} GB, {abs(less) / 1e9:.3g} GB {'less' if less >= 0 else 'more'} than in 16 bits"
+
+
+def _peak(device: torch.device) -> str:
+    """Return such as "; all take 9.1 GB, and took 9.6 GB while they were loaded" on CUDA."""
+    if device.type != "cuda":
+        return ""
+    now, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    return f"; all take {now / 1e9:.3g} GB, and took {peak / 1e9:.3g} GB while they were loaded"
 
 
 def _limits(config: ServeConfig, sizes: Sizes) -> RunnerLimits:
@@ -266,7 +274,7 @@ def _facts(
     kv_form: KVForm,
 ) -> Facts:
     scheduling = config.scheduler
-    weight_format = chosen_format(model_config.quantization, config.model.quantization)
+    weight_format = config.model.weight_format(model_config.quantization)
     return Facts(
         max_model_len=sizes.max_model_len,
         vocab_size=model_config.vocab_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from photon_grpc.errors import ConfigError
@@ -14,6 +14,7 @@ BLOCK = 128
 ALL = 0
 
 Kind = Literal["int8", "int4", "fp8"]
+Head = Literal["", "int8"]
 #: How a checkpoint stores quantized weights; "" is a float checkpoint, which is quantized while it is read.
 Layout = Literal["", "gptq", "gptq_v2", "awq", "pack-quantized", "int-quantized", "float-quantized", "fp8"]
 
@@ -25,7 +26,8 @@ class WeightFormat:
     block: rows and columns of W [out, in] that share a scale, ALL for all of them: (1, ALL) is a scale a row, (1, 128)
     groups of 128 columns, (ALL, ALL) one scale, (128, 128) blocks. activation_bits: 16, or 8: then activations are
     quantized per token, with blocks per token and 128 columns. has_zeros: each scale has a zero point. ignored: names
-    of modules that stay 16 bits, or "re:" and a pattern that matches their beginning.
+    of modules that stay 16 bits, or "re:" and a pattern that matches their beginning. head: the kind of the head's
+    weights where they have 8 bits on request, with a scale a row and 16-bit activations; "": as `ignored` says.
     """
 
     kind: Kind
@@ -34,6 +36,7 @@ class WeightFormat:
     has_zeros: bool = False
     layout: Layout = ""
     ignored: tuple[str, ...] = ()
+    head: Head = ""
 
     @property
     def bits(self) -> int:
@@ -49,7 +52,8 @@ class WeightFormat:
             name = "w8a8"
         else:
             name = f"{self.kind}-g{columns}" if columns else self.kind
-        return f"{name} ({self.layout})" if self.layout else name
+        name = f"{name} ({self.layout})" if self.layout else name
+        return f"{name}, head {self.head}" if self.head else name
 
     @property
     def activations(self) -> str:
@@ -77,8 +81,9 @@ def groups(columns: int) -> tuple[int, int]:
 
 PER_ROW = 1, ALL
 PER_TENSOR = ALL, ALL
-#: The head stays 16 bits.
-_HEAD = ("lm_head",)
+#: The head stays 16 bits, unless `WeightFormat.head` says otherwise.
+HEAD = "lm_head"
+_HEAD = (HEAD,)
 #: The values of --quantization but "auto".
 FORMATS: dict[str, WeightFormat] = {
     "int8": WeightFormat("int8", PER_ROW, ignored=_HEAD),
@@ -92,14 +97,25 @@ FORMATS: dict[str, WeightFormat] = {
 }
 
 
-def chosen_format(checkpoint: WeightFormat | None, flag: str) -> WeightFormat | None:
-    """Return the format for a checkpoint and a value of --quantization; None: the weights stay as they are.
+#: The values of --quantization-head.
+HEADS: dict[str, Head] = {"none": "", "int8": "int8"}
 
-    Raise ConfigError if both say one.
+
+def chosen_format(checkpoint: WeightFormat | None, flag: str, head: str = "none") -> WeightFormat | None:
+    """Return the format for a checkpoint and values of --quantization and --quantization-head.
+
+    None: the weights stay as they are. Raise ConfigError if the flags contradict the checkpoint or one another.
     """
-    if flag == "auto":
-        return checkpoint
-    if checkpoint is not None:
+    if flag != "auto" and checkpoint is not None:
         message = f"--quantization {flag}: the checkpoint is quantized already ({checkpoint.name}); leave the flag out"
         raise ConfigError(message, field="quantization")
-    return FORMATS[flag]
+    form = checkpoint if flag == "auto" else FORMATS[flag]
+    if head == "none":
+        return form
+    if form is None:
+        message = f"--quantization-head {head}: the other weights have 16 bits; choose a format with --quantization"
+        raise ConfigError(message, field="quantization_head")
+    if form.layout and form.covers(HEAD):
+        message = f"--quantization-head {head}: the checkpoint's head is quantized already ({form.name})"
+        raise ConfigError(message, field="quantization_head")
+    return replace(form, head=HEADS[head])

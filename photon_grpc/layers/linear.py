@@ -28,6 +28,11 @@ class Folded(Enum):
 class LinearMethod(Protocol):
     """The format of a Linear's weights and its products; the weights are attributes of the Linear it is given."""
 
+    @property
+    def reads_floats(self) -> bool:
+        """Whether a checkpoint, or a tied embedding, has the weight as one float tensor."""
+        return True
+
     def create(self, linear: Linear, device: torch.device) -> None:
         """Allocate the linear's tensors on `device`, "meta" included."""
 

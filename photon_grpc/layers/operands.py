@@ -10,11 +10,23 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import dequantize, fused8, fused_linear, many_rows, products8, slices, weight, wide
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import (
+    dequantize,
+    epilogue,
+    fused8,
+    fused_linear,
+    many_rows,
+    products8,
+    slices,
+    weight,
+    wide,
+)
 from photon_grpc.kernels.linear.fused8 import Linear8
-from photon_grpc.kernels.linear.fused_linear import Affine
+from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, heads_fusion
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.kernels.linear.weight import QuantizedWeight
+from photon_grpc.kernels.linear.wide8 import holds_pairs
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
@@ -130,21 +142,50 @@ class PackedOperands(_Products):
         dequantize.launch(self.weight, scratch)
         return DenseOperands(scratch, self.bias, self.num_slices)
 
+    def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
+        tile = self._fused_tile(h, out.cache.shape[-1] // 2)
+        if tile is None or out.norms is not None:
+            return _Products.qkv(self, h, eps, out)
+        return wide.launch(heads_fusion(out, eps), h, self.map, out.q, tile, squares.norms(h, eps))
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+        span = self.weight.shape[0] // 2
+        tile = self._fused_tile(h, span)
+        if tile is None:
+            return _Products.swiglu(self, h, eps, y)
+        fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=span)
+        return wide.launch(fusion, h, self.map, y, tile, squares.norms(h, eps))
+
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         tile = wide.choose(x, self.map)
         if tile is None:
             return self.dense().add_to(h, x)
-        return slices.add_launch(h, wide.launch(x, self.map, tile), self.bias)
+        if tile.IS_SPLIT or h.dtype != torch.bfloat16:
+            return slices.add_launch(h, wide.sums(x, self.map, tile), self.bias)
+        fusion = Fusion(epilogue.load_residual, epilogue.add_residual, (self.bias, None))
+        return wide.launch(fusion, x, self.map, h, tile)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense().logits(x)
+        tile = wide.choose(x, self.map)
+        if tile is None:
+            return self.dense().logits(x)
+        return functools.reduce(torch.add, wide.sums(x, self.map, tile))
+
+    def _fused_tile(self, h: torch.Tensor, span: int) -> wide.WideTile | None:
+        """Return the tile that ends a product of pairs `span` apart; None if another kernel does."""
+        tile = wide.choose(h, self.map)
+        fuses = tile is not None and not tile.IS_SPLIT and holds_pairs(span) and h.dtype == torch.bfloat16
+        return tile if fuses else None
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         tile = wide.choose(x, self.map)
         if tile is None:
             return self.dense()._product(x)
-        sums = wide.launch(x, self.map, tile, None if self.num_slices > 1 else x.dtype)
-        return sums if self.num_slices > 1 else sums[0]
+        if self.num_slices > 1 and (tile.IS_SPLIT or x.dtype != torch.bfloat16):
+            return wide.sums(x, self.map, tile)
+        y = torch.empty((x.shape[0], self.weight.shape[0]), dtype=x.dtype, device=x.device)
+        wide.launch(wide.PLAIN, x, self.map, y, tile)
+        return y
 
 
 class EightBitOperands(NamedTuple):

@@ -87,7 +87,9 @@ class DecoderBuilder:
     def head(self, embedding: Embedding) -> LMHead:
         tied = self.config.tie_word_embeddings
         name = self.named("lm_head")
-        method = Unquantized() if tied else self.method(name)
+        method = self.method(name)
+        if tied and not method.reads_floats:
+            method = Unquantized()
         return LMHead(name, embedding, tied=tied, method=method, sample=self.kernels.sample)
 
     def layer(self, layer: int) -> DecoderLayer:

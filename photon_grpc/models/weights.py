@@ -136,8 +136,10 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, 
 
 def linear_bytes(decoder: Decoder) -> tuple[int, int]:
     """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits."""
-    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear) and leaf.num_parameters]
-    return sum(leaf.method.num_bytes(leaf) for leaf in linears), 2 * sum(leaf.num_parameters for leaf in linears)
+    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear)]
+    # A tied head has no parameters of its own; quantized, it takes memory all the same.
+    held = (leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple))
+    return sum(leaf.method.num_bytes(leaf) for leaf in held), 2 * sum(leaf.num_parameters for leaf in linears)
 
 
 def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:

@@ -17,7 +17,7 @@ PROMPT = "def fib(n):\n    "
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", quantization="int8-g64", num_blocks=256) as llm:
+    with LLM(device="cpu", quantization="int8-g64", quantization_head="int8", num_blocks=256) as llm:
         yield llm
 
 
@@ -34,9 +34,10 @@ def test_a_server_answers_with_quantized_weights_and_every_feature(llm: LLM, tar
 
 def test_doctor_names_the_numerics_of_the_format(llm: LLM) -> None:
     facts = llm._program.model_facts()
-    assert facts.quantization == "int8-g64"
+    assert facts.quantization == "int8-g64, head int8"
     found = facts.numerics
-    assert (found.weights, found.activations) == ("int8-g64", "float32")
-    flags = {"device": "cpu", "quantization": "int8-g64"}
+    assert (found.weights, found.activations) == ("int8-g64, head int8", "float32")
+    flags = {"device": "cpu", "quantization": "int8-g64", "quantization_head": "int8"}
     assert check_start.numerics_version(resolve(flags, {}).config) == found.version
-    assert check_start.numerics_version(resolve(flags | {"quantization": "w8a8"}, {}).config) != found.version
+    for other in ({"quantization": "w8a8"}, {"quantization_head": "none"}):
+        assert check_start.numerics_version(resolve(flags | other, {}).config) != found.version

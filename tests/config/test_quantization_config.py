@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -233,3 +234,15 @@ def test_the_flag_names_formats_and_is_refused_for_what_is_quantized_already() -
         ConfigError, match=r"--quantization int8: the checkpoint is quantized already \(int4-g128 \(awq\)\)"
     ):
         chosen_format(read_quantization(AWQ), "int8")
+
+
+def test_the_head_is_quantized_on_request_beside_other_weights_only() -> None:
+    form = chosen_format(None, "w8a8", "int8")
+    assert form is not None
+    assert (form.name, form.head) == ("w8a8, head int8", "int8")
+    with pytest.raises(ConfigError, match="--quantization-head int8: the other weights have 16 bits"):
+        chosen_format(None, "auto", "int8")
+    whole = WeightFormat("int8", (1, 0), layout="int-quantized")
+    with pytest.raises(ConfigError, match=r"the checkpoint's head is quantized already \(int8 \(int-quantized\)\)"):
+        chosen_format(whole, "auto", "int8")
+    assert chosen_format(replace(whole, ignored=("lm_head",)), "auto", "int8") is not None

@@ -18,7 +18,7 @@ def weight_of(name: str, w: torch.Tensor) -> Weight8:
     kind, has_blocks = FORMATS[name]
     n, k = w.shape
     if not has_blocks:
-        values, scales = quantize.reference(w, kind)
+        values, scales, _ = quantize.reference(w, kind)
         return Weight8(values, scales[None])
     blocks = torch.nn.functional.pad(w, (0, -k % 128)).view(n // 128, 128, -1, 128).permute(2, 0, 1, 3)
     scales = blocks.abs().amax((2, 3)) / quantize.LIMITS[kind]

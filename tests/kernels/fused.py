@@ -35,7 +35,7 @@ def stream(h: torch.Tensor) -> ResidualStream:
 
 def padded(rows: int, size: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:
     """Return random [rows, size], with NaN in the memory of the rest of the bucket."""
-    whole = torch.full((tiles.bucket(rows), size), torch.nan)
+    whole = torch.full((tiles.bucket(rows) or rows, size), torch.nan)
     whole[:rows] = torch.randn((rows, size), generator=generator) * 2
     return whole.to(dtype).to(device)[:rows]
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import fused8, quantize, rescale, tiles8
+from photon_grpc.kernels.linear import quantize, rescale, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.products8 import PARTS
-from photon_grpc.kernels.linear.tiles import HeadSplit, Problem
+from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
+from photon_grpc.kernels.linear.wide8 import PART, SIZES, WideTile8, box_layout, scale_layout, wide8_kernel
 from tests.kernels.eight import FORMATS, each_format
 from tests.kernels.test_compile import MODELS, Compiled, check, compiled
 from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon
@@ -63,7 +64,7 @@ def weights_of(name: str) -> Weights:
 
 
 def check_way(name: str, end: str, way: Way, problem: Problem) -> Compiled:
-    if end == "rotary" and not fused8.rotates(way, problem.SPAN):
+    if end == "rotary" and not holds_heads(way.tile, problem.SPAN):
         end, problem = "plain", problem._replace(SPAN=0, HEADS=None)
     built = projection(name, end, way, problem._replace(BM=way.rows, SLICES=way.slices))
     check(built, TYPES[FORMATS[name][0]][1])
@@ -84,7 +85,7 @@ def chosen(name: str, end: str, problem: Problem, rows: int) -> Way:
 
 
 #: Bucket -> a product of the 8B.
-SAMPLE = {8: "down", 16: "qkv", 32: "output", 64: "gate_up", 128: "down", 256: "qkv"}
+SAMPLE = {8: "down", 16: "qkv", 32: "output", 64: "gate_up", 128: "down"}
 
 
 @pytest.mark.parametrize("rows", SAMPLE)
@@ -126,27 +127,57 @@ def test_parts_of_many_rows(name: str) -> None:
         check(built, "wgmma.mma_async")
 
 
+def wide(name: str, end: str, parts: int, problem: Problem) -> Compiled:
+    kind, has_blocks = FORMATS[name]
+    load, store = EPILOGUES[end]
+    tile = WideTile8(parts, SIZES[parts][0], has_blocks)
+    constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": problem._replace(BM=PART)}
+    constants |= {"TILE": wide8.TILE, "W": tile, "PDL": True}
+    absent = ["operands"] if end not in OPERANDS else []
+    absent += ["x_scale" if has_blocks else "x_scales"] + ([] if end in ("rotary", "swiglu") else ["norms"])
+    short = TYPES[kind][0].removeprefix("*")
+    box = [1, 4, 2, 8, 128] if problem.SPAN else [64, 128]
+    types: dict[str, Any] = dict.fromkeys(["w_scale", "x_scale", "norms"], "*fp32") | {"operands": OPERANDS.get(end)}
+    types["w"] = f"tensordesc<{short}{box},{box_layout(len(box))!r}>"
+    types["x"] = f"tensordesc<{short}[128, 128],{box_layout(2)!r}>"
+    types["x_scales"] = f"tensordesc<fp32[1, 128],{scale_layout()!r}>"
+    return compiled_gluon(wide8_kernel, constants | dict.fromkeys(absent), wide8.TILE.KW, **types)
+
+
+@pytest.mark.parametrize(
+    ("which", "parts"),
+    [("output", 1), ("gate_up", 2), *(pytest.param(*one, marks=pytest.mark.full) for one in (("down", 2), ("qkv", 1)))],
+)
+@each_format
+def test_many_rows(name: str, which: str, parts: int) -> None:
+    end, problem = projections("8B")[which]
+    built = wide(name, end, parts, problem)
+    check(built, TYPES[FORMATS[name][0]][1], max_spilled_bytes=16)
+    # Values of W and of each part of x, in one copy of each group's rows; scales of blocks beside them.
+    assert built.ptx.count("cp.async.bulk.tensor.5d") == (2 if problem.SPAN else 0)
+    scales = parts if FORMATS[name][1] else 0
+    assert built.ptx.count("cp.async.bulk.tensor.2d") == (0 if problem.SPAN else 2) + parts + scales
+    assert "st.global.v4" in built.ptx
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_quantize(dtype: str, kind: torch.dtype) -> None:
     types = {"x": "*" + dtype, "values": TYPES[kind][0], "scales": "*fp32", "scale_stride": "i32"}
-    for size, grouped in ((4096, True), (4096, False), (28672, False)):
-        config = quantize.config(size, kind, grouped=grouped)
+    types |= {"weight": "*" + dtype, "norms": "*fp32", "eps": "fp32"}
+    plain = {"weight": None, "norms": None, "eps": None}
+    for size, grouped, whole in ((4096, True, False), (4096, False, False), (28672, False, False), (4096, True, True)):
+        config = quantize.config(size, kind, grouped=grouped, whole=whole) | ({} if whole else plain)
         built = compiled(quantize.quantize_rows_kernel, types, config | {"PDL": True})
         check(built, "griddepcontrol.wait")
         assert "ld.global.v4" in built.ptx
-        # A division that is not rounded correctly has other bits than torch's.
+        # A division that is not rounded correctly has other bits than torch's; that of a mean is as in every norm.
         assert "div.rn.f32" in built.ptx
-        assert "div.full.f32" not in built.ptx
+        assert built.ptx.count("div.full.f32") == whole
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("sums", ["i32", "fp32"])
 def test_rescale(sums: str, dtype: str) -> None:
-    types = {"sums": "*" + sums, "s_x": "*fp32", "s_w": "*fp32", "eps": "fp32"}
-    types |= dict.fromkeys(["y", "h", "bias"], "*" + dtype)
+    types = {"sums": "*" + sums, "s_x": "*fp32", "s_w": "*fp32", "y": "*" + dtype}
     check(compiled(rescale.rescale_kernel, types, rescale.config(4096) | {"PDL": True}), "griddepcontrol.wait")
-    check(compiled(rescale.rescale_add_kernel, types, rescale.config(4096) | {"PDL": True}), "griddepcontrol.wait")
-    built = compiled(rescale.rescale_swiglu_kernel, types, rescale.swiglu_config(14336, 4096) | {"PDL": True})
-    check(built, "griddepcontrol.wait")
-    assert "ld.global.v4" in built.ptx

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ import torch
 from photon_grpc.kernels.linear import cost, dequantize, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.tiles import Tile, fits
+from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import WeightKind
 from tests.kernels.packed import KINDS, packed_weight
-from tests.kernels.test_compile import check, compiled
-from tests.kernels.test_compile_fused import projection
+from tests.kernels.test_compile import Compiled, check, compiled
+from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon, projection
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -46,13 +47,58 @@ def test_tiles_that_are_chosen(shape: tuple[str, int, int, int], rows: int, kind
     built_well(shape[0], found[0], product)
 
 
-@pytest.mark.parametrize("kind", [SAMPLE[1], SAMPLE[3]], ids=str)
-@pytest.mark.parametrize("tile", wide.WIDE, ids=str)
-@pytest.mark.parametrize("slices", [1, 2])
-def test_tiles_of_many_rows(slices: int, tile: wide.WideTile, kind: WeightKind) -> None:
-    of_program = wide.problem(tile, 6144, 4096, slices, kind)
-    assert fits(tile.tile, of_program, wide.MAX_BYTES)
-    check(projection("plain", tile.tile, of_program), "wgmma.mma_async")
+@pytest.mark.parametrize("rows", tiles.BUCKETS)
+@pytest.mark.parametrize(("n", "k"), [(128256, 4096)])
+def test_a_head_of_8_bits_that_samples(n: int, k: int, rows: int) -> None:
+    product = Product(n, k, rows, 0, "head", 1, WeightKind(8))
+    tile = cost.choose(product, may_decline=False)
+    assert tile is not None
+    check(projection("sample", tile, product.problem(0)._replace(GUARD=True)), "mma", max_spilled_bytes=8)
+
+
+def many_rows(end: str, n: int, k: int, span: int, tile: wide.WideTile, slices: int, kind: WeightKind) -> Compiled:
+    load, store = EPILOGUES[end]
+    of_program = Problem(n, k, wide.PART, span, SLICES=slices, WEIGHT=kind)
+    width, groups = stored_width(kind.BITS, wide.STEP), num_pieces(kind.GROUP, wide.STEP, k, slices)
+    constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": of_program, "TILE": wide.TILE}
+    constants |= {"W": tile, "PDL": True}
+    absent = [] if end in OPERANDS else ["operands"]
+    absent += [] if kind.HAS_ZEROS else ["zeros"]
+    absent += [] if kind.HAS_NORM else ["norm"]
+    absent += [] if end == "swiglu" else ["norms"]
+    stored = {8: "i8", 4: "u8"}[kind.BITS]
+    rows = described(stored, [1, 4, 2, 8, width] if span else [64, width], width)
+    sides = described("bf16", [groups, 1, 4, 2, 8] if span else [groups, 64], 0)
+    types: dict[str, Any] = {"w": rows, "scales": sides, "zeros": sides, "norm": described("bf16", [1, 64], 0)}
+    types |= {"x": described("bf16", [tile.BM, 64], 128), "y": "*fp32" if tile.IS_SPLIT else "*bf16", "norms": "*fp32"}
+    types["operands"] = OPERANDS.get(end)
+    return compiled_gluon(wide.wide_kernel, constants | dict.fromkeys(absent), wide.TILE.KW, **types)
+
+
+def described(kind: str, box: list[int], swizzle: int) -> str:
+    """Return the type of a descriptor."""
+    bits = 16 if kind == "bf16" else 8
+    return f"tensordesc<{kind}{box},{wide.box_layout(len(box), bits, swizzle)!r}>"
+
+
+@pytest.mark.parametrize(
+    ("end", "shape", "tile", "slices", "kind"),
+    [
+        ("swiglu", (28672, 4096, 14336), wide.WideTile(256, 4), 1, SAMPLE[3]),
+        ("add", (4096, 14336, 0), wide.WideTile(128, 6), 2, SAMPLE[1]),
+        ("plain", (1536, 8960, 0), wide.WideTile(256, 4, True), 4, SAMPLE[2]),
+        pytest.param("plain", (6144, 4096, 0), wide.WideTile(256, 4), 1, SAMPLE[0], marks=pytest.mark.full),
+    ],
+)
+def test_tiles_of_many_rows(
+    end: str, shape: tuple[int, int, int], tile: wide.WideTile, slices: int, kind: WeightKind
+) -> None:
+    n, k, span = shape
+    built = many_rows(end, n, k, span, tile, slices, kind)
+    check(built, "wgmma.mma_async")
+    assert "cp.async.bulk.tensor" in built.ptx
+    # The fetching and the multiplying warps share the registers of a multiprocessor.
+    assert "setmaxnreg.dec" in built.ptx
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8
+from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.tiles8 import Way
@@ -85,7 +85,7 @@ def test_ends_give_their_operands_to_the_kernel(name: str, recorder: Recorder) -
     assert given["operands"][0] is out.rotation and given["operands"][2] == cache.stride(0)
 
 
-@pytest.mark.parametrize(("num_rows", "parts"), [(5, 1), (256, 1), (257, 3), (600, 5)])
+@pytest.mark.parametrize(("num_rows", "parts"), [(5, 1), (128, 1), (257, 3), (600, 5)])
 def test_rows_above_the_buckets_go_in_parts_where_the_library_has_no_such_product(
     num_rows: int, parts: int, recorder: Recorder
 ) -> None:
@@ -98,21 +98,22 @@ def test_rows_above_the_buckets_go_in_parts_where_the_library_has_no_such_produc
 
 
 @pytest.mark.parametrize("num_rows", [300, 5000])
-@pytest.mark.parametrize("name", ["w8a8", "fp8"])
+@pytest.mark.parametrize(("name", "dtype"), [("w8a8", torch.bfloat16), ("fp8", torch.float16)])
 def test_the_librarys_sums_become_the_same_product_and_ends(
-    name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library8, "takes", lambda values, scales: True)
     monkeypatch.setattr(library8, "sums", sums)
-    x, weight = torch.randn(num_rows, 128).bfloat16(), weight_of(name, torch.randn(256, 128))
+    x, weight = torch.randn(num_rows, 128).to(dtype), weight_of(name, torch.randn(256, 128))
     expected = products8.reference(x, weight)
     assert torch.equal(products8.product(x, weight), expected)
-    h, b = torch.randn(num_rows, 256).bfloat16(), torch.randn(256).bfloat16()
-    added, y = h.clone(), torch.empty(num_rows, 128).bfloat16()
+    h, b = torch.randn(num_rows, 256).to(dtype), torch.randn(256).to(dtype)
+    added, y = h.clone(), torch.empty(num_rows, 128).to(dtype)
     fused8.add_apart(added, x, Linear8(weight, b))
     assert torch.equal(added, (h + b) + expected)
     fused8.swiglu_apart(x, Linear8(weight, b), 1e-5, y)
-    fused8.swiglu.norm_reference(expected, x, b, 1e-5, h[:, :128])
+    sums_of = expected if dtype == torch.bfloat16 else products8.reference(x, weight, torch.float32)
+    fused8.swiglu.norm_reference(sums_of, x, b, 1e-5, h[:, :128])
     assert torch.equal(y, h[:, :128])
 
 
@@ -131,7 +132,7 @@ def test_kernels_may_read_whole_buckets_of_rows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(quantize, "launches", lambda tensor: True)
     monkeypatch.setattr(quantize, "quantize_rows_kernel", Recorder())
     monkeypatch.setattr(Recorder, "_launch", lambda self, *args, **options: None)
-    for num_rows, padded in ((1, 8), (200, 256), (257, 512)):
+    for num_rows, padded in ((1, 8), (200, 256), (257, 384)):
         for grouped in (False, True):
             rows = quantize.launch(torch.randn(num_rows, 256), torch.float8_e4m3fn, grouped=grouped)
             assert rows.values.untyped_storage().nbytes() == padded * 256
@@ -139,3 +140,26 @@ def test_kernels_may_read_whole_buckets_of_rows(monkeypatch: pytest.MonkeyPatch)
             assert rows.scales.shape == ((num_rows, 2) if grouped else (num_rows,))
             assert rows.scales.untyped_storage().nbytes() == 4 * padded * (2 if grouped else 1)
             assert rows.scales.stride(0) == 1
+
+
+@pytest.mark.parametrize(("n", "span"), [(256, 0), (256, 128), (512, 64), (1024, 32)])
+def test_the_copy_engine_sees_rows_of_w_in_the_order_of_pairs(n: int, span: int) -> None:
+    values = torch.arange(n * 256).to(torch.int8).view(n, 256)
+    view = wide8.weight_descriptor(values, span)
+    whole = view.base.as_strided(view.shape, view.strides)
+    for program in range(n // wide8.GROUP_ROWS):
+        row = torch.arange(wide8.GROUP_ROWS)
+        pair = program * 32 + row // 16 * 8 + row % 8
+        in_pairs = pair // max(1, span) * 2 * span + pair % max(1, span) + row % 16 // 8 * span
+        at = (pair[0] // span, pair[0] % span // 8, 0, 0, 128) if span else (program * 64, 128)
+        box = whole[
+            tuple(slice(int(first), int(first) + size) for first, size in zip(at, view.block_shape, strict=True))
+        ]
+        expected = values[in_pairs if span else program * 64 + row, 128:]
+        assert torch.equal(box.reshape(64, 128), expected)
+
+
+def test_tiles_of_many_rows_are_those_of_the_fewest_steps() -> None:
+    # Two waves of 256 rows for four of 128; one wave of either.
+    assert wide8.choose(256, 28672, 4096, 132) == 2
+    assert wide8.choose(256, 4096, 14336, 132) == 1

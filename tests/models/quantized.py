@@ -39,9 +39,9 @@ class Written:
     quantize: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
 
-def make_model() -> Any:
+def make_model(**changes: Any) -> Any:
     torch.manual_seed(3)
-    config = transformers.Qwen2Config(**CONFIG)
+    config = transformers.Qwen2Config(**(CONFIG | changes))
     model = transformers.Qwen2ForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

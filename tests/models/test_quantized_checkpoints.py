@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import FORMATS
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.quantization.methods import methods
-from photon_grpc.models import Decoder, build, dummy
+from photon_grpc.models import Decoder, build, dummy, load
 from photon_grpc.models.fused import FusedDecoderLayer, with_chains
+from photon_grpc.models.weights import linear_bytes
 from tests.models import quantized, reference
 from tests.models.quantized import EIGHT_BITS, FILE, LAYOUTS
 from tests.models.test_parallel import of_two_ranks
@@ -206,6 +209,27 @@ def test_fused_layers_equal_others_where_weights_were_quantized_with_their_norms
         )
         for expected, found in zip(*pairs, strict=True):
             torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_head_is_rounded_to_nearest_on_request(is_tied: bool, tmp_path: Path) -> None:
+    model = quantized.make_model(tie_word_embeddings=is_tied)
+    config = read_model_dir(reference.save(model, tmp_path))
+    decoder = build(
+        config, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=64,
+        method=methods(replace(FORMATS["w8a8"], head="int8")),
+    )  # fmt: skip
+    load(decoder, config)
+    weight = model.lm_head.weight.detach()
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    x = torch.randn(3, weight.shape[1])
+    expected = x @ ((weight / scales).round() * scales).t()
+    torch.testing.assert_close(decoder.head.logits(x), expected, rtol=1e-5, atol=1e-5)
+    # Tied or not, its bytes are counted.
+    others = sum(
+        one.method.num_bytes(one) for layer in decoder.layers for one in layer.leaves() if hasattr(one, "method")
+    )
+    assert linear_bytes(decoder)[0] - others == weight.numel() + scales.nbytes
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq-8-bits", "awq", "w4a16-asymmetric", "w8a16", "w8a8", "fp8"])

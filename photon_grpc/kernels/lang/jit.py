@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,6 +46,19 @@ class Launchable:
     def _do_compile(self, *args: Any, **kwargs: Any) -> Any:
         BEFORE_COMPILATION.get()()
         return super()._do_compile(*args, **kwargs)
+
+
+def compiled_once(kernel: Any, known: set[Any], key: Any, calls: Iterable[tuple[Any, ...]], **options: Any) -> None:
+    """Compile a kernel for other arguments than it is launched with now, which later launches may have.
+
+    known: the keys for which that was done in this process. A dry run, which launches nothing, requests it every time.
+    """
+    if key in known and not DRY_RUN.get():
+        return
+    for arguments in calls:
+        kernel.run(*arguments, grid=(1,), warmup=True, **options)
+    if not DRY_RUN.get():
+        known.add(key)
 
 
 TritonKernel = None if triton is None else type("TritonKernel", (Launchable, triton.JITFunction), {})

@@ -140,6 +140,31 @@ def squares_kernel(h, partial, HIDDEN: tl.constexpr, PAD: tl.constexpr, PDL: tl.
     tl.store(partial + row * (HIDDEN // 16) + group, group_sums(x * x), mask=group < HIDDEN // 16)
 
 
+@jit
+def norms_kernel(h, norms, eps, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, PDL: tl.constexpr):
+    """Write the factor of one row per program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(norms + row, row_scale(row, h, None, eps, HIDDEN, LEVELS))
+
+
+def norms_config(hidden: int) -> dict[str, Any]:
+    """Return the compile-time arguments of `norms`, all but PDL."""
+    return {"HIDDEN": hidden, "LEVELS": levels(hidden), "num_warps": config(hidden)["num_warps"]}
+
+
+def norms(h: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return 1 / sqrt(mean(h²) + eps) of every row of h: float32 [M]."""
+    if not launches(h):
+        return torch.rsqrt(total_reference(h) / h.shape[1] + eps)
+    found = torch.empty(h.shape[0], dtype=torch.float32, device=h.device)
+    if h.shape[0]:
+        norms_kernel[(h.shape[0],)](h, found, eps, **norms_config(h.shape[1]), **dependent_launch(h.device))
+    return found
+
+
 def levels(hidden: int) -> int:
     """Return LEVELS of rows of `hidden` columns."""
     return next_power_of_2(hidden // GROUP).bit_length() - 1

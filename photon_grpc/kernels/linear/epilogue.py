@@ -9,7 +9,8 @@ in pairs:
     ahead = load(result, P, TILE)            asked for before the product: arrives while it runs
     store(tile, ahead, result, P, TILE)      rows of x from num_rows on store nothing
 
-`result` is (y, operands, num_rows), where `operands` is a tuple of the pair's own. Sums arrive in the layout of their
+`result` is (y, operands, num_rows, place), where `operands` is a tuple of the pair's own and `place` the number of the
+tile along W and its first row of x. Sums arrive in the layout of their
 matrix product, where a thread's neighbours are far apart in memory; they are exchanged once, into `tile_layout`, and
 from there on every thread loads and stores up to eight neighbours at once.
 
@@ -112,12 +113,13 @@ def normalised(tile, totals, eps, bias, kind: gl.constexpr, P: gl.constexpr, TIL
 
 
 @gluon_jit
-def output_indices(P: gl.constexpr, TILE: gl.constexpr):
+def output_indices(place, P: gl.constexpr, TILE: gl.constexpr):
     """Return int32 rows of the result [BN], or [BN // 2] of pairs, and tokens [BM], in slices of `output_layout`."""
+    program, first = place
     ROWS: gl.constexpr = TILE.BN // 2 if P.SPAN else TILE.BN
     at: gl.constexpr = output_layout(TILE.BN, P.BM, TILE.KW, P.SPAN)
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
-    return row, gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
+    row = program * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
+    return row, first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
 
 
 @gluon_jit
@@ -128,9 +130,9 @@ def load_nothing(result, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
     """Load y [BN, BM], with the bias added and rounded, in float32; operands: bias [N] or None, partial."""
-    y, operands, num_rows = result
+    y, operands, num_rows, place = result
     bias = operands[0]
-    row, token = output_indices(P, TILE)
+    row, token = output_indices(place, P, TILE)
     residual = gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0)
     residual = residual.to(gl.float32)
     if bias is not None:
@@ -140,27 +142,28 @@ def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
-    """Store y = residual + tile, the tile rounded first, and the sums of its squares by `squares.py`."""
-    y, operands, num_rows = result
+    """Store y = residual + tile, the tile rounded first, and the sums of its squares by `squares.py` if asked for."""
+    y, operands, num_rows, place = result
     partial = operands[1]
-    row, token = output_indices(P, TILE)
+    row, token = output_indices(place, P, TILE)
     kind: gl.constexpr = y.dtype.element_ty
     added = (tile.to(kind).to(gl.float32) + residual).to(kind)
     gl.store(y + token[None, :] * P.N + row[:, None], added, mask=(token < num_rows)[None, :])
-    stored = added.to(gl.float32)
-    sums = tile_groups(stored * stored)
-    at: gl.constexpr = sums.type.layout
-    group = gl.program_id(0) * (TILE.BN // 16) + gl.arange(0, TILE.BN // 16, layout=gl.SliceLayout(1, at))
-    token = gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
-    to = partial + token[None, :] * (P.N // 16) + group[:, None]
-    gl.store(to, sums, mask=(token < num_rows)[None, :] & (group >= 0)[:, None])
+    if partial is not None:
+        stored = added.to(gl.float32)
+        sums = tile_groups(stored * stored)
+        at: gl.constexpr = sums.type.layout
+        group = place[0] * (TILE.BN // 16) + gl.arange(0, TILE.BN // 16, layout=gl.SliceLayout(1, at))
+        token = place[1] + gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
+        to = partial + token[None, :] * (P.N // 16) + group[:, None]
+        gl.store(to, sums, mask=(token < num_rows)[None, :] & (group >= 0)[:, None])
 
 
 @gluon_jit
 def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store y [num_rows, SPAN] = silu(gate) · up."""
-    y, _, num_rows = result
-    row, token = output_indices(P, TILE)
+    y, _, num_rows, place = result
+    row, token = output_indices(place, P, TILE)
     gate, up = split_pairs(tile, P, TILE)
     to = y + token[None, :] * P.SPAN + row[:, None]
     gl.store(to, silu_product(gate, up).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
@@ -169,9 +172,9 @@ def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
     """Load cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block, PageScales or None."""
-    _, operands, num_rows = result
+    _, operands, num_rows, place = result
     rotation = operands[0]
-    row, token = output_indices(P, TILE)
+    row, token = output_indices(place, P, TILE)
     valid = (token < num_rows)[None, :]
     position = gl.load(rotation.positions + token, mask=token < num_rows, other=0).to(gl.int32)
     angle = position[None, :] * P.SPAN + (row % P.SPAN)[:, None]
@@ -183,15 +186,15 @@ def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
 def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store rotated queries in y [num_rows, Q_HEADS · D], rotated keys and unchanged values in their pages."""
     cos, sin = angles
-    y, operands, num_rows = result
+    y, operands, num_rows, place = result
     rotation, pages, block_stride, scales = operands
-    row, token = output_indices(P, TILE)
+    row, token = output_indices(place, P, TILE)
     valid = (token < num_rows)[None, :]
     kind: gl.constexpr = y.dtype.element_ty
     a, b = split_pairs(tile, P, TILE)
     rotated_a, rotated_b = rotated(a, b, cos, sin)
     # All rows of a program belong to one head.
-    head = gl.program_id(0) * (TILE.BN // 2) // P.SPAN
+    head = place[0] * (TILE.BN // 2) // P.SPAN
     column = row % P.SPAN
     if head < P.HEADS.Q:
         to = y + token[None, :] * (P.HEADS.Q * 2 * P.SPAN) + (head * 2 * P.SPAN + column)[:, None]
@@ -217,8 +220,8 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store y [num_rows, N]."""
-    y, _, num_rows = result
-    row, token = output_indices(P, TILE)
+    y, _, num_rows, place = result
+    row, token = output_indices(place, P, TILE)
     to = y + token[None, :] * P.N + row[:, None]
     gl.store(to, tile.to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
@@ -229,12 +232,12 @@ def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 
     operands: SamplingMetadata, tops, ids.
     """
-    values, operands, num_rows = result
+    values, operands, num_rows, place = result
     metadata, tops, ids = operands
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
     layout: gl.constexpr = tile_layout(BN, BM, TILE.KW, False)
-    program = gl.program_id(0)
+    program = place[0]
     number = program * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, layout))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
     is_row = token < num_rows

@@ -18,10 +18,16 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels import swiglu
-from photon_grpc.kernels.linear import epilogue, rescale
+from photon_grpc.kernels.linear import epilogue, wide8
 from photon_grpc.kernels.linear.fused_linear import Fusion, ResidualStream, heads_fusion
-from photon_grpc.kernels.linear.products8 import PLAIN, Weight8, by_library, launch, library_sums, product, quantized
-from photon_grpc.kernels.linear.rescale import sums_dtype
+from photon_grpc.kernels.linear.products8 import (
+    PLAIN,
+    Weight8,
+    is_wide,
+    launch,
+    product,
+    quantized,
+)
 from photon_grpc.kernels.linear.tiles import holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way
 from photon_grpc.kernels.rotary import rotate_store
@@ -44,13 +50,14 @@ def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Linear8, way: Wa
 
 def add_apart(h: torch.Tensor, a: torch.Tensor, linear: Linear8) -> None:
     """Change h as `add_launch` does."""
-    if by_library(linear.weight, h.shape[0]):
-        for where, (sums, scales) in library_sums(quantized(a, linear.weight), linear.weight):
-            rescale.add_launch(sums, scales, linear.weight.scales[0], linear.b, h[where])
-        return
+    weight = linear.weight
+    if is_wide(weight, h.shape[0], h.dtype):
+        fusion = Fusion(epilogue.load_residual, epilogue.add_residual, (linear.b, None))
+        return wide8.launch(fusion, (weight.values, weight.scales), quantized(a, weight), h)
     if linear.b is not None:
         h.add_(linear.b)
-    h.add_(product(a, linear.weight, h.dtype))
+    h.add_(product(a, weight, h.dtype))
+    return None
 
 
 def swiglu_launch(
@@ -66,11 +73,11 @@ def swiglu_launch(
 def swiglu_apart(h: torch.Tensor, linear: Linear8, eps: float, y: torch.Tensor) -> None:
     """Fill y as `swiglu_launch` does."""
     weight = linear.weight
-    if by_library(weight, h.shape[0]):
-        for where, (sums, scales) in library_sums(quantized(h, weight), weight):
-            rescale.swiglu_launch(sums, scales, weight.scales[0], linear.b, h[where], eps, y[where])
-        return
-    swiglu.norm_launch(product(h, weight, sums_dtype(h.dtype)), h, linear.b, eps, y)
+    span = weight.values.shape[0] // 2
+    if is_wide(weight, h.shape[0], h.dtype) and wide8.holds_pairs(span):
+        fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=span)
+        return wide8.launch(fusion, (weight.values, weight.scales), quantized(h, weight, eps), y, linear.b)
+    return swiglu.norm_launch(product(h, weight, sums_dtype(h.dtype)), h, linear.b, eps, y)
 
 
 def qkv_launch(
@@ -79,18 +86,23 @@ def qkv_launch(
     """Fill out.q and change out.cache with norm_qkv."""
     h, weight = stream.h, linear.weight
     rows = quantized(h, weight)
-    if out.norms is not None or not rotates(way, out.cache.shape[-1] // 2):
+    if out.norms is not None or not holds_heads(way.tile, out.cache.shape[-1] // 2):
         qkv = torch.empty((h.shape[0], weight.values.shape[0]), dtype=sums_dtype(h.dtype), device=h.device)
         launch(PLAIN, way, weight, rows, qkv, counters=counters)
         return rotate_store.launch(qkv, h, linear.b, eps, out, stream.partial)
     return launch(heads_fusion(out, eps), way, weight, rows, out.q, stream.partial, linear.b, counters)
 
 
-def rotates(way: Way, span: int) -> bool:
-    """Return whether the product's own kernel rotates heads; angles of more rows do not fit into its registers."""
-    return way.rows <= 128 and holds_heads(way.tile, span)
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return what a product is rounded to before its norm."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
 def qkv_apart(h: torch.Tensor, linear: Linear8, eps: float, out: HeadOutput) -> None:
     """Fill out.q and change out.cache as `qkv_launch` does."""
-    rotate_store.launch(product(h, linear.weight, sums_dtype(h.dtype)), h, linear.b, eps, out)
+    weight = linear.weight
+    can_fuse = out.norms is None and wide8.holds_pairs(out.cache.shape[-1] // 2)
+    if can_fuse and is_wide(weight, h.shape[0], h.dtype):
+        tensors = weight.values, weight.scales
+        return wide8.launch(heads_fusion(out, eps), tensors, quantized(h, weight, eps), out.q, linear.b)
+    return rotate_store.launch(product(h, weight, sums_dtype(h.dtype)), h, linear.b, eps, out)

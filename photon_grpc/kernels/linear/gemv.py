@@ -100,7 +100,7 @@ def gemv_kernel(
         if s < STEPS:
             fetch(xs.index(s), xp, s * BK, real, x_left)
         async_copy.commit_group()
-    ahead = LOAD((y, operands, num_rows), P, TILE)
+    ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     # Few sums are asked for here and added when the product is done; many are added while W arrives.
     FEW: gl.constexpr = BM * padded_groups(K) <= 32 * KW * 32
     if eps is not None:
@@ -124,7 +124,7 @@ def gemv_kernel(
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
         total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
-    STORE(total, ahead, (y, operands, num_rows), P, TILE)
+    STORE(total, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
 
 
 @gluon_jit

@@ -1,12 +1,14 @@
-"""Sums of products of 8-bit numbers: the matrix library's, and a reference in torch.
+"""Products of 8-bit numbers by the matrix library, and a reference in torch.
 
     int8:  int32 [T, N], exact: the same in any order, as long as K < 2^17
     e4m3:  float32 [T, N]: sums of 128 columns, added forwards in float32
+    scaled:  y = round((sums · s_w) · s_x)
 
 The library's int8 product takes more than 16 rows of x and multiples of 8 rows and columns of W. Its e4m3 product takes
 multiples of 16; without fast accumulation it adds each 128 columns to a float32, forwards, which are the bits of
-`wgmma8.py`. That holds with one scale and float32 sums, which is all that is asked of it here: row scales are applied
-afterwards by `rescale.py`. tests/gpu/kernels/test_products8_on_gpu.py compares the two.
+`wgmma8.py`, with one scale and float32 sums, and with scales of rows and bf16 results: then it scales the sums in the
+order above. Of all else the scales are applied afterwards by `rescale.py`. tests/gpu/kernels/test_products8_on_gpu.py
+compares them.
 
 The library is asked for `rows_at_once` rows after the other, which are independent: their sums, four bytes each, then
 stay in the second-level cache until they are rescaled, or at least in bounded memory.
@@ -19,10 +21,13 @@ import functools
 import torch
 from torch.nn import functional as F
 
+from photon_grpc.kernels.linear import rescale
 from photon_grpc.kernels.linear.quantize import GROUP, QuantizedRows
 
 #: Bytes of sums that stay in the second-level cache; rows of x that are multiplied at once where not even 1,024 fit.
 _CACHED_BYTES, MAX_ROWS = 34 << 20, 4096
+#: Products from which the library is faster with scales of rows than with one and a kernel behind it.
+_SCALED_PRODUCTS = 1 << 36
 #: Rows that the library's int8 product wants at least; columns whose int8 products a float32 sums exactly.
 _LEAST_ROWS, _EXACT_COLUMNS = 32, 1024
 
@@ -57,6 +62,23 @@ def sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False)
 
 
+def scaled(
+    rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:  # fmt: skip
+    """Return the product [T, N] of rows and values, both with scales of rows, by the library."""
+    is_large = len(rows.values) * values.numel() >= _SCALED_PRODUCTS
+    if values.dtype != torch.int8 and dtype == torch.bfloat16 and is_large:
+        return torch._scaled_mm(
+            rows.values, values.t(), rows.scales[:, None], scales, out_dtype=dtype, use_fast_accum=False
+        )
+    y = torch.empty((rows.values.shape[0], values.shape[0]), dtype=dtype, device=values.device)
+    at_once = rows_at_once(values.shape[0])
+    for first in range(0, len(y), at_once):
+        part = slice(first, first + at_once)
+        rescale.launch(sums(rows.values[part], values), rows.scales[part], scales[0], y[part])
+    return y
+
+
 @functools.cache
 def _one(device: torch.device) -> torch.Tensor:
     return torch.ones((), device=device)
@@ -84,7 +106,7 @@ def reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -
         total = int_reference(rows.values, values).float()
     else:
         total = functools.reduce(torch.add, chunk_sums(rows.values, values))
-    return total * rows.scales[:, None] * scales[0]
+    return total * scales[0] * rows.scales[:, None]
 
 
 def _blocks_reference(rows: QuantizedRows, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

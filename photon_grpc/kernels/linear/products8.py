@@ -1,12 +1,12 @@
 """y = x Wᵀ with W stored in 8 bits and x quantized on the way: the same bits at any number of rows.
 
-    y = round((Σ q_x · q_w) · s_x · s_w)                      a scale of each row of x and of each row of W
+    y = round((Σ q_x · q_w) · s_w · s_x)                      a scale of each row of x and of each row of W
     y = round(Σ_c (Σ q_x · q_w over 128 columns) · (s_x[c] · s_w[c]))      of 128 columns of x, of 128 x 128 of W
 
 How x becomes q_x and s_x: `quantize.py`. int8 sums are exact; e4m3 sums are those of 128 columns, added forwards in
-float32. Up to 256 rows `wgmma8.py` multiplies, or the library where the model of cost finds it cheaper; above them the
-library, and where a weight has scales of blocks, `wgmma8.py` in parts of 128 rows. Without matrix units of 8 bits (on a
-CPU) it is the reference in torch.
+float32. Up to 128 rows `wgmma8.py` multiplies, or the library where the model of cost finds it cheaper; above them, and
+from 65 rows on by a large W, `wide8.py`, or the library where that is faster or `wide8.py` does not divide W. Without
+matrix units of 8 bits (on a CPU) it is the reference in torch.
 
 Shapes: x [T, K], values int8 or e4m3 [N, K], scales float32 [1, N] or [K / 128, N / 128] -> y [T, N].
 Bytes moved: N · K, all else is small.
@@ -15,13 +15,12 @@ Bytes moved: N · K, all else is small.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
-from photon_grpc.kernels.linear import epilogue, library8, quantize, rescale, tiles8
+from photon_grpc.kernels.linear import epilogue, library8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import QuantizedRows
@@ -50,10 +49,9 @@ def kind_of(weight: Weight8) -> Weights:
     return Weights(weight.values.dtype == torch.int8, library8.has_blocks(*_tensors(weight)))
 
 
-def quantized(x: torch.Tensor, weight: Weight8) -> QuantizedRows:
-    """Return x in the 8 bits of the weight."""
-    x = x if weight.norm is None else x * weight.norm
-    return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks)
+def quantized(x: torch.Tensor, weight: Weight8, eps: float | None = None) -> QuantizedRows:
+    """Return x in the 8 bits of the weight, with eps also the factors of its norm."""
+    return quantize.launch(x, weight.values.dtype, grouped=kind_of(weight).has_blocks, weight=weight.norm, eps=eps)
 
 
 def way_of(weight: Weight8, num_rows: int, end: str = "add", span: int = 0) -> Way | None:
@@ -74,38 +72,32 @@ def product(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None) 
 def multiply(rows: QuantizedRows, weight: Weight8, dtype: torch.dtype) -> torch.Tensor:
     """Return the product of rows that are quantized."""
     tokens, device = rows.values.shape[0], rows.values.device
+    tensors, way, wide = _tensors(weight), way_of(weight, tokens), is_wide(weight, tokens, dtype)
+    if not wide and way is None and tokens and library8.takes(*tensors):
+        return library8.scaled(rows, *tensors, dtype)
     y = torch.empty((tokens, weight.values.shape[0]), dtype=dtype, device=device)
-    way = way_of(weight, tokens)
-    if way is not None:
+    if wide:
+        wide8.launch(PLAIN, tensors, rows, y)
+    elif way is not None:
         launch(PLAIN, way, weight, rows, y, counters=_counters(device) if way.slices > 1 else None)
-    elif library8.takes(*_tensors(weight)):
-        for where, (sums, scales) in library_sums(rows, weight):
-            rescale.launch(sums, scales, weight.scales[0], y[where])
     elif tokens and (parts := _parts(weight)) is not None:
         launch(PLAIN, parts, weight, rows, y, in_parts=True)
     else:
-        y.copy_(library8.reference(rows, *_tensors(weight)))
+        y.copy_(library8.reference(rows, *tensors))
     return y
 
 
-def library_sums(rows: QuantizedRows, weight: Weight8) -> Iterator[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
-    """Return the library's sums and the scales of some rows after the other."""
-    at_once = library8.rows_at_once(weight.values.shape[0])
-    for first in range(0, rows.values.shape[0], at_once):
-        where = slice(first, first + at_once)
-        yield where, (library8.sums(rows.values[where], weight.values), rows.scales[where])
-
-
-def by_library(weight: Weight8, num_rows: int) -> bool:
-    """Return whether the library multiplies so many rows by the weight."""
-    return library8.takes(*_tensors(weight)) and way_of(weight, num_rows) is None
+def is_wide(weight: Weight8, num_rows: int, dtype: torch.dtype) -> bool:
+    """Return whether `wide8.py` multiplies so many rows, with a result of this dtype."""
+    if not wide8.takes(weight.values, num_rows, dtype):
+        return False
+    return not library8.takes(*_tensors(weight)) or wide8.beats_library(*weight.values.shape, num_rows, kind_of(weight))
 
 
 def reference(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return x Wᵀ in torch, on any device."""
     values, scales = _tensors(weight)
-    x = x if weight.norm is None else x * weight.norm
-    rows = quantize.reference(x, values.dtype, grouped=kind_of(weight).has_blocks)
+    rows = quantize.reference(x, values.dtype, grouped=kind_of(weight).has_blocks, weight=weight.norm)
     return library8.reference(rows, values, scales).to(dtype or x.dtype)
 
 

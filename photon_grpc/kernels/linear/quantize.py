@@ -10,7 +10,7 @@ Before a product that follows an RMSNorm, x is the residual stream h: the norm's
 one number for the row. Quantizing h gives the q that quantizing r · h would give, but for roundings of r · h; so r
 multiplies the finished product, as in the 16-bit kernels. Everywhere, in this order:
 
-    round to 16 bits: h → q, s → sums of q · W → float32 → · s → · s_w → round to 16 bits → · r → + b → end
+    round to 16 bits: h → q, s → sums of q · W → float32 → · s_w → · s → round to 16 bits → · r → + b → end
 
 Shapes: x [T, K] contiguous -> values [T, K] with memory for `padded_rows(T)` rows, scales float32 [T], or [T, K / 128]
 with the rows of a column side by side. bf16, fp16, fp32. Bytes moved: T · K · (itemsize + 1).
@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.kernels.lang.formulas import round_e4m3
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.lang.formulas import round_e4m3, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.squares import group_sums
 
 #: Columns that share a scale where rows have more than one.
 GROUP = 128
@@ -34,14 +36,18 @@ TINY = 2.0**-40
 #: The type of the numbers -> the largest of them.
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 #: Buckets of rows that one program along x multiplies; above them x is padded to a multiple of the last.
-ROWS = (8, 16, 32, 64, 128, 256)
+ROWS = (8, 16, 32, 64, 128)
 
 
 class QuantizedRows(NamedTuple):
-    """Quantized rows: values int8 or e4m3 [T, K], scales float32 [T] or [T, K / 128]."""
+    """Quantized rows: values int8 or e4m3 [T, K], scales float32 [T] or [T, K / 128].
+
+    norms: r = 1 / sqrt(mean(x²) + eps) of each row before it was quantized, float32 [T], if asked for.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
+    norms: torch.Tensor | None = None
 
 
 def padded_rows(num_rows: int) -> int:
@@ -49,10 +55,14 @@ def padded_rows(num_rows: int) -> int:
     return next((size for size in ROWS if size >= num_rows), cdiv(num_rows, ROWS[-1]) * ROWS[-1])
 
 
-def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> QuantizedRows:
-    """Return the quantized rows in torch."""
+def reference(
+    x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False,
+    weight: torch.Tensor | None = None, eps: float | None = None,
+) -> QuantizedRows:  # fmt: skip
+    """Return what `launch` does in torch."""
     size = x.shape[1]
-    tile = x.float()
+    norms = None if eps is None else torch.rsqrt(squares.total_reference(x) / size + eps)
+    tile = (x if weight is None else x * weight).float()
     if grouped:
         tile = F.pad(tile, (0, -size % GROUP)).unflatten(1, (-1, GROUP))
     scale = (tile.abs().amax(-1, keepdim=True) / LIMITS[kind]).clamp_min(TINY)
@@ -62,7 +72,7 @@ def reference(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> Q
         values = scaled.round().to(kind)
     else:
         values = scaled.clamp(-LIMITS[kind], LIMITS[kind]).to(kind)
-    return QuantizedRows((values.flatten(1) if grouped else values)[:, :size].contiguous(), scale.squeeze(-1))
+    return QuantizedRows((values.flatten(1) if grouped else values)[:, :size].contiguous(), scale.squeeze(-1), norms)
 
 
 @jit
@@ -89,10 +99,13 @@ def quantized(tile, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
 
 @jit
 def quantize_rows_kernel(
-    x, values, scales, scale_stride,
+    x, weight, values, scales, scale_stride, norms, eps,
     SIZE: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Quantize GROUPS groups of WIDTH columns of one row per program; groups' scales are `scale_stride` apart."""
+    """Quantize GROUPS groups of WIDTH columns of one row per program; groups' scales are `scale_stride` apart.
+
+    The row is multiplied by `weight` first, if there is one. With `norms` a program has the whole row.
+    """
     if PDL:
         # The next kernel may take its weights while this one waits.
         gdc_launch_dependents()
@@ -101,29 +114,45 @@ def quantize_rows_kernel(
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tile = tl.load(x + row * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    if norms is not None:
+        sums = group_sums(tl.reshape(tile * tile, [GROUPS * WIDTH]))
+        total = tl.sum(tree_sum(tl.reshape(sums, [1, sums.shape[0]])), 0)
+        tl.store(norms + row, tl.rsqrt(total / SIZE + eps))
+    if weight is not None:
+        tile = tile * tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+        tile = tile.to(x.dtype.element_ty).to(tl.float32)
     scale = scales_of(tile, LIMIT)
     tl.store(values + row * SIZE + column, quantized(tile, scale, LIMIT, values.dtype.element_ty), mask=column < SIZE)
     tl.store(scales + row + group * scale_stride, scale, mask=group * WIDTH < SIZE)
 
 
-def config(size: int, kind: torch.dtype, *, grouped: bool) -> dict[str, Any]:
-    """Return the compile-time arguments for rows of `size` columns, all but PDL."""
+def config(size: int, kind: torch.dtype, *, grouped: bool, whole: bool = False) -> dict[str, Any]:
+    """Return the compile-time arguments for rows of `size` columns, all but PDL; `whole`: a program has a row."""
     width = GROUP if grouped else next_power_of_2(size)
-    groups = min(16, next_power_of_2(cdiv(size, GROUP))) if grouped else 1
+    groups = next_power_of_2(cdiv(size, GROUP)) if grouped else 1
+    groups = groups if whole else min(16, groups)
     shape = {"SIZE": size, "GROUPS": groups, "WIDTH": width, "LIMIT": LIMITS[kind]}
     return shape | {"num_warps": max(1, min(16, groups * width // 512))}
 
 
-def launch(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> QuantizedRows:
-    """Return the quantized rows, with memory for `padded_rows` of them."""
+def launch(
+    x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False,
+    weight: torch.Tensor | None = None, eps: float | None = None,
+) -> QuantizedRows:  # fmt: skip
+    """Return the rows of x, or of x · weight, quantized; with eps also their norms.
+
+    Values and scales have memory for `padded_rows` rows.
+    """
     if not launches(x):
-        return reference(x, kind, grouped=grouped)
+        return reference(x, kind, grouped=grouped, weight=weight, eps=eps)
     tokens, size = x.shape
     padded, groups = padded_rows(tokens), cdiv(size, GROUP) if grouped else 1
     values = torch.empty((padded, size), dtype=kind, device=x.device)
     scales = torch.empty((groups, padded), dtype=torch.float32, device=x.device)
-    meta = config(size, kind, grouped=grouped)
+    norms = None if eps is None else torch.empty(tokens, dtype=torch.float32, device=x.device)
+    meta = config(size, kind, grouped=grouped, whole=eps is not None)
     if tokens:
         grid = tokens, cdiv(groups, meta["GROUPS"])
-        quantize_rows_kernel[grid](x, values, scales, padded, **meta, **dependent_launch(x.device))
-    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens])
+        tensors = x, weight, values, scales, padded, norms, eps
+        quantize_rows_kernel[grid](*tensors, **meta, **dependent_launch(x.device))
+    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens], norms)

@@ -41,8 +41,7 @@ class Problem(NamedTuple):
     """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
     SPAN: the distance of W's paired rows; 0 if they are not paired. GUARD: x ends after its rows, which may be fewer
-    than BM. SLICES: of K (cut.py). WEIGHT: how W is stored. IS_WIDE: x has more rows than BM, which further programs
-    take, and the sums of slices are stored apart (wide.py).
+    than BM. SLICES: of K (cut.py). WEIGHT: how W is stored.
     """
 
     N: int
@@ -53,7 +52,6 @@ class Problem(NamedTuple):
     HEADS: HeadSplit | None = None
     SLICES: int = 1
     WEIGHT: WeightKind = WeightKind()
-    IS_WIDE: bool = False
 
 
 #: Rows of x are padded to one of these.

@@ -16,10 +16,9 @@ from photon_grpc.kernels.linear.cost import H200, IN_FLIGHT, Device, Product
 from photon_grpc.kernels.linear.quantize import ROWS
 from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
 
-#: (BN, BK, warps) of tiles for so many rows of x; those of int8 only apart, since fp8 holds sums twice.
+#: (BN, BK, warps) of tiles for so many rows of x.
 _FEW = ((64, 128, 4), (64, 256, 4), (128, 128, 8))
-MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8)), 256: ((64, 128, 8),)}
-INT_MENU = {256: ((128, 128, 8),)}
+MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8))}
 #: Slices of K that are considered, of int8 only; sums of a thread that can be merged.
 SLICES, MERGED = (1, 2, 4), 64
 
@@ -73,10 +72,9 @@ def candidates(product: Product, weights: Weights, device: Device = H200) -> lis
     that quantizes ends, and the more steps each has in flight, the more of W arrives meanwhile.
     """
     rows = product.rows
-    sizes = MENU.get(rows, ()) + (INT_MENU.get(rows, ()) if weights.is_int else ())
     found = [
         Way(Tile("wgmma", bn, bk, warps, min(16, in_flight // (bk * (bn + rows)))), rows, slices)
-        for bn, bk, warps in sizes
+        for bn, bk, warps in MENU.get(rows, ())
         for in_flight in IN_FLIGHT
         for slices in (SLICES if weights.is_int else (1,))
     ]

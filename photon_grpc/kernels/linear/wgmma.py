@@ -109,8 +109,7 @@ def wgmma_kernel(
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
-    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128. IS_WIDE: it has a third axis for blocks of BM
-    rows of x, and y is [SLICES, num_rows, N].
+    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128.
 
     A slice is a multiple of BK columns; where the last one is shorter, it multiplies zeros in the end. LOAD and STORE
     are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
@@ -129,10 +128,6 @@ def wgmma_kernel(
     kind: gl.constexpr = x.dtype.element_ty
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     COLUMNS: gl.constexpr = slice_columns(K, P.SLICES)
-    if P.IS_WIDE:
-        x += gl.program_id(2) * BM * K
-        y += (gl.program_id(1) * num_rows + gl.program_id(2) * BM) * P.N
-        num_rows -= gl.program_id(2) * BM
     STEPS: gl.constexpr = COLUMNS // BK
     IS_EVEN: gl.constexpr = P.SLICES * COLUMNS == K
     IS_PACKED: gl.constexpr = P.WEIGHT.BITS < 16
@@ -174,7 +169,7 @@ def wgmma_kernel(
     # Tiles that would take half of the registers are loaded when the product no longer needs them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
-        ahead = LOAD((y, operands, num_rows), P, TILE)
+        ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     if eps is not None:
         sums = totals_at_once(partial, K, BM, KW)
     acc = gl.zeros([BN, BM], gl.float32, out)
@@ -204,12 +199,12 @@ def wgmma_kernel(
     first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
     tile = gl.convert_layout(acc, first)
     is_last = True
-    if P.SLICES > 1 and not P.IS_WIDE:
+    if P.SLICES > 1:
         is_last, tile = merge_slices(tile, partials, P, TILE)
     if is_last:
         y_tile = gl.convert_layout(tile, whole)
         if not AHEAD:
-            ahead = LOAD((y, operands, num_rows), P, TILE)
+            ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
         if eps is not None:
             y_tile = normalised(y_tile, sums, eps, bias, kind, P, TILE)
-        STORE(y_tile, ahead, (y, operands, num_rows), P, TILE)
+        STORE(y_tile, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)

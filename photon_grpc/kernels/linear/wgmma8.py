@@ -204,7 +204,7 @@ def wgmma8_kernel(
     if AHEAD and not E.BLOCKS:
         s_x = load_x_scales(x_scale, P, TILE)
     if AHEAD:
-        ahead = LOAD((y, operands, num_rows), P, TILE)
+        ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     if AHEAD and eps is not None:
         squares = totals_at_once(partial, K, BM, KW)
     acc = gl.zeros([BN, BM], gl.int32 if IS_INT else gl.float32, out)
@@ -247,11 +247,11 @@ def wgmma8_kernel(
             s_w = load_w_scales(w_scale, P, TILE)
             s_x = load_x_scales(x_scale, P, TILE)
         if not E.BLOCKS:
-            sums = sums * s_x[None, :] * s_w[:, None]
+            sums = sums * s_w[:, None] * s_x[None, :]
         if not AHEAD:
-            ahead = LOAD((y, operands, num_rows), P, TILE)
+            ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
         if not AHEAD and eps is not None:
             squares = totals_at_once(partial, K, BM, KW)
         if eps is not None:
             sums = normalised(sums, squares, eps, bias, y.dtype.element_ty, P, TILE)
-        STORE(sums, ahead, (y, operands, num_rows), P, TILE)
+        STORE(sums, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)

@@ -1,86 +1,371 @@
-"""Products of packed weights with more rows of x than `fused_linear.py` takes, by the kernel of `wgmma.py`.
+"""Products of packed weights with more rows of x than `fused_linear.py` takes (sm_90).
 
-    sums[s] = x[:, slice s] W[:, slice s]ᵀ
+`fused_linear.py` has the formulas, `epilogue.py` the ends. The bits are those of `wgmma.py`, and of the matrix library
+with the dequantized weight.
 
-W is decoded in registers, once for each block of rows. For the matrix library a kernel must write all of W in 16 bits
-first, which pays only with thousands of rows. Both give the same bits.
+A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other, as in `wide8.py`: one warp fetches
+steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in their registers and multiply.
+Slices of K are added in registers, or are tiles of their own, whose sums another kernel adds: where there are few
+tiles, more multiprocessors are busy so.
 
-Shapes: x [T, K] contiguous, W as of an arranged QuantizedWeight -> sums [S, T, N]. bf16 and fp16.
-Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, and those of the sums; from the second-level cache x, once for
-BN rows of W.
+Shapes: x [T, K] contiguous, W as of an arranged QuantizedWeight, N a multiple of 128. bf16 and fp16; ends in bf16.
+Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, from the second-level cache x once for 128 rows of W.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
-from photon_grpc.kernels.lang.jit import cdiv, num_multiprocessors
+from photon_grpc.kernels.lang.gluon import (
+    TensorDescriptor,
+    constexpr_function,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    gl,
+    gluon_jit,
+    has_dependent_launch,
+    has_wgmma,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
-from photon_grpc.kernels.linear.fused_linear import Affine
-from photon_grpc.kernels.linear.tiles import Problem, Tile, fits
-from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
-from photon_grpc.kernels.linear.wgmma import wgmma_kernel
+from photon_grpc.kernels.linear.cut import slice_columns
+from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, unshifted
+from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
+from photon_grpc.kernels.linear.sides import half_of
+from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
+from photon_grpc.kernels.linear.weight import QuantizedWeight
+from photon_grpc.kernels.linear.wgmma import left_layout
+from photon_grpc.kernels.linear.wide8 import end_tile, place_of
 
-#: Shared memory that a program's steps may take: nothing is exchanged between threads beside them.
-MAX_BYTES = 210_000
+#: Columns of a step; rows of W of a group of warps and of all; rows of x that an end takes at a time.
+STEP, GROUP_ROWS, ROWS, PART = 64, 64, 128, 128
+#: Rows of x that are multiplied at once: indices of results have 32 bits.
+MAX_ROWS = 1 << 15
+#: What the ends and the groups of warps of a tile are compiled for.
+TILE = Tile("wgmma", GROUP_ROWS, STEP, 4, 0)
+#: What was compiled in this process for every size.
+_COMPILED: set[Any] = set()
+PLAIN = Fusion(epilogue.load_nothing, epilogue.store_sums)
 
 
 class WideTile(NamedTuple):
-    """A Tile, the rows of x that a program takes, and the microseconds of its 64 columns of K on an H200."""
+    """Constants that the kernel is compiled for: BM rows of x, NS stages, whether each slice of K has tiles."""
 
-    tile: Tile
-    rows: int
-    step_us: float
+    BM: int
+    NS: int
+    IS_SPLIT: bool = False
 
 
-#: In the order of their operations for a byte read.
-WIDE = (
-    WideTile(Tile("wgmma", 128, 64, 8, 5), 256, 0.78),
-    WideTile(Tile("wgmma", 128, 128, 8, 4), 128, 0.45),
-    WideTile(Tile("wgmma", 64, 128, 4, 5), 128, 0.3),
-)
+#: Rows of x of a tile -> stages, and microseconds of a step on an H200.
+SIZES = {128: (6, 0.44), 256: (4, 0.77)}
+#: Microseconds of a launch and of the end of a tile; bytes a microsecond of sums that another kernel adds.
+START, SUMMED = 4.0, 3.8e6
 #: The library on an H200: operations a microsecond; bytes a microsecond of the kernel that writes W for it.
 LIBRARY_MATRIX, WRITTEN = 7.7e8, 3.8e6
+
+
+@constexpr_function
+def box_layout(rank: int, bits: int, swizzle: int) -> Any:
+    """Return the layout of what is copied in shared memory: `swizzle` bytes are a row, or 0."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
+
+
+@constexpr_function
+def flat_layout() -> Any:
+    """Return the same memory as it is without a swizzle."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+
+
+@constexpr_function
+def num_slice_steps(k: int, slices: int, part: int) -> int:
+    """Return the steps of a slice."""
+    columns = slice_columns(k, slices)
+    return -(-min(columns, k - part * columns) // 64)
+
+
+@gluon_jit
+def fetch_rows(source, number, column, at, to, P: gl.constexpr, kind: gl.constexpr, WIDTH: gl.constexpr):
+    """Begin the copy of a group's rows of packed W from byte `column` on."""
+    if P.SPAN == 0:
+        tma.async_copy_global_to_shared(source, [number * 64, column], at, to)
+    else:
+        pair = number * 32
+        pairs = to._reinterpret(kind, [1, 4, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
+        tma.async_copy_global_to_shared(source, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
+
+
+@gluon_jit
+def fetch_sides(source, number, group, at, to, P: gl.constexpr, kind: gl.constexpr, G: gl.constexpr):
+    """Begin the copy of the scales or zeros of a group's rows, from this group of columns on."""
+    if P.SPAN == 0:
+        flat = to._reinterpret(kind, [G, 64], box_layout(2, 16, 0))
+        tma.async_copy_global_to_shared(source, [group, number * 64], at, flat)
+    else:
+        pair = number * 32
+        pairs = to._reinterpret(kind, [G, 1, 4, 2, 8], box_layout(5, 16, 0))
+        tma.async_copy_global_to_shared(source, [group, pair // P.SPAN, pair % P.SPAN // 8, 0, 0], at, pairs)
+
+
+@gluon_jit
+def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
+    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
+    w, x, scales, zeros, norm = sources
+    ws, xs, of_scales, of_zeros, of_norm, ready, free = ring
+    COLUMNS: gl.constexpr = slice_columns(P.K, P.SLICES)
+    STEPS: gl.constexpr = (P.K + 63) // 64
+    SLICE_STEPS: gl.constexpr = COLUMNS // 64
+    N_TILES: gl.constexpr = P.N // 128
+    PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
+    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
+    SIDES: gl.constexpr = 2 if P.WEIGHT.HAS_ZEROS else 1
+    BYTES: gl.constexpr = 128 * (WIDTH + W.BM + 2 * G * SIDES + (1 if P.WEIGHT.HAS_NORM else 0))
+    kind: gl.constexpr = xs.dtype
+    stored: gl.constexpr = ws.dtype
+    count = 0
+    for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
+        n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
+        first = number % PARTS * SLICE_STEPS
+        last = gl.minimum(first + SLICE_STEPS, STEPS) if W.IS_SPLIT else STEPS
+        for step in range(first, last):
+            stage = count % W.NS
+            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
+            at = ready.index(stage)
+            mbarrier.expect(at, BYTES)
+            of_columns = step * 64 // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else 0
+            for group in gl.static_range(2):
+                place = stage * 2 + group
+                rows = n_tile * 2 + group
+                fetch_rows(w, rows, step * WIDTH, at, ws.index(place), P, stored, WIDTH)
+                fetch_sides(scales, rows, of_columns, at, of_scales.index(place), P, kind, G)
+                if P.WEIGHT.HAS_ZEROS:
+                    fetch_sides(zeros, rows, of_columns, at, of_zeros.index(place), P, kind, G)
+            tma.async_copy_global_to_shared(x, [x_tile * W.BM, step * 64], at, xs.index(stage))
+            if P.WEIGHT.HAS_NORM:
+                flat = of_norm.index(stage)._reinterpret(kind, [1, 64], box_layout(2, 16, 0))
+                tma.async_copy_global_to_shared(norm, [0, step * 64], at, flat)
+            count += 1
+
+
+@gluon_jit
+def multiply_step(acc, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return acc with a step's product; one half of its columns is decoded while the other is multiplied."""
+    ws, xs, of_scales, of_zeros, of_norm, ready, _ = ring
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
+    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
+    HALF_G: gl.constexpr = G // 2 if G > 1 else 1
+    packed: gl.constexpr = packed_layout(1, 64, WIDTH, 4)
+    layout: gl.constexpr = left_layout(4)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    stage = count % W.NS
+    place = stage * 2 + GROUP
+    mbarrier.wait(ready.index(stage), count // W.NS & 1)
+    words = halves(ws.index(place).load(gl.SliceLayout(0, packed))[None, :, :], 4)
+    scales = of_scales.index(place)
+    zeros = of_zeros.index(place) if P.WEIGHT.HAS_ZEROS else None
+    norm = of_norm.index(stage) if P.WEIGHT.HAS_NORM else None
+    x = xs.index(stage)
+    for half in gl.static_range(2):
+        scale = half_of(scales, half, 1)
+        zero = half_of(zeros, half, 1)
+        a = decoded(words[half], scale, zero, half_of(norm, half, 2), HALF_G, P, layout)
+        a = gl.convert_layout(a.reshape([64, 32]), a_layout, assert_trivial=True)
+        acc = warpgroup_mma(a, x.slice(half * 32, 32, dim=1).permute([1, 0]), acc, is_async=True)
+        acc = warpgroup_mma_wait(1 - half, deps=[acc])
+    return acc
+
+
+@gluon_jit
+def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr):
+    """Return the sums [64, BM] of the next steps, and the number of the step behind them."""
+    free = ring[6]
+    BM: gl.constexpr = W.BM
+    acc = gl.zeros([64, BM], gl.float32, out)
+    for _ in range(steps):
+        acc = multiply_step(acc, ring, count, P, W, GROUP)
+        mbarrier.arrive(free.index(count % W.NS), count=1)
+        count += 1
+    return unshifted(acc, ring[1].dtype, P), count
+
+
+@gluon_jit
+def consume(
+    norms, bias, result, ring, x_tiles,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
+    y, operands, num_rows = result
+    N_TILES: gl.constexpr = P.N // 128
+    PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
+    ADDED: gl.constexpr = 1 if W.IS_SPLIT else P.SLICES
+    BM: gl.constexpr = W.BM
+    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
+    half: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    count = 0
+    for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
+        n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
+        part = number % PARTS
+        FIRST: gl.constexpr = num_slice_steps(P.K, P.SLICES, 0)
+        LAST: gl.constexpr = num_slice_steps(P.K, P.SLICES, P.SLICES - 1)
+        sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP, out)
+        for added in gl.static_range(1, ADDED):
+            more, count = multiply_steps(ring, count, num_slice_steps(P.K, P.SLICES, added), P, W, GROUP, out)
+            sums = sums + more
+        to = (y + part.to(gl.int64) * num_rows * P.N, operands, num_rows)
+        program = n_tile * 2 + GROUP
+        token = x_tile * W.BM
+        if W.BM == 256:
+            first, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
+            first = gl.convert_layout(first, half, assert_trivial=True)
+            second = gl.convert_layout(second, half, assert_trivial=True)
+            end_tile(first, norms, bias, to, (program, token), LOAD, STORE, P, TILE)
+            end_tile(second, norms, bias, to, (program, token + 128), LOAD, STORE, P, TILE)
+        else:
+            end_tile(sums, norms, bias, to, (program, token), LOAD, STORE, P, TILE)
+
+
+@gluon_jit
+def wide_kernel(
+    w, scales, zeros, norm, bias, x, y, num_rows, norms, operands,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Multiply packed W by x; persistent programs of four warps, and five more.
+
+    w, scales, zeros, norm, x: descriptors, zeros and norm as P.WEIGHT says. norms: float32 [num_rows], what the product
+    is multiplied by after it is rounded, or None. y: of IS_SPLIT the sums [SLICES, num_rows, N]. LOAD and STORE are a
+    pair of `epilogue.py`, `operands` what they take; P is a Problem with BM 128, W a WideTile.
+    """
+    NS: gl.constexpr = W.NS
+    BM: gl.constexpr = W.BM
+    kind: gl.constexpr = x.dtype
+    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
+    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
+    ws = gl.allocate_shared_memory(w.dtype, [NS * 2, 64, WIDTH], box_layout(2, 8, WIDTH))
+    xs = gl.allocate_shared_memory(kind, [NS, BM, 64], box_layout(2, 16, 128))
+    of_scales = gl.allocate_shared_memory(kind, [NS * 2, 1, G, 64], flat_layout())
+    # Without zeros or a norm nothing reads these.
+    of_zeros = of_scales
+    of_norm = of_scales
+    if P.WEIGHT.HAS_ZEROS:
+        of_zeros = gl.allocate_shared_memory(kind, [NS * 2, 1, G, 64], flat_layout())
+    if P.WEIGHT.HAS_NORM:
+        of_norm = gl.allocate_shared_memory(kind, [NS, 1, 1, 64], flat_layout())
+    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(NS):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    x_tiles = (num_rows + W.BM - 1) // W.BM
+    ring = (ws, xs, of_scales, of_zeros, of_norm, ready, free)
+    result = (y, operands, num_rows)
+    gl.warp_specialize(
+        [
+            (consume, (norms, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
+            (consume, (norms, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (produce, ((w, x, scales, zeros, norm), ring, x_tiles, P, W)),
+        ],
+        [4, 1],
+        [232, 40],
+    )
 
 
 def choose(x: torch.Tensor, linear: Affine) -> WideTile | None:
     """Return how to multiply; None if the matrix library is faster with a written W, or no tile can."""
     w = linear.w
-    if not isinstance(w, QuantizedWeight) or not w.is_arranged or not x.shape[0] or not has_wgmma(x.device):
+    if not isinstance(w, QuantizedWeight) or not w.is_arranged or not has_wgmma(x.device):
         return None
-    return _choose(x.shape[0], *w.shape, linear.slices, w.kind, num_multiprocessors(x.device))
+    fits = 0 < x.shape[0] <= MAX_ROWS and w.shape[0] % ROWS == 0 and x.is_contiguous()
+    return _choose(x.shape[0], *w.shape, linear.slices, w.kind.BITS, num_multiprocessors(x.device)) if fits else None
 
 
 @cache
-def _choose(rows: int, n: int, k: int, slices: int, kind: WeightKind, num_multiprocessors: int) -> WideTile | None:
-    def us(wide: WideTile) -> float:
-        """Return the microseconds of its waves of programs, one at a time on a multiprocessor."""
-        programs = n // wide.tile.BN * slices * cdiv(rows, wide.rows)
-        return cdiv(programs, num_multiprocessors) * k / slices / 64 * wide.step_us
+def _choose(rows: int, n: int, k: int, slices: int, bits: int, multiprocessors: int) -> WideTile | None:
+    def us(tile: WideTile) -> float:
+        """Return the microseconds of its waves of tiles."""
+        parts = slices if tile.IS_SPLIT else 1
+        waves = cdiv(n // ROWS * cdiv(rows, tile.BM) * parts, multiprocessors)
+        summed = START + 8 * slices * rows * n / SUMMED if tile.IS_SPLIT else 0.0
+        return START + waves * cdiv(k, parts * STEP) * SIZES[tile.BM][1] + summed
 
-    found = [wide for wide in WIDE if fits(wide.tile, problem(wide, n, k, slices, kind), MAX_BYTES)]
-    best = min(found, key=us, default=None)
-    written = n * k * (2 * rows / LIBRARY_MATRIX + (2 + kind.BITS / 8) / WRITTEN)
-    return best if best is not None and us(best) < written else None
-
-
-def problem(wide: WideTile, n: int, k: int, slices: int, kind: WeightKind) -> Problem:
-    """Return what the kernel is compiled for."""
-    return Problem(n, k, wide.rows, GUARD=True, SLICES=slices, WEIGHT=kind, IS_WIDE=True)
+    best = min(tiles(slices), key=us)
+    written = START + n * k * (2 * rows / LIBRARY_MATRIX + (2 + bits / 8) / WRITTEN)
+    return best if us(best) < written else None
 
 
-def launch(x: torch.Tensor, linear: Affine, wide: WideTile, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the sums, float32 if there is no `dtype`."""
-    (num_rows, k), n, slices = x.shape, linear.w.shape[0], linear.slices
-    y = torch.empty((slices, num_rows, n), dtype=dtype or torch.float32, device=x.device)
-    pdl = has_dependent_launch(x.device)
-    options = {"num_warps": wide.tile.KW, "launch_pdl": True} if pdl else {"num_warps": wide.tile.KW}
-    of_program = problem(wide, n, k, slices, linear.kind)
-    constants = epilogue.load_nothing, epilogue.store_sums, of_program, wide.tile, pdl
-    grid = n // wide.tile.BN, slices, cdiv(num_rows, wide.rows)
-    wgmma_kernel[grid](linear.operand, None, x, y, num_rows, None, None, None, None, *constants, **options)
+def tiles(slices: int) -> list[WideTile]:
+    """Return the tiles that are considered: registers hold the sums of two slices of 128 rows of x, not of more."""
+    split = [WideTile(size, SIZES[size][0], IS_SPLIT=True) for size in SIZES] if slices > 1 else []
+    return [WideTile(size, SIZES[size][0]) for size in SIZES if slices == 1 or (slices == 2 and size == PART)] + split
+
+
+def sums(x: torch.Tensor, linear: Affine, tile: WideTile) -> torch.Tensor:
+    """Return the sums of the slices of K, float32 [slices, T, N], or of all of them, float32 [1, T, N]."""
+    shape = linear.slices if tile.IS_SPLIT else 1, x.shape[0], linear.w.shape[0]
+    y = torch.empty(shape, dtype=torch.float32, device=x.device)
+    launch(PLAIN, x, linear, y, tile)
     return y
+
+
+def launch(
+    fusion: Fusion, x: torch.Tensor, linear: Affine, y: torch.Tensor, tile: WideTile,
+    norms: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill y; of a tile that is split the sums [slices, T, N]. `norms` are needed with a norm (squares.norms)."""
+    w, (num_rows, k), device = linear.w, x.shape, x.device
+    assert isinstance(w, QuantizedWeight)
+    n, kind, span = w.shape[0], linear.kind, fusion.span
+    pdl = has_dependent_launch(device)
+    options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
+    groups = num_pieces(kind.GROUP, STEP, k, linear.slices)
+    of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span)
+    sides = [None if side is None else sides_descriptor(side, groups, span) for side in (w.scales, w.zeros)]
+    of_norm = None if w.norm is None else _descriptor(w.norm.view(1, -1), [1, STEP], 0)
+    problem = Problem(n, k, PART, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
+    bias = linear.b if norms is not None else None
+
+    def arguments(tile: WideTile) -> tuple[Any, ...]:
+        of_x = _descriptor(x, [tile.BM, STEP], 128)
+        tensors = of_w, *sides, of_norm, bias, of_x, y, num_rows, norms, fusion.operands, fusion.load, fusion.store
+        return (*tensors, problem, TILE, tile, pdl)
+
+    # Steps of other sizes take other tiles.
+    others = [one for one in tiles(linear.slices) if one.IS_SPLIT == tile.IS_SPLIT]
+    key = problem, fusion.store, x.dtype, y.dtype, bias is None, tile.IS_SPLIT
+    compiled_once(wide_kernel, _COMPILED, key, map(arguments, others), **options)
+    num_tiles = n // ROWS * cdiv(num_rows, tile.BM) * (linear.slices if tile.IS_SPLIT else 1)
+    wide_kernel[(min(num_multiprocessors(device), num_tiles),)](*arguments(tile), **options)
+
+
+def rows_descriptor(values: torch.Tensor, width: int, span: int) -> Any:
+    """Return the engine's view of packed W: its rows, or the two halves of its pairs by groups of eight."""
+    if not span:
+        return _descriptor(values, [GROUP_ROWS, width], width)
+    n, size = values.shape
+    pairs = values.view(n // (2 * span), 2, span // 8, 8, size).transpose(1, 2)
+    return _descriptor(pairs, [1, GROUP_ROWS // 16, 2, 8, width], width)
+
+
+def sides_descriptor(sides: torch.Tensor, groups: int, span: int) -> Any:
+    """Return the engine's view of scales or zeros [groups of columns, N], rows in the order of `rows_descriptor`."""
+    if not span:
+        return _descriptor(sides, [groups, GROUP_ROWS], 0)
+    count, n = sides.shape
+    pairs = sides.view(count, n // (2 * span), 2, span // 8, 8).transpose(2, 3)
+    return _descriptor(pairs, [groups, 1, GROUP_ROWS // 16, 2, 8], 0)
+
+
+def _descriptor(tensor: torch.Tensor, box: list[int], swizzle: int) -> Any:
+    layout = box_layout(len(box), 8 * tensor.element_size(), swizzle)
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)

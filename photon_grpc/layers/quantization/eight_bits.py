@@ -34,7 +34,8 @@ class EightBits(Quantized):
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         operands = EightBitOperands(self.fused_weight(linear), linear.bias)
-        way = products8.way_of(linear.weight, num_rows, end.cost, end.span)
+        is_wide = products8.is_wide(linear.weight, num_rows, linear.dtype)
+        way = None if is_wide else products8.way_of(linear.weight, num_rows, end.cost, end.span)
         if way is not None and end.cost != "head":
             return partial(end.tiled, operands, way)
         # The product alone, at any number of rows, and a second kernel.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from photon_grpc.config.quantization import WeightFormat
+from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat
 from photon_grpc.layers.linear import LinearMethod
 from photon_grpc.layers.quantization.eight_bits import EightBits
 from photon_grpc.layers.quantization.sources import FromCheckpoint, FromFloat, Source
@@ -22,4 +22,11 @@ def methods(form: WeightFormat | None) -> Method:
         return lambda name: plain
     source: Source = FromCheckpoint(form) if form.layout else FromFloat(form)
     quantized = EightBits(source) if form.activation_bits == 8 else WeightOnly(source)
-    return lambda name: quantized if form.covers(name) else plain
+    head = WeightOnly(FromFloat(FORMATS[form.head])) if form.head else None
+
+    def method(name: str) -> LinearMethod:
+        if head is not None and name.rsplit(".", 1)[-1] == HEAD:
+            return head
+        return quantized if form.covers(name) else plain
+
+    return method

@@ -17,6 +17,10 @@ class Quantized(LinearMethod):
     def __init__(self, source: Source) -> None:
         self.source = source
 
+    @property
+    def reads_floats(self) -> bool:
+        return not self.source.form.layout
+
     def create(self, linear: Linear, device: torch.device) -> None:
         self.source.create(linear, device)
 

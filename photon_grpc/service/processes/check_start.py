@@ -29,7 +29,6 @@ from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.config.quantization import chosen_format
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
@@ -52,7 +51,7 @@ def numerics_version(config: ServeConfig) -> str:
     with contextlib.suppress(StartupError):
         device, kernels = pick_kernels(config)
         model_config = read_model_dir(config.model.model or demo.TARGET)
-        weight_format = chosen_format(model_config.quantization, config.model.quantization)
+        weight_format = config.model.weight_format(model_config.quantization)
         dtype = pick_dtype(model_config, config)
         sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
         is_long = model_config.has_long_rotary(sizes.max_model_len)
@@ -131,7 +130,7 @@ def check_model(config: ServeConfig) -> None:
     choose_kv_form(config, model_config, device, kernels)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
-    method = methods(chosen_format(model_config.quantization, config.model.quantization))
+    method = methods(config.model.weight_format(model_config.quantization))
     decoder = builder.build(
         model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method
     )

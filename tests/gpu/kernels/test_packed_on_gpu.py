@@ -11,9 +11,12 @@ from photon_grpc.kernels.linear import cost, dequantize, epilogue, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch, swiglu_launch
-from photon_grpc.kernels.linear.tiles import Tile, fits
+from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
-from tests.kernels.fused import EPS, padded, stream
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
+from photon_grpc.layers.operands import PackedOperands
+from tests.kernels import fused
+from tests.kernels.fused import EPS, LAYER, Sizes, padded, stream
 from tests.kernels.packed import KINDS, arranged, packed_weight
 
 pytestmark = pytest.mark.gpu
@@ -60,13 +63,48 @@ def test_products_of_many_rows_have_the_bits_of_the_16_bit_kernel(
     x = torch.randn(rows, k, device="cuda").bfloat16()
     parts = [sums(dense(weight), part, Tile("wgmma", 64, 64, 4, 6)) for part in x.split(64)]
     linear = Affine(weight, slices=slices)
-    tried = [tile for tile in wide.WIDE if fits(tile.tile, wide.problem(tile, n, k, slices, kind), wide.MAX_BYTES)]
-    assert tried
-    for tile in tried:
-        found = wide.launch(x, linear, tile)
+    for tile in wide.tiles(slices):
+        found = wide.sums(x, linear, tile)
         assert torch.equal(functools.reduce(torch.add, found), torch.cat(parts)), tile
-    if slices == 1:
-        assert torch.equal(wide.launch(x, linear, tried[0], x.dtype)[0], torch.cat(parts).bfloat16())
+        if not tile.IS_SPLIT:
+            y = torch.full((rows, n), torch.nan, dtype=x.dtype, device="cuda")
+            wide.launch(wide.PLAIN, x, linear, y, tile)
+            assert torch.equal(y, torch.cat(parts).bfloat16()), tile
+
+
+@pytest.mark.parametrize("kind", [WeightKind(8, 128), WeightKind(8), WeightKind(4, 32, True, True)], ids=str)
+@pytest.mark.parametrize(("rows", "bias"), [(129, False), (300, True)])
+@pytest.mark.parametrize("sizes", [Sizes(2048, 32, 8, 64, 8192), Sizes(4096, 32, 8, 128, 14336, 64)], ids=str)
+def test_ends_of_many_rows_have_the_bits_of_the_library_with_the_dequantized_weight(
+    sizes: Sizes, rows: int, bias: bool, kind: WeightKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, hidden = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.hidden
+    problem = fused.Problem(n, hidden, rows, torch.bfloat16, "cuda")
+    rotation, cache, h = problem.rotation(sizes), problem.cache(sizes), problem.x
+
+    def operands(rows_of_w: int, columns: int, slices: int) -> PackedOperands:
+        weight = arranged(packed_weight(rows_of_w, columns, kind, device="cuda"))
+        b = torch.randn(rows_of_w, device="cuda").bfloat16() if bias else None
+        return PackedOperands(weight, b, slices)
+
+    qkv, up = operands(n, hidden, 1), operands(2 * sizes.intermediate, hidden, 1)
+    down = operands(hidden, sizes.intermediate, 2)
+    results = []
+    for tile in (wide.WideTile(128, 6), wide.WideTile(256, 4), None):
+        # Registers hold two slices of 128 rows.
+        few = tile and wide.WideTile(128, 6)
+        monkeypatch.setattr(wide, "choose", lambda x, linear, t=tile, few=few: t if linear.slices == 1 else few)
+        q = torch.empty(rows, sizes.q_heads * sizes.head_dim, dtype=torch.bfloat16, device="cuda")
+        out = HeadOutput(q, cache.clone(), LAYER, rotation)
+        qkv.qkv(h, EPS, out)
+        y = torch.full((rows, sizes.intermediate), torch.nan, dtype=torch.bfloat16, device="cuda")
+        up.swiglu(h, EPS, y)
+        added = h.clone()
+        down.add_to(added, y)
+        results.append((out.q, out.cache.nan_to_num(), y, added))
+    for found in results[:2]:
+        for of_wide, expected in zip(found, results[2], strict=True):
+            assert torch.equal(of_wide, expected)
 
 
 @each_kind

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8
+from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.products8 import PARTS, PLAIN, Weight8
@@ -35,9 +35,12 @@ each_shape = pytest.mark.parametrize(("n", "k"), SHAPES)
 def weight(name: str, n: int, k: int) -> Weight8:
     if FORMATS[name][1] and n % 128:
         pytest.skip("blocks have 128 rows")
-    generator = torch.Generator().manual_seed(n + k)
-    values, scales, _ = weight_of(name, torch.randn(n, k, generator=generator) * k**-0.5)
-    return Weight8(values.cuda(), scales.cuda())
+    generator = torch.Generator("cuda").manual_seed(n + k)
+    return weight_of(name, torch.randn(n, k, generator=generator, device="cuda") * k**-0.5)
+
+
+def on_cpu(w: Weight8) -> Weight8:
+    return Weight8(w.values.cpu(), w.scales.cpu())
 
 
 def inputs(rows: int, k: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -97,8 +100,8 @@ def test_every_bf16_is_rounded_as_in_the_reference(kind: torch.dtype) -> None:
 
 @each_shape
 def test_int8_by_every_way_has_the_bits_of_the_reference(n: int, k: int) -> None:
-    w, x = weight("w8a8", n, k), inputs(256, k)
-    expected = products8.reference(x.cpu(), Weight8(*(t.cpu() for t in w)), torch.float32).cuda()
+    w, x = weight("w8a8", n, k), inputs(128, k)
+    expected = products8.reference(x.cpu(), on_cpu(w), torch.float32).cuda()
     for count in quantize.ROWS:
         rows = with_garbage(quantize.launch(x[: count - 3], torch.int8), torch.int8)
         for way in tiles8.candidates(Product(n, k, count, 0, "add"), products8.kind_of(w)):
@@ -115,7 +118,7 @@ def test_fp8_by_every_way_has_the_same_bits(name: str, n: int, k: int) -> None:
     assert chosen is not None
     quantized = [quantize.launch(x[first : first + 64], kind, grouped=grouped) for first in range(0, 256, 64)]
     expected = torch.cat([by(chosen, w, rows) for rows in quantized])
-    error = (expected.double().cpu() - exact(x.cpu(), Weight8(*(t.cpu() for t in w)))).norm()
+    error = (expected.double().cpu() - exact(x.cpu(), on_cpu(w))).norm()
     assert error <= 1e-3 * expected.double().norm()
     for count in quantize.ROWS:
         rows = with_garbage(quantize.launch(x[: count - 3], kind, grouped=grouped), kind)
@@ -131,11 +134,13 @@ def test_fp8_by_every_way_has_the_same_bits(name: str, n: int, k: int) -> None:
 @each_shape
 def test_the_library_has_the_bits_of_our_kernels(name: str, n: int, k: int) -> None:
     w = weight(name, n, k)
-    assert library8.takes(*w)
+    assert library8.takes(w.values, w.scales)
     for count in (17, 64, 600, 5000):
         rows = products8.quantized(inputs(count, k), w)
-        sums = library8.sums(rows.values, w.values).float() * rows.scales[:, None] * w.scales[0]
-        assert torch.equal(sums[-200:], by(PARTS[1], w, rows, in_parts=True)[-200:]), count
+        sums = library8.sums(rows.values, w.values).float() * w.scales[0] * rows.scales[:, None]
+        expected = by(PARTS[1], w, rows, in_parts=True)
+        assert torch.equal(sums[-200:], expected[-200:]), count
+        assert torch.equal(library8.scaled(rows, w.values, w.scales, torch.bfloat16), expected.bfloat16()), count
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -144,7 +149,7 @@ def test_the_library_has_the_bits_of_our_kernels(name: str, n: int, k: int) -> N
 def test_a_row_has_the_same_bits_in_any_company(name: str, n: int, k: int, dtype: torch.dtype) -> None:
     w, x = weight(name, n, k), inputs(600, k, dtype)
     together = products8.product(x, w)
-    expected = exact(x[:8].cpu(), Weight8(*(t.cpu() for t in w)))
+    expected = exact(x[:8].cpu(), on_cpu(w))
     assert (together[:8].double().cpu() - expected).norm() <= 5e-3 * expected.norm()
     for count in COUNTS:
         assert torch.equal(products8.product(x[:count], w), together[:count]), count
@@ -192,6 +197,62 @@ def test_fused_ends_have_the_bits_of_two_kernels(
     fused8.add_apart(added, y, Linear8(down, b))
     assert torch.equal(changed.h, added)
     assert torch.equal(changed.partial, squares.reference(added))
+
+
+@pytest.mark.parametrize("parts", wide8.SIZES)
+@each_shape
+@each_format
+def test_many_rows_have_the_bits_of_few(name: str, n: int, k: int, parts: int) -> None:
+    w = weight(name, n, k)
+    if n % wide8.ROWS:
+        pytest.skip("groups of warps have 64 rows of W")
+    for count in (129, 256, 300, 2500):
+        rows = with_garbage(products8.quantized(inputs(count, k), w), w.values.dtype)
+        y = torch.full((count, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+        wide8.launch(PLAIN, (w.values, w.scales), rows, y, parts=parts)
+        assert torch.equal(y, by(PARTS[1], w, rows, in_parts=True).bfloat16()), count
+
+
+@pytest.mark.parametrize(("rows", "bias"), [(129, False), (250, True), (700, False)])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@each_format
+def test_ends_of_many_rows_have_the_bits_of_two_kernels(
+    name: str, sizes: Sizes, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, dtype = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, torch.bfloat16
+    problem = fused.Problem(n, sizes.hidden, rows, dtype, "cuda", bias=bias)
+    rotation, cache, h = problem.rotation(sizes), problem.cache(sizes), problem.x
+    qkv, up = weight(name, n, sizes.hidden), weight(name, 2 * sizes.intermediate, sizes.hidden)
+    down = weight(name, sizes.hidden, sizes.intermediate)
+    b = torch.randn(2 * sizes.intermediate, device="cuda").to(dtype) if bias else None
+    found = []
+    for is_wide in (True, False):
+        if not is_wide:
+            monkeypatch.setattr(wide8, "takes", lambda *_: False)
+        q = torch.empty(rows, sizes.q_heads * sizes.head_dim, dtype=dtype, device="cuda")
+        out = HeadOutput(q, cache.clone(), LAYER, rotation)
+        fused8.qkv_apart(h, Linear8(qkv, problem.b), EPS, out)
+        y = torch.full((rows, sizes.intermediate), torch.nan, dtype=dtype, device="cuda")
+        fused8.swiglu_apart(h, Linear8(up, b), EPS, y)
+        added = h.clone()
+        fused8.add_apart(added, y, Linear8(down, b[: sizes.hidden] if b is not None else None))
+        found.append((out.q, out.cache.nan_to_num(), y, added))
+    for of_wide, expected in zip(*found, strict=True):
+        assert torch.equal(of_wide, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@each_format
+def test_rows_are_quantized_with_their_norms(name: str, rows: int) -> None:
+    kind, grouped = FORMATS[name]
+    x, of_norm = inputs(rows, 896), torch.rand(896, device="cuda").bfloat16()
+    expected = quantize.reference(x.cpu(), kind, grouped=grouped, weight=of_norm.cpu())
+    found = quantize.launch(x, kind, grouped=grouped, weight=of_norm, eps=EPS)
+    assert torch.equal(found.values.cpu().view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scales.cpu(), expected.scales)
+    assert found.norms is not None
+    # Their bits are compared behind products.
+    torch.testing.assert_close(found.norms.cpu(), (x.float().square().mean(1).cpu() + EPS).rsqrt())
 
 
 def way_for(w: Weight8, num_rows: int, end: str, span: int) -> Way:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import quantize, rescale
 
 KINDS = list(quantize.LIMITS)
@@ -21,6 +20,18 @@ def test_rows_have_the_bits_of_the_reference(size: int, kind: torch.dtype, group
     expected, rows = quantize.reference(x, kind, grouped=grouped), quantize.launch(x, kind, grouped=grouped)
     assert torch.equal(rows.values.view(torch.uint8), expected.values.view(torch.uint8))
     torch.testing.assert_close(rows.scales, expected.scales, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("size", [64, 2240])
+def test_rows_are_multiplied_by_the_weight_of_a_norm_and_leave_its_factors(size: int, grouped: bool) -> None:
+    x, weight = torch.randn(5, size).half(), torch.rand(size).half()
+    expected = quantize.reference(x * weight, torch.int8, grouped=grouped)
+    rows = quantize.launch(x, torch.int8, grouped=grouped, weight=weight, eps=1e-5)
+    assert torch.equal(rows.values, expected.values)
+    assert torch.equal(rows.scales, expected.scales)
+    assert rows.norms is not None
+    torch.testing.assert_close(rows.norms, (x.float().square().mean(1) + 1e-5).rsqrt())
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -47,24 +58,3 @@ def test_sums_are_rescaled_as_in_the_reference(size: int, kind: torch.dtype, dty
     rescale.launch(sums, s_x, s_w, y)
     rescale.reference(sums, s_x, s_w, expected)
     assert torch.equal(y, expected)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", [torch.int32, torch.float32], ids=str)
-def test_sums_are_added_and_gated_as_by_two_kernels(kind: torch.dtype, bias: bool) -> None:
-    size, hidden, dtype = 2500, 96, torch.float16
-    sums, s_x, s_w = (torch.randn(3, 2 * size) * 1e4).to(kind), torch.rand(3) * 1e-3, torch.rand(2 * size) * 1e-1
-    b = torch.randn(2 * size).to(dtype) if bias else None
-    h = torch.randn(3, hidden).to(dtype)
-    y, expected = torch.empty(3, size, dtype=dtype), torch.empty(3, size, dtype=dtype)
-    product = torch.empty(3, 2 * size)
-    rescale.launch(sums, s_x, s_w, product)
-    swiglu.norm_launch(product, h, b, 1e-5, expected)
-    rescale.swiglu_launch(sums, s_x, s_w, b, h, 1e-5, y)
-    assert torch.equal(y, expected)
-
-    residual = torch.randn(3, 2 * size).to(dtype)
-    added = residual.clone()
-    rescale.add_launch(sums, s_x, s_w, b, added)
-    rescale.add_reference(sums, s_x, s_w, b, residual)
-    assert torch.equal(added, residual)

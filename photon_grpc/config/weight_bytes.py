@@ -1,0 +1,71 @@
+"""The bytes of a model's linear weights in a WeightFormat, from its sizes alone: what a format saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from photon_grpc.config.model_dir import ModelConfig
+from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
+    """Return the bytes of all projections and of an untied head; None: none is quantized. Biases are not counted."""
+    itemsize = _BYTES[model.dtype]
+    return sum(
+        rows * columns * itemsize if form is None or not form.covers(name) else _bytes(form, rows, columns, itemsize)
+        for name, rows, columns in _projections(model)
+    ) + _head_bytes(model, form, itemsize)
+
+
+def kv_token_bytes(model: ModelConfig) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    return model.num_layers * 2 * model.num_kv_heads * model.head_dim * _BYTES[model.dtype]
+
+
+def saving(model: ModelConfig, form: WeightFormat) -> str:
+    """Return such as "7.1 GB of weights, 6.9 GB less than in bfloat16: room for 52,700 more tokens of KV cache"."""
+    held = linear_bytes(model, form)
+    less = linear_bytes(model, None) - held
+    if less <= 0:
+        return f"{held / 1e9:.3g} GB of weights, {-less / 1e9:.3g} GB more than in {model.dtype}"
+    room = f"room for {less // kv_token_bytes(model):,} more tokens of KV cache"
+    return f"{held / 1e9:.3g} GB of weights, {less / 1e9:.3g} GB less than in {model.dtype}: {room}"
+
+
+def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """Return the name, rows and columns of every projection of every layer."""
+    hidden, heads = model.hidden_size, model.num_heads * model.head_dim
+    kv_heads = model.num_kv_heads * model.head_dim
+    sizes = {
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.k_proj": (kv_heads, hidden),
+        "self_attn.v_proj": (kv_heads, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (model.intermediate_size, hidden),
+        "mlp.up_proj": (model.intermediate_size, hidden),
+        "mlp.down_proj": (hidden, model.intermediate_size),
+    }
+    for layer in range(model.num_layers):
+        for name, (rows, columns) in sizes.items():
+            yield f"{model.tensor_prefix}model.layers.{layer}.{name}", rows, columns
+
+
+def _head_bytes(model: ModelConfig, form: WeightFormat | None, itemsize: int) -> int:
+    """Return the bytes of the head; quantized on request it takes memory beside a tied embedding."""
+    rows, columns = model.vocab_size, model.hidden_size
+    if form is not None and form.head:
+        return _bytes(FORMATS[form.head], rows, columns, itemsize)
+    if model.tie_word_embeddings:
+        return 0
+    is_quantized = form is not None and form.covers(model.tensor_prefix + HEAD)
+    return _bytes(form, rows, columns, itemsize) if is_quantized and form else rows * columns * itemsize
+
+
+def _bytes(form: WeightFormat, rows: int, columns: int, itemsize: int) -> int:
+    """Return the bytes of W [rows, columns] with its scales and zero points."""
+    of_rows, of_columns = form.block
+    num_scales = -(-rows // (of_rows or 1)) * -(-columns // (of_columns or columns))
+    scale_bytes = 4 if form.activation_bits == 8 else itemsize
+    return rows * columns * form.bits // 8 + num_scales * scale_bytes * (1 + form.has_zeros)

@@ -1,0 +1,458 @@
+"""Products of 8-bit weights with many 8-bit rows: the bulk copy engine fetches, groups of four warps multiply (sm_90).
+
+`products8.py` and `fused8.py` have the formulas, `epilogue.py` the ends. The bits are those of `wgmma8.py`.
+
+A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other. One warp fetches the columns of a
+step into a ring of NS stages; two groups of four warps multiply 64 rows of W each. While one group adds the sums of 128
+columns of e4m3 to its float32, scales int8, or ends a tile, the other has the tensor cores, and the next tile arrives.
+
+The two halves of a pair (`epilogue.tile_rows`) are eight rows apart in a tile: the engine copies them in that order.
+
+Shapes: values int8 or e4m3 [T, K] and [N, K], N a multiple of 128 and K of 16; scales as in `products8.py`. bf16.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from photon_grpc.kernels.lang.gluon import (
+    TensorDescriptor,
+    constexpr_function,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    gl,
+    gluon_jit,
+    has_dependent_launch,
+    has_wgmma,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
+from photon_grpc.kernels.linear.epilogue import tile_layout, tile_rows
+from photon_grpc.kernels.linear.fused_linear import Fusion
+from photon_grpc.kernels.linear.quantize import QuantizedRows
+from photon_grpc.kernels.linear.tiles import Problem, Tile
+from photon_grpc.kernels.linear.tiles8 import Weights
+
+#: Columns of a step: those that e4m3 sums without rounding to float32, and that a scale covers.
+STEP = 128
+#: Rows of W that a group of warps multiplies, and of all groups; rows of x that are multiplied at a time.
+GROUP_ROWS, ROWS, PART = 64, 128, 128
+
+
+class WideTile8(NamedTuple):
+    """Constants that the kernel is compiled for: PARTS of 128 rows of x, NS stages, whether blocks have scales."""
+
+    PARTS: int
+    NS: int
+    BLOCKS: bool = False
+
+
+#: Parts -> (stages, microseconds of a step of a tile on an H200).
+SIZES = {1: (6, 0.42), 2: (4, 0.8)}
+#: Products of e4m3 numbers from which the library is faster with scales of rows. Columns of K for which it is faster
+#: where at most so many tiles keep a multiprocessor busy each.
+LIBRARY_PRODUCTS, LIBRARY_COLUMNS, LIBRARY_TILES = 1 << 38, 8192, 66
+#: Rows of W from which the kernel is faster than tiles of few rows with more than 64 rows of x.
+MANY_TILES = 132 * ROWS
+#: Rows of x that are multiplied at once: indices of results have 32 bits.
+MAX_ROWS = 1 << 15
+#: What was compiled in this process for every size.
+_COMPILED: set[Any] = set()
+#: What the ends and the groups of warps of a tile are compiled for.
+TILE = Tile("wgmma", GROUP_ROWS, STEP, 4, 0)
+
+
+@constexpr_function
+def box_layout(rank: int) -> Any:
+    """Return the layout of copied values in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=rank)
+
+
+@constexpr_function
+def scale_layout() -> Any:
+    """Return the layout of copied scales in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
+@gluon_jit
+def place_of(number, x_tiles, N_TILES: gl.constexpr):
+    """Return the number of a tile along W and along x: bands of eight along x, in which all of W is read once."""
+    band = number // (8 * N_TILES)
+    width = gl.minimum(x_tiles - band * 8, 8)
+    within = number % (8 * N_TILES)
+    return within // width, band * 8 + within % width
+
+
+@gluon_jit
+def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
+    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
+    w, x, x_scale = sources
+    ws, xs, sxs, ready, free = ring
+    STEPS: gl.constexpr = (P.K + 127) // 128
+    N_TILES: gl.constexpr = P.N // 128
+    PARTS: gl.constexpr = W.PARTS
+    BYTES: gl.constexpr = 128 * 128 * (1 + W.PARTS) + (512 * W.PARTS if W.BLOCKS else 0)
+    count = 0
+    for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
+        n_tile, x_tile = place_of(number, x_tiles, N_TILES)
+        for step in range(STEPS):
+            stage = count % W.NS
+            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
+            at = ready.index(stage)
+            mbarrier.expect(at, BYTES)
+            for group in gl.static_range(2):
+                to = ws.index(stage * 2 + group)
+                if P.SPAN == 0:
+                    tma.async_copy_global_to_shared(w, [n_tile * 128 + group * 64, step * 128], at, to)
+                else:
+                    pair = n_tile * 64 + group * 32
+                    pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, 128], box_layout(5))
+                    column = step * 128
+                    tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
+            for part in gl.static_range(PARTS):
+                token = (x_tile * W.PARTS + part) * 128
+                tma.async_copy_global_to_shared(x, [token, step * 128], at, xs.index(stage * W.PARTS + part))
+                if W.BLOCKS:
+                    tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
+            count += 1
+
+
+@gluon_jit
+def begin(ring, count, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Begin the product of a step's rows of W and a part of x, added to acc if USE."""
+    ws, xs, _, _, _ = ring
+    stage = count % W.NS
+    w = ws.index(stage * 2 + GROUP)
+    return warpgroup_mma(w, xs.index(stage * W.PARTS + part).permute([1, 0]), acc, use_acc=USE, is_async=True)
+
+
+@gluon_jit
+def await_step(ring, count, W: gl.constexpr):
+    """Wait for the copies of a step."""
+    ready = ring[3]
+    mbarrier.wait(ready.index(count % W.NS), count // W.NS & 1)
+
+
+@gluon_jit
+def release(ring, count, W: gl.constexpr):
+    """Give the place of a step back to the fetching warp."""
+    free = ring[4]
+    mbarrier.arrive(free.index(count % W.NS), count=1)
+
+
+@gluon_jit
+def scales_of_x(ring, count, part, W: gl.constexpr, out: gl.constexpr):
+    """Return the scales [128] of a step and a part of x."""
+    sxs = ring[2]
+    return sxs.index(count % W.NS * W.PARTS + part).reshape([128]).load(gl.SliceLayout(0, out))
+
+
+@gluon_jit
+def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
+    """Return acc + sums, sums multiplied by their scales if they have them; OTHERS products are under way."""
+    if W.BLOCKS:
+        acc = gl.fma(sums, of_x[None, :] * of_w[:, None], acc)
+    else:
+        acc = acc + sums
+    # Nothing is waited for; but the compiler cannot move the addition behind the next product, whose sums would then
+    # need further registers.
+    return warpgroup_mma_wait(OTHERS, deps=[acc])
+
+
+@gluon_jit
+def end_step(
+    acc, sums, ring, count, of_w, OTHERS: gl.constexpr, W: gl.constexpr, out: gl.constexpr
+):  # fmt: skip
+    """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
+    sums = warpgroup_mma_wait(OTHERS, deps=[sums])
+    of_x = scales_of_x(ring, count, 0, W, out) if W.BLOCKS else None
+    release(ring, count, W)
+    return promote(acc, sums, of_x, of_w, OTHERS, W)
+
+
+@gluon_jit
+def load_scales_of_w(w_scale, step, block, P: gl.constexpr, W: gl.constexpr):
+    """Load the scales [64] of a step's rows of W; without blocks nothing reads what is returned."""
+    if W.BLOCKS:
+        return gl.load(w_scale + step * (P.N // 128) + block)
+    else:
+        return block
+
+
+@gluon_jit
+def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr):
+    """Return the int32 sums [64, 128] of the parts of x over all columns; a step is multiplied behind the next."""
+    STEPS: gl.constexpr = (P.K + 127) // 128
+    acc = gl.zeros([64, 128], gl.int32, out)
+    more = acc
+    for step in range(STEPS):
+        await_step(ring, count, W)
+        acc = begin(ring, count, 0, acc, True, W, GROUP)
+        if W.PARTS == 2:
+            more = begin(ring, count, 1, more, True, W, GROUP)
+            acc, more = warpgroup_mma_wait(2, deps=[acc, more])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        if step > 0:
+            release(ring, count - 1, W)
+        count += 1
+    if W.PARTS == 2:
+        acc, more = warpgroup_mma_wait(0, deps=[acc, more])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        more = acc
+    release(ring, count - 1, W)
+    return acc, more, count
+
+
+@gluon_jit
+def float_sums(
+    w_scale, block, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr
+):  # fmt: skip
+    """Return the float32 sums [64, 128] of one part of x; one step is added while the next is multiplied."""
+    STEPS: gl.constexpr = (P.K + 127) // 128
+    acc = gl.zeros([64, 128], gl.float32, out)
+    nothing = acc
+    # Two steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
+    for pair in range(STEPS // 2):
+        even_w = load_scales_of_w(w_scale, 2 * pair, block, P, W)
+        odd_w = load_scales_of_w(w_scale, 2 * pair + 1, block, P, W)
+        await_step(ring, count, W)
+        even = begin(ring, count, 0, nothing, False, W, GROUP)
+        await_step(ring, count + 1, W)
+        odd = begin(ring, count + 1, 0, nothing, False, W, GROUP)
+        acc = end_step(acc, even, ring, count, even_w, 1, W, out)
+        acc = end_step(acc, odd, ring, count + 1, odd_w, 0, W, out)
+        count += 2
+    if STEPS % 2 == 1:
+        even_w = load_scales_of_w(w_scale, STEPS - 1, block, P, W)
+        await_step(ring, count, W)
+        even = begin(ring, count, 0, nothing, False, W, GROUP)
+        acc = end_step(acc, even, ring, count, even_w, 0, W, out)
+        count += 1
+    return acc, acc, count
+
+
+@gluon_jit
+def float_sums_of_two(
+    w_scale, block, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr
+):  # fmt: skip
+    """Return the float32 sums [64, 128] of two parts of x.
+
+    Registers hold the sums of one step and one part beside them: the other group fills the gaps of the tensor cores.
+    """
+    STEPS: gl.constexpr = (P.K + 127) // 128
+    acc = gl.zeros([64, 128], gl.float32, out)
+    more = acc
+    nothing = acc
+    next_w = load_scales_of_w(w_scale, 0, block, P, W)
+    for step in range(STEPS):
+        of_w = next_w
+        next_w = load_scales_of_w(w_scale, gl.minimum(step + 1, STEPS - 1), block, P, W)
+        await_step(ring, count, W)
+        sums = begin(ring, count, 0, nothing, False, W, GROUP)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        of_x = scales_of_x(ring, count, 0, W, out) if W.BLOCKS else None
+        acc = promote(acc, sums, of_x, of_w, 0, W)
+        sums = begin(ring, count, 1, nothing, False, W, GROUP)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        of_x = scales_of_x(ring, count, 1, W, out) if W.BLOCKS else None
+        release(ring, count, W)
+        more = promote(more, sums, of_x, of_w, 0, W)
+        count += 1
+    return acc, more, count
+
+
+@gluon_jit
+def finish(
+    acc, scales, bias, result, place,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, out: gl.constexpr,
+):  # fmt: skip
+    """End the product of 64 rows of W and 128 of x."""
+    w_scale, x_scale, norms = scales
+    sums = acc.to(gl.float32)
+    if not W.BLOCKS:
+        _, _, num_rows = result
+        program, first = place
+        token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, out))
+        s_x = gl.load(x_scale + token, mask=token < num_rows, other=0.0)
+        s_w = gl.load(w_scale + tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, out)))
+        sums = sums * s_w[:, None] * s_x[None, :]
+    end_tile(sums, norms, bias, result, place, LOAD, STORE, P, TILE)
+
+
+@gluon_jit
+def end_tile(
+    sums, norms, bias, result, place, LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
+    """Store the end of sums [64, 128]: r · sums + b with norms r [num_rows] and a bias [N] behind them, or None."""
+    y, operands, num_rows = result
+    program, first = place
+    whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
+    if y.dtype.element_ty == gl.bfloat16:
+        # Rounded as the matrix library rounds, before it is exchanged.
+        sums = sums.to(gl.bfloat16)
+    tile = gl.convert_layout(sums, whole).to(gl.float32)
+    ahead = LOAD((y, operands, num_rows, place), P, TILE)
+    if norms is not None:
+        token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, whole))
+        scale = gl.load(norms + token, mask=token < num_rows, other=0.0)[None, :]
+        if bias is None:
+            tile = tile * scale
+        else:
+            row = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
+            tile = gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
+    STORE(tile, ahead, (y, operands, num_rows, place), P, TILE)
+
+
+@gluon_jit
+def consume(
+    scales, bias, result, ring, x_tiles,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
+    w_scale, _, _ = scales
+    N_TILES: gl.constexpr = P.N // 128
+    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+    count = 0
+    for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
+        n_tile, x_tile = place_of(number, x_tiles, N_TILES)
+        program = n_tile * 2 + GROUP
+        block = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, out)) // 128
+        if ring[0].dtype == gl.int8:
+            acc, more, count = integer_sums(ring, count, P, W, GROUP, out)
+        elif W.PARTS == 2:
+            acc, more, count = float_sums_of_two(w_scale, block, ring, count, P, W, GROUP, out)
+        else:
+            acc, more, count = float_sums(w_scale, block, ring, count, P, W, GROUP, out)
+        token = x_tile * W.PARTS * 128
+        finish(acc, scales, bias, result, (program, token), LOAD, STORE, P, W, TILE, out)
+        if W.PARTS == 2:
+            finish(more, scales, bias, result, (program, token + 128), LOAD, STORE, P, W, TILE, out)
+
+
+@gluon_jit
+def wide8_kernel(
+    w, w_scale, bias, x, x_scale, x_scales, y, num_rows, norms, operands,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Multiply W by x and by their scales; persistent programs of four warps, and five more.
+
+    w, x: descriptors of both. w_scale: float32 [N], with BLOCKS [K / 128, N / 128]. x_scale: float32 [>= num_rows],
+    with BLOCKS x_scales is a descriptor of [K / 128, >= num_rows]. norms: float32 [num_rows], what the product is
+    multiplied by after it is rounded, or None. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P
+    is a Problem with BM 128, W a WideTile8.
+    """
+    kind: gl.constexpr = w.dtype
+    NS: gl.constexpr = W.NS
+    ws = gl.allocate_shared_memory(kind, [W.NS * 2, 64, 128], box_layout(2))
+    xs = gl.allocate_shared_memory(kind, [W.NS * W.PARTS, 128, 128], box_layout(2))
+    # Without scales in the ring nothing reads this.
+    sxs = xs
+    if W.BLOCKS:
+        sxs = gl.allocate_shared_memory(gl.float32, [W.NS * W.PARTS, 1, 128], scale_layout())
+    ready = gl.allocate_shared_memory(gl.int64, [W.NS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [W.NS, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(NS):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    x_tiles = (num_rows + W.PARTS * 128 - 1) // (W.PARTS * 128)
+    ring = (ws, xs, sxs, ready, free)
+    scales = (w_scale, x_scale, norms)
+    result = (y, operands, num_rows)
+    gl.warp_specialize(
+        [
+            (consume, (scales, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
+            (consume, (scales, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (produce, ((w, x, x_scales), ring, x_tiles, P, W)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+def takes(weight: torch.Tensor, num_rows: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernel multiplies so many rows by values [N, K], with a result of this dtype."""
+    n, k = weight.shape
+    least = PART // 2 if n >= MANY_TILES else PART
+    fits = n % ROWS == 0 and k % 16 == 0 and dtype == torch.bfloat16
+    return fits and least < num_rows <= MAX_ROWS and has_wgmma(weight.device)
+
+
+def beats_library(n: int, k: int, num_rows: int, weights: Weights) -> bool:
+    """Return whether the kernel is faster than the library, which takes the weight, on an H200."""
+    is_idle = k > LIBRARY_COLUMNS and n // ROWS * cdiv(num_rows, PART) <= LIBRARY_TILES
+    return weights.is_int or (num_rows * n * k < LIBRARY_PRODUCTS and not is_idle)
+
+
+def holds_pairs(span: int) -> bool:
+    """Return whether 64 rows of W have whole pairs at distance `span`, all of one head."""
+    return span % (GROUP_ROWS // 2) == 0
+
+
+@cache
+def choose(num_rows: int, n: int, k: int, num_multiprocessors: int) -> int:
+    """Return the parts of 128 rows of x in a tile: what takes less time."""
+
+    def us(parts: int) -> float:
+        tiles = n // ROWS * cdiv(num_rows, parts * PART)
+        return cdiv(tiles, num_multiprocessors) * cdiv(k, STEP) * SIZES[parts][1]
+
+    return min(SIZES, key=us)
+
+
+def launch(
+    fusion: Fusion, weight: tuple[torch.Tensor, torch.Tensor], rows: QuantizedRows, y: torch.Tensor,
+    bias: torch.Tensor | None = None, *, parts: int = 0,
+) -> None:  # fmt: skip
+    """Fill y from quantized rows.
+
+    weight: values and scales. `bias` is that behind a norm, whose factors `rows` has. parts: of a tile, 0 for the
+    cheapest.
+    """
+    values, scales = weight
+    (n, k), num_rows, has_blocks = values.shape, rows.values.shape[0], rows.scales.dim() == 2
+    processors = num_multiprocessors(values.device)
+    parts = parts or choose(num_rows, n, k, processors)
+    pdl = has_dependent_launch(values.device)
+    options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
+    of_x = _descriptor(rows.values, [PART, STEP], box_layout(2))
+    x_scales = _descriptor(rows.scales.t(), [1, PART], scale_layout()) if has_blocks else None
+    problem = Problem(n, k, PART, fusion.span, HEADS=fusion.heads)
+    tensors = (
+        weight_descriptor(values, fusion.span), scales, bias, of_x, None if has_blocks else rows.scales, x_scales,
+        y, num_rows, rows.norms if fusion.eps is not None else None, fusion.operands, fusion.load, fusion.store,
+    )  # fmt: skip
+
+    def arguments(parts: int) -> tuple[Any, ...]:
+        return (*tensors, problem, TILE, WideTile8(parts, SIZES[parts][0], has_blocks), pdl)
+
+    # Steps of other sizes take the other tile.
+    key = problem, fusion.store, values.dtype, has_blocks, bias is None
+    compiled_once(wide8_kernel, _COMPILED, key, map(arguments, SIZES), **options)
+    grid = (min(processors, n // ROWS * cdiv(num_rows, parts * PART)),)
+    wide8_kernel[grid](*arguments(parts), **options)
+
+
+def weight_descriptor(values: torch.Tensor, span: int) -> Any:
+    """Return the engine's view of W [N, K]: its rows, or the two halves of its pairs by groups of eight."""
+    n, k = values.shape
+    if not span:
+        return _descriptor(values, [GROUP_ROWS, STEP], box_layout(2))
+    pairs = values.view(n // (2 * span), 2, span // 8, 8, k).transpose(1, 2)
+    return _descriptor(pairs, [1, GROUP_ROWS // 16, 2, 8, STEP], box_layout(5))
+
+
+def _descriptor(tensor: torch.Tensor, box: list[int], layout: Any) -> Any:
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)

@@ -1,0 +1,47 @@
+"""The bytes of a format by a model's sizes, beside those that its loaded weights have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from photon_grpc import demo
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import FORMATS, WeightFormat
+from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes, saving
+from photon_grpc.kernels import TORCH
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.quantization.methods import methods
+from photon_grpc.models import build, load
+
+
+@pytest.fixture(autouse=True)
+def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep weights as a GPU has them: not packed for this CPU."""
+    monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
+    monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
+
+
+@pytest.mark.parametrize(
+    "form", [None, *FORMATS.values(), replace(FORMATS["int8"], head="int8")], ids=lambda form: form and form.name
+)
+def test_bytes_are_those_of_the_loaded_weights(form: WeightFormat | None) -> None:
+    config = read_model_dir(demo.TARGET)
+    decoder = build(
+        config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=16, method=methods(form)
+    )  # fmt: skip
+    load(decoder, config)
+    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear)]
+    held = (leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple))
+    assert linear_bytes(config, form) == sum(leaf.method.num_bytes(leaf) for leaf in held)
+    assert kv_token_bytes(config) == sum(layer.attention.kv.format.token_bytes for layer in decoder.layers)
+
+
+def test_what_a_format_saves_is_said_in_tokens_of_kv_cache() -> None:
+    config = replace(read_model_dir(demo.TARGET), dtype="bfloat16")
+    said = saving(config, FORMATS["int8"])
+    assert said.startswith("0.00")
+    less = linear_bytes(config, None) - linear_bytes(config, FORMATS["int8"])
+    assert said.endswith(f"less than in bfloat16: room for {less // kv_token_bytes(config):,} more tokens of KV cache")
