@@ -43,7 +43,7 @@ from photon_grpc.kernels.linear.sides import half_of
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wgmma import left_layout
-from photon_grpc.kernels.linear.wide8 import end_tile, place_of
+from photon_grpc.kernels.linear.wide8 import exchanged, place_of
 
 #: Columns of a step; rows of W of a group of warps and of all; rows of x that an end takes at a time.
 STEP, GROUP_ROWS, ROWS, PART = 64, 64, 128, 128
@@ -85,6 +85,12 @@ def flat_layout() -> Any:
 
 
 @constexpr_function
+def sums_layout(rows: int) -> Any:
+    """Return the layout of a group's sums [64, rows] in registers."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
+
+
+@constexpr_function
 def num_slice_steps(k: int, slices: int, part: int) -> int:
     """Return the steps of a slice."""
     columns = slice_columns(k, slices)
@@ -92,25 +98,27 @@ def num_slice_steps(k: int, slices: int, part: int) -> int:
 
 
 @gluon_jit
-def fetch_rows(source, number, column, at, to, P: gl.constexpr, kind: gl.constexpr, WIDTH: gl.constexpr):
+def fetch_rows(source, number, column, at, to, P: gl.constexpr):
     """Begin the copy of a group's rows of packed W from byte `column` on."""
     if P.SPAN == 0:
         tma.async_copy_global_to_shared(source, [number * 64, column], at, to)
     else:
+        WIDTH: gl.constexpr = to.shape[1]
         pair = number * 32
-        pairs = to._reinterpret(kind, [1, 4, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
+        pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
         tma.async_copy_global_to_shared(source, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
 
 
 @gluon_jit
-def fetch_sides(source, number, group, at, to, P: gl.constexpr, kind: gl.constexpr, G: gl.constexpr):
+def fetch_sides(source, number, group, at, to, P: gl.constexpr):
     """Begin the copy of the scales or zeros of a group's rows, from this group of columns on."""
+    G: gl.constexpr = to.shape[1]
     if P.SPAN == 0:
-        flat = to._reinterpret(kind, [G, 64], box_layout(2, 16, 0))
+        flat = to._reinterpret(to.dtype, [G, 64], box_layout(2, 16, 0))
         tma.async_copy_global_to_shared(source, [group, number * 64], at, flat)
     else:
         pair = number * 32
-        pairs = to._reinterpret(kind, [G, 1, 4, 2, 8], box_layout(5, 16, 0))
+        pairs = to._reinterpret(to.dtype, [G, 1, 4, 2, 8], box_layout(5, 16, 0))
         tma.async_copy_global_to_shared(source, [group, pair // P.SPAN, pair % P.SPAN // 8, 0, 0], at, pairs)
 
 
@@ -129,7 +137,6 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
     SIDES: gl.constexpr = 2 if P.WEIGHT.HAS_ZEROS else 1
     BYTES: gl.constexpr = 128 * (WIDTH + W.BM + 2 * G * SIDES + (1 if P.WEIGHT.HAS_NORM else 0))
     kind: gl.constexpr = xs.dtype
-    stored: gl.constexpr = ws.dtype
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
@@ -144,10 +151,10 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
             for group in gl.static_range(2):
                 place = stage * 2 + group
                 rows = n_tile * 2 + group
-                fetch_rows(w, rows, step * WIDTH, at, ws.index(place), P, stored, WIDTH)
-                fetch_sides(scales, rows, of_columns, at, of_scales.index(place), P, kind, G)
+                fetch_rows(w, rows, step * WIDTH, at, ws.index(place), P)
+                fetch_sides(scales, rows, of_columns, at, of_scales.index(place), P)
                 if P.WEIGHT.HAS_ZEROS:
-                    fetch_sides(zeros, rows, of_columns, at, of_zeros.index(place), P, kind, G)
+                    fetch_sides(zeros, rows, of_columns, at, of_zeros.index(place), P)
             tma.async_copy_global_to_shared(x, [x_tile * W.BM, step * 64], at, xs.index(stage))
             if P.WEIGHT.HAS_NORM:
                 flat = of_norm.index(stage)._reinterpret(kind, [1, 64], box_layout(2, 16, 0))
@@ -184,11 +191,11 @@ def multiply_step(acc, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.
 
 
 @gluon_jit
-def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr):
+def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
     """Return the sums [64, BM] of the next steps, and the number of the step behind them."""
     free = ring[6]
     BM: gl.constexpr = W.BM
-    acc = gl.zeros([64, BM], gl.float32, out)
+    acc = gl.zeros([64, BM], gl.float32, sums_layout(BM))
     for _ in range(steps):
         acc = multiply_step(acc, ring, count, P, W, GROUP)
         mbarrier.arrive(free.index(count % W.NS), count=1)
@@ -198,7 +205,7 @@ def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: 
 
 @gluon_jit
 def consume(
-    norms, bias, result, ring, x_tiles,
+    factors, result, ring, x_tiles,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
@@ -206,30 +213,33 @@ def consume(
     N_TILES: gl.constexpr = P.N // 128
     PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
     ADDED: gl.constexpr = 1 if W.IS_SPLIT else P.SLICES
-    BM: gl.constexpr = W.BM
-    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
-    half: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    FIRST: gl.constexpr = num_slice_steps(P.K, P.SLICES, 0)
+    LAST: gl.constexpr = num_slice_steps(P.K, P.SLICES, P.SLICES - 1)
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
         part = number % PARTS
-        FIRST: gl.constexpr = num_slice_steps(P.K, P.SLICES, 0)
-        LAST: gl.constexpr = num_slice_steps(P.K, P.SLICES, P.SLICES - 1)
-        sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP, out)
+        sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
         for added in gl.static_range(1, ADDED):
-            more, count = multiply_steps(ring, count, num_slice_steps(P.K, P.SLICES, added), P, W, GROUP, out)
+            more, count = multiply_steps(ring, count, num_slice_steps(P.K, P.SLICES, added), P, W, GROUP)
             sums = sums + more
-        to = (y + part.to(gl.int64) * num_rows * P.N, operands, num_rows)
+        of_part = y + part.to(gl.int64) * num_rows * P.N
         program = n_tile * 2 + GROUP
         token = x_tile * W.BM
+        to = (of_part, operands, num_rows, (program, token))
         if W.BM == 256:
-            first, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
-            first = gl.convert_layout(first, half, assert_trivial=True)
+            half: gl.constexpr = sums_layout(128)
+            sums, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
+            sums = gl.convert_layout(sums, half, assert_trivial=True)
             second = gl.convert_layout(second, half, assert_trivial=True)
-            end_tile(first, norms, bias, to, (program, token), LOAD, STORE, P, TILE)
-            end_tile(second, norms, bias, to, (program, token + 128), LOAD, STORE, P, TILE)
+            tile = exchanged(sums, factors, to, P, TILE)
+            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+            to = (of_part, operands, num_rows, (program, token + 128))
+            tile = exchanged(second, factors, to, P, TILE)
+            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
         else:
-            end_tile(sums, norms, bias, to, (program, token), LOAD, STORE, P, TILE)
+            tile = exchanged(sums, factors, to, P, TILE)
+            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
 
 @gluon_jit
@@ -272,8 +282,8 @@ def wide_kernel(
     result = (y, operands, num_rows)
     gl.warp_specialize(
         [
-            (consume, (norms, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
-            (consume, (norms, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (consume, ((norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
+            (consume, ((norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
             (produce, ((w, x, scales, zeros, norm), ring, x_tiles, P, W)),
         ],
         [4, 1],

@@ -76,6 +76,12 @@ def box_layout(rank: int) -> Any:
 
 
 @constexpr_function
+def sums_layout() -> Any:
+    """Return the layout of a group's sums [64, 128] in registers."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+
+
+@constexpr_function
 def scale_layout() -> Any:
     """Return the layout of copied scales in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -125,8 +131,9 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def begin(ring, count, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Begin the product of a step's rows of W and a part of x, added to acc if USE."""
+def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Begin the product of a step's rows of W and a part of x, added to acc if USE. at: the ring, the step's number."""
+    ring, count = at
     ws, xs, _, _, _ = ring
     stage = count % W.NS
     w = ws.index(stage * 2 + GROUP)
@@ -134,24 +141,27 @@ def begin(ring, count, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.
 
 
 @gluon_jit
-def await_step(ring, count, W: gl.constexpr):
+def await_step(at, W: gl.constexpr):
     """Wait for the copies of a step."""
+    ring, count = at
     ready = ring[3]
     mbarrier.wait(ready.index(count % W.NS), count // W.NS & 1)
 
 
 @gluon_jit
-def release(ring, count, W: gl.constexpr):
+def release(at, W: gl.constexpr):
     """Give the place of a step back to the fetching warp."""
+    ring, count = at
     free = ring[4]
     mbarrier.arrive(free.index(count % W.NS), count=1)
 
 
 @gluon_jit
-def scales_of_x(ring, count, part, W: gl.constexpr, out: gl.constexpr):
+def scales_of_x(at, part, W: gl.constexpr):
     """Return the scales [128] of a step and a part of x."""
+    ring, count = at
     sxs = ring[2]
-    return sxs.index(count % W.NS * W.PARTS + part).reshape([128]).load(gl.SliceLayout(0, out))
+    return sxs.index(count % W.NS * W.PARTS + part).reshape([128]).load(gl.SliceLayout(0, sums_layout()))
 
 
 @gluon_jit
@@ -167,19 +177,18 @@ def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def end_step(
-    acc, sums, ring, count, of_w, OTHERS: gl.constexpr, W: gl.constexpr, out: gl.constexpr
-):  # fmt: skip
+def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
     """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
     sums = warpgroup_mma_wait(OTHERS, deps=[sums])
-    of_x = scales_of_x(ring, count, 0, W, out) if W.BLOCKS else None
-    release(ring, count, W)
+    of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
+    release(at, W)
     return promote(acc, sums, of_x, of_w, OTHERS, W)
 
 
 @gluon_jit
-def load_scales_of_w(w_scale, step, block, P: gl.constexpr, W: gl.constexpr):
+def load_scales_of_w(blocks, step, P: gl.constexpr, W: gl.constexpr):
     """Load the scales [64] of a step's rows of W; without blocks nothing reads what is returned."""
+    w_scale, block = blocks
     if W.BLOCKS:
         return gl.load(w_scale + step * (P.N // 128) + block)
     else:
@@ -187,120 +196,114 @@ def load_scales_of_w(w_scale, step, block, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr):
+def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
     """Return the int32 sums [64, 128] of the parts of x over all columns; a step is multiplied behind the next."""
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.int32, out)
+    acc = gl.zeros([64, 128], gl.int32, sums_layout())
     more = acc
     for step in range(STEPS):
-        await_step(ring, count, W)
-        acc = begin(ring, count, 0, acc, True, W, GROUP)
+        at = (ring, count)
+        await_step(at, W)
+        acc = begin(at, 0, acc, True, W, GROUP)
         if W.PARTS == 2:
-            more = begin(ring, count, 1, more, True, W, GROUP)
+            more = begin(at, 1, more, True, W, GROUP)
             acc, more = warpgroup_mma_wait(2, deps=[acc, more])
         else:
             acc = warpgroup_mma_wait(1, deps=[acc])
         if step > 0:
-            release(ring, count - 1, W)
+            release((ring, count - 1), W)
         count += 1
     if W.PARTS == 2:
         acc, more = warpgroup_mma_wait(0, deps=[acc, more])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
         more = acc
-    release(ring, count - 1, W)
+    release((ring, count - 1), W)
     return acc, more, count
 
 
 @gluon_jit
-def float_sums(
-    w_scale, block, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr
-):  # fmt: skip
+def float_sums(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
     """Return the float32 sums [64, 128] of one part of x; one step is added while the next is multiplied."""
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, out)
+    acc = gl.zeros([64, 128], gl.float32, sums_layout())
     nothing = acc
     # Two steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
     for pair in range(STEPS // 2):
-        even_w = load_scales_of_w(w_scale, 2 * pair, block, P, W)
-        odd_w = load_scales_of_w(w_scale, 2 * pair + 1, block, P, W)
-        await_step(ring, count, W)
-        even = begin(ring, count, 0, nothing, False, W, GROUP)
-        await_step(ring, count + 1, W)
-        odd = begin(ring, count + 1, 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, ring, count, even_w, 1, W, out)
-        acc = end_step(acc, odd, ring, count + 1, odd_w, 0, W, out)
+        even_w = load_scales_of_w(blocks, 2 * pair, P, W)
+        odd_w = load_scales_of_w(blocks, 2 * pair + 1, P, W)
+        await_step((ring, count), W)
+        even = begin((ring, count), 0, nothing, False, W, GROUP)
+        await_step((ring, count + 1), W)
+        odd = begin((ring, count + 1), 0, nothing, False, W, GROUP)
+        acc = end_step(acc, even, (ring, count), even_w, 1, W)
+        acc = end_step(acc, odd, (ring, count + 1), odd_w, 0, W)
         count += 2
     if STEPS % 2 == 1:
-        even_w = load_scales_of_w(w_scale, STEPS - 1, block, P, W)
-        await_step(ring, count, W)
-        even = begin(ring, count, 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, ring, count, even_w, 0, W, out)
+        even_w = load_scales_of_w(blocks, STEPS - 1, P, W)
+        await_step((ring, count), W)
+        even = begin((ring, count), 0, nothing, False, W, GROUP)
+        acc = end_step(acc, even, (ring, count), even_w, 0, W)
         count += 1
     return acc, acc, count
 
 
 @gluon_jit
-def float_sums_of_two(
-    w_scale, block, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr, out: gl.constexpr
-):  # fmt: skip
+def float_sums_of_two(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
     """Return the float32 sums [64, 128] of two parts of x.
 
     Registers hold the sums of one step and one part beside them: the other group fills the gaps of the tensor cores.
     """
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, out)
+    acc = gl.zeros([64, 128], gl.float32, sums_layout())
     more = acc
     nothing = acc
-    next_w = load_scales_of_w(w_scale, 0, block, P, W)
+    next_w = load_scales_of_w(blocks, 0, P, W)
     for step in range(STEPS):
         of_w = next_w
-        next_w = load_scales_of_w(w_scale, gl.minimum(step + 1, STEPS - 1), block, P, W)
-        await_step(ring, count, W)
-        sums = begin(ring, count, 0, nothing, False, W, GROUP)
+        next_w = load_scales_of_w(blocks, gl.minimum(step + 1, STEPS - 1), P, W)
+        at = (ring, count)
+        await_step(at, W)
+        sums = begin(at, 0, nothing, False, W, GROUP)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(ring, count, 0, W, out) if W.BLOCKS else None
+        of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
         acc = promote(acc, sums, of_x, of_w, 0, W)
-        sums = begin(ring, count, 1, nothing, False, W, GROUP)
+        sums = begin(at, 1, nothing, False, W, GROUP)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(ring, count, 1, W, out) if W.BLOCKS else None
-        release(ring, count, W)
+        of_x = scales_of_x(at, 1, W) if W.BLOCKS else None
+        release(at, W)
         more = promote(more, sums, of_x, of_w, 0, W)
         count += 1
     return acc, more, count
 
 
 @gluon_jit
-def finish(
-    acc, scales, bias, result, place,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, out: gl.constexpr,
-):  # fmt: skip
-    """End the product of 64 rows of W and 128 of x."""
-    w_scale, x_scale, norms = scales
+def rescaled(acc, scales, to, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr):
+    """Return the product [64, 128] in float32: the sums times the scales of rows that they have not met yet."""
+    w_scale, x_scale = scales
+    _, _, num_rows, place = to
+    program, first = place
     sums = acc.to(gl.float32)
     if not W.BLOCKS:
-        _, _, num_rows = result
-        program, first = place
+        out: gl.constexpr = sums_layout()
         token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, out))
         s_x = gl.load(x_scale + token, mask=token < num_rows, other=0.0)
         s_w = gl.load(w_scale + tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, out)))
         sums = sums * s_w[:, None] * s_x[None, :]
-    end_tile(sums, norms, bias, result, place, LOAD, STORE, P, TILE)
+    return sums
 
 
 @gluon_jit
-def end_tile(
-    sums, norms, bias, result, place, LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr
-):  # fmt: skip
-    """Store the end of sums [64, 128]: r · sums + b with norms r [num_rows] and a bias [N] behind them, or None."""
-    y, operands, num_rows = result
+def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
+    """Return a product [64, 128] as ends take it: r · product + b, factors r [num_rows] and b [N] or None."""
+    y, _, num_rows, place = to
+    norms, bias = factors
     program, first = place
     whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
     if y.dtype.element_ty == gl.bfloat16:
         # Rounded as the matrix library rounds, before it is exchanged.
         sums = sums.to(gl.bfloat16)
     tile = gl.convert_layout(sums, whole).to(gl.float32)
-    ahead = LOAD((y, operands, num_rows, place), P, TILE)
     if norms is not None:
         token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, whole))
         scale = gl.load(norms + token, mask=token < num_rows, other=0.0)[None, :]
@@ -309,33 +312,36 @@ def end_tile(
         else:
             row = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
             tile = gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
-    STORE(tile, ahead, (y, operands, num_rows, place), P, TILE)
+    return tile
 
 
 @gluon_jit
 def consume(
-    scales, bias, result, ring, x_tiles,
+    scales, factors, result, ring, x_tiles,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
-    w_scale, _, _ = scales
+    y, operands, num_rows = result
     N_TILES: gl.constexpr = P.N // 128
-    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
         program = n_tile * 2 + GROUP
-        block = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, out)) // 128
+        block = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, sums_layout())) // 128
+        blocks = (scales[0], block)
         if ring[0].dtype == gl.int8:
-            acc, more, count = integer_sums(ring, count, P, W, GROUP, out)
+            acc, more, count = integer_sums(ring, count, P, W, GROUP)
         elif W.PARTS == 2:
-            acc, more, count = float_sums_of_two(w_scale, block, ring, count, P, W, GROUP, out)
+            acc, more, count = float_sums_of_two(blocks, ring, count, P, W, GROUP)
         else:
-            acc, more, count = float_sums(w_scale, block, ring, count, P, W, GROUP, out)
-        token = x_tile * W.PARTS * 128
-        finish(acc, scales, bias, result, (program, token), LOAD, STORE, P, W, TILE, out)
+            acc, more, count = float_sums(blocks, ring, count, P, W, GROUP)
+        to = (y, operands, num_rows, (program, x_tile * W.PARTS * 128))
+        tile = exchanged(rescaled(acc, scales, to, P, W, TILE), factors, to, P, TILE)
+        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
         if W.PARTS == 2:
-            finish(more, scales, bias, result, (program, token + 128), LOAD, STORE, P, W, TILE, out)
+            to = (y, operands, num_rows, (program, x_tile * W.PARTS * 128 + 128))
+            tile = exchanged(rescaled(more, scales, to, P, W, TILE), factors, to, P, TILE)
+            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
 
 @gluon_jit
@@ -369,12 +375,12 @@ def wide8_kernel(
         gdc_launch_dependents()
     x_tiles = (num_rows + W.PARTS * 128 - 1) // (W.PARTS * 128)
     ring = (ws, xs, sxs, ready, free)
-    scales = (w_scale, x_scale, norms)
+    scales = (w_scale, x_scale)
     result = (y, operands, num_rows)
     gl.warp_specialize(
         [
-            (consume, (scales, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
-            (consume, (scales, bias, result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
             (produce, ((w, x, x_scales), ring, x_tiles, P, W)),
         ],
         [4, 1],
