@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -34,9 +34,6 @@ from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
 from photon_grpc.service.processes.address_space import check_limit
-
-if TYPE_CHECKING:
-    from photon_grpc.config.model_dir import ModelConfig
 
 EXTRA = "pip install '.[serve]' in the clone"
 
@@ -273,6 +270,7 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
 
 def _model_directory(directory: Path, flags: ModelFlags) -> list[tuple[str, str]]:
     from photon_grpc.config.model_dir import read_model_dir
+    from photon_grpc.config.weight_bytes import described
 
     config = read_model_dir(directory)
     num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
@@ -287,7 +285,7 @@ def _model_directory(directory: Path, flags: ModelFlags) -> list[tuple[str, str]
         ("architecture", f"{config.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", config.dtype),
-        ("quantization", _quantization(config, flags)),
+        ("quantization", described(config, flags)),
         ("vocabulary", f"{config.vocab_size:,}; EOS: {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),
@@ -308,18 +306,6 @@ def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:
     else:
         scales = f"scales of {'the checkpoint' if source == directory else source}"
     return [("kv cache", f"float8_e4m3fn, {scales}")]
-
-
-def _quantization(config: ModelConfig, flags: ModelFlags) -> str:
-    """Return the format of the weights by config.json and the flags, with what it saves."""
-    from photon_grpc.config.weight_bytes import saving
-
-    try:
-        form = flags.weight_format(config.quantization)
-    except ConfigError:
-        # It is a reason why `serve` would not start.
-        form = config.quantization
-    return "none" if form is None else f"{form.name}: {saving(config, form)}"
 
 
 def _start(config: ServeConfig) -> tuple[list[str], str]:

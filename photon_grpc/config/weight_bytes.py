@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat
+from photon_grpc.errors import ConfigError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -32,6 +34,16 @@ def saving(model: ModelConfig, form: WeightFormat) -> str:
         return f"{held / 1e9:.3g} GB of weights, {-less / 1e9:.3g} GB more than in {model.dtype}"
     room = f"room for {less // kv_token_bytes(model):,} more tokens of KV cache"
     return f"{held / 1e9:.3g} GB of weights, {less / 1e9:.3g} GB less than in {model.dtype}: {room}"
+
+
+def described(model: ModelConfig, flags: ModelFlags) -> str:
+    """Return the format of the weights by a checkpoint and flags, with what it saves, or "none"."""
+    try:
+        form = flags.weight_format(model.quantization)
+    except ConfigError:
+        # It is a reason why `serve` would not start.
+        form = model.quantization
+    return "none" if form is None else f"{form.name}: {saving(model, form)}"
 
 
 def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
