@@ -21,6 +21,7 @@ from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
+from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import EnginePorts, Inbox, Runner
@@ -163,7 +164,7 @@ def _load(
     kv_form: KVForm,
 ) -> Decoder:
     dtype = pick_dtype(model_config, config)
-    weight_format = config.model.weight_format(model_config.quantization)
+    weight_format = format_of(model_config, config.model)
     decoder = build(
         model_config,
         dtype=dtype,
@@ -274,7 +275,7 @@ def _facts(
     kv_form: KVForm,
 ) -> Facts:
     scheduling = config.scheduler
-    weight_format = config.model.weight_format(model_config.quantization)
+    weight_format = format_of(model_config, config.model)
     return Facts(
         max_model_len=sizes.max_model_len,
         vocab_size=model_config.vocab_size,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from photon_grpc.config.quantization import FORMATS, HEADS, WeightFormat, chosen_format
+from photon_grpc.config.quantization import FORMATS, HEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ class ModelFlags:
     )
     quantization_head: str = flag(
         "none",
-        "Format of the weights of the head, which makes logits, beside --quantization. none: 16 bits, or as the "
-        "checkpoint says. int8: by rows, multiplied with 16-bit activations.",
+        "Format of the head's weights beside --quantization. none: as without it. int8: by rows, 16-bit activations.",
         choices=tuple(HEADS),
     )
     max_model_len: int | None = flag(
@@ -99,10 +98,6 @@ class ModelFlags:
         "Seed of dummy weights, and of the seeds for requests without one. 0: request seeds differ at every start.",
         bounds=NumberRange(at_least=0, at_most=2**64 - 1),
     )
-
-    def weight_format(self, checkpoint: WeightFormat | None) -> WeightFormat | None:
-        """Return the format of a checkpoint's weights by these flags, as `chosen_format` does."""
-        return chosen_format(checkpoint, self.quantization, self.quantization_head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The bytes of a model's linear weights in a WeightFormat, from its sizes alone: what a format saves."""
+"""The format of a model's weights, and their bytes in it from the model's sizes alone: what a format saves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.model_dir import ModelConfig
-from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat
+from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat, chosen_format
 from photon_grpc.errors import ConfigError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def format_of(model: ModelConfig, flags: ModelFlags) -> WeightFormat | None:
+    """Return the format of the weights of a model by these flags, as `chosen_format` does."""
+    return chosen_format(model.quantization, flags.quantization, flags.quantization_head)
 
 
 def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
@@ -39,7 +44,7 @@ def saving(model: ModelConfig, form: WeightFormat) -> str:
 def described(model: ModelConfig, flags: ModelFlags) -> str:
     """Return the format of the weights by a checkpoint and flags, with what it saves, or "none"."""
     try:
-        form = flags.weight_format(model.quantization)
+        form = format_of(model, flags)
     except ConfigError:
         # It is a reason why `serve` would not start.
         form = model.quantization

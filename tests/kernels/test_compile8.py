@@ -19,7 +19,8 @@ from photon_grpc.kernels.linear.products8 import PARTS
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
-from photon_grpc.kernels.linear.wide8 import PART, SIZES, WideTile8, box_layout, scale_layout, wide8_kernel
+from photon_grpc.kernels.linear.wide8 import PART, SIZES, WideTile8, wide8_kernel
+from photon_grpc.kernels.linear.wide8_sums import box_layout, scale_layout
 from tests.kernels.eight import FORMATS, each_format
 from tests.kernels.test_compile import MODELS, Compiled, check, compiled
 from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon

@@ -43,7 +43,8 @@ from photon_grpc.kernels.linear.sides import half_of
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wgmma import left_layout
-from photon_grpc.kernels.linear.wide8 import exchanged, place_of
+from photon_grpc.kernels.linear.wide8 import exchanged
+from photon_grpc.kernels.linear.wide8_sums import place_of
 
 #: Columns of a step; rows of W of a group of warps and of all; rows of x that an end takes at a time.
 STEP, GROUP_ROWS, ROWS, PART = 64, 64, 128, 128

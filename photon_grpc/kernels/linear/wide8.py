@@ -20,7 +20,6 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
-    constexpr_function,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -29,9 +28,6 @@ from photon_grpc.kernels.lang.gluon import (
     has_dependent_launch,
     has_wgmma,
     mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
 from photon_grpc.kernels.linear.epilogue import tile_layout, tile_rows
@@ -39,6 +35,16 @@ from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.kernels.linear.tiles8 import Weights
+from photon_grpc.kernels.linear.wide8_sums import (
+    box_layout,
+    float_sums,
+    float_sums_of_two,
+    integer_sums,
+    place_of,
+    produce,
+    scale_layout,
+    sums_layout,
+)
 
 #: Columns of a step: those that e4m3 sums without rounding to float32, and that a scale covers.
 STEP = 128
@@ -67,214 +73,6 @@ MAX_ROWS = 1 << 15
 _COMPILED: set[Any] = set()
 #: What the ends and the groups of warps of a tile are compiled for.
 TILE = Tile("wgmma", GROUP_ROWS, STEP, 4, 0)
-
-
-@constexpr_function
-def box_layout(rank: int) -> Any:
-    """Return the layout of copied values in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=rank)
-
-
-@constexpr_function
-def sums_layout() -> Any:
-    """Return the layout of a group's sums [64, 128] in registers."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
-
-
-@constexpr_function
-def scale_layout() -> Any:
-    """Return the layout of copied scales in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-
-
-@gluon_jit
-def place_of(number, x_tiles, N_TILES: gl.constexpr):
-    """Return the number of a tile along W and along x: bands of eight along x, in which all of W is read once."""
-    band = number // (8 * N_TILES)
-    width = gl.minimum(x_tiles - band * 8, 8)
-    within = number % (8 * N_TILES)
-    return within // width, band * 8 + within % width
-
-
-@gluon_jit
-def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
-    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
-    w, x, x_scale = sources
-    ws, xs, sxs, ready, free = ring
-    STEPS: gl.constexpr = (P.K + 127) // 128
-    N_TILES: gl.constexpr = P.N // 128
-    PARTS: gl.constexpr = W.PARTS
-    BYTES: gl.constexpr = 128 * 128 * (1 + W.PARTS) + (512 * W.PARTS if W.BLOCKS else 0)
-    count = 0
-    for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
-        n_tile, x_tile = place_of(number, x_tiles, N_TILES)
-        for step in range(STEPS):
-            stage = count % W.NS
-            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
-            at = ready.index(stage)
-            mbarrier.expect(at, BYTES)
-            for group in gl.static_range(2):
-                to = ws.index(stage * 2 + group)
-                if P.SPAN == 0:
-                    tma.async_copy_global_to_shared(w, [n_tile * 128 + group * 64, step * 128], at, to)
-                else:
-                    pair = n_tile * 64 + group * 32
-                    pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, 128], box_layout(5))
-                    column = step * 128
-                    tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
-            for part in gl.static_range(PARTS):
-                token = (x_tile * W.PARTS + part) * 128
-                tma.async_copy_global_to_shared(x, [token, step * 128], at, xs.index(stage * W.PARTS + part))
-                if W.BLOCKS:
-                    tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
-            count += 1
-
-
-@gluon_jit
-def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Begin the product of a step's rows of W and a part of x, added to acc if USE. at: the ring, the step's number."""
-    ring, count = at
-    ws, xs, _, _, _ = ring
-    stage = count % W.NS
-    w = ws.index(stage * 2 + GROUP)
-    return warpgroup_mma(w, xs.index(stage * W.PARTS + part).permute([1, 0]), acc, use_acc=USE, is_async=True)
-
-
-@gluon_jit
-def await_step(at, W: gl.constexpr):
-    """Wait for the copies of a step."""
-    ring, count = at
-    ready = ring[3]
-    mbarrier.wait(ready.index(count % W.NS), count // W.NS & 1)
-
-
-@gluon_jit
-def release(at, W: gl.constexpr):
-    """Give the place of a step back to the fetching warp."""
-    ring, count = at
-    free = ring[4]
-    mbarrier.arrive(free.index(count % W.NS), count=1)
-
-
-@gluon_jit
-def scales_of_x(at, part, W: gl.constexpr):
-    """Return the scales [128] of a step and a part of x."""
-    ring, count = at
-    sxs = ring[2]
-    return sxs.index(count % W.NS * W.PARTS + part).reshape([128]).load(gl.SliceLayout(0, sums_layout()))
-
-
-@gluon_jit
-def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
-    """Return acc + sums, sums multiplied by their scales if they have them; OTHERS products are under way."""
-    if W.BLOCKS:
-        acc = gl.fma(sums, of_x[None, :] * of_w[:, None], acc)
-    else:
-        acc = acc + sums
-    # Nothing is waited for; but the compiler cannot move the addition behind the next product, whose sums would then
-    # need further registers.
-    return warpgroup_mma_wait(OTHERS, deps=[acc])
-
-
-@gluon_jit
-def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
-    """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
-    sums = warpgroup_mma_wait(OTHERS, deps=[sums])
-    of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
-    release(at, W)
-    return promote(acc, sums, of_x, of_w, OTHERS, W)
-
-
-@gluon_jit
-def load_scales_of_w(blocks, step, P: gl.constexpr, W: gl.constexpr):
-    """Load the scales [64] of a step's rows of W; without blocks nothing reads what is returned."""
-    w_scale, block = blocks
-    if W.BLOCKS:
-        return gl.load(w_scale + step * (P.N // 128) + block)
-    else:
-        return block
-
-
-@gluon_jit
-def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the int32 sums [64, 128] of the parts of x over all columns; a step is multiplied behind the next."""
-    STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.int32, sums_layout())
-    more = acc
-    for step in range(STEPS):
-        at = (ring, count)
-        await_step(at, W)
-        acc = begin(at, 0, acc, True, W, GROUP)
-        if W.PARTS == 2:
-            more = begin(at, 1, more, True, W, GROUP)
-            acc, more = warpgroup_mma_wait(2, deps=[acc, more])
-        else:
-            acc = warpgroup_mma_wait(1, deps=[acc])
-        if step > 0:
-            release((ring, count - 1), W)
-        count += 1
-    if W.PARTS == 2:
-        acc, more = warpgroup_mma_wait(0, deps=[acc, more])
-    else:
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        more = acc
-    release((ring, count - 1), W)
-    return acc, more, count
-
-
-@gluon_jit
-def float_sums(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the float32 sums [64, 128] of one part of x; one step is added while the next is multiplied."""
-    STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, sums_layout())
-    nothing = acc
-    # Two steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
-    for pair in range(STEPS // 2):
-        even_w = load_scales_of_w(blocks, 2 * pair, P, W)
-        odd_w = load_scales_of_w(blocks, 2 * pair + 1, P, W)
-        await_step((ring, count), W)
-        even = begin((ring, count), 0, nothing, False, W, GROUP)
-        await_step((ring, count + 1), W)
-        odd = begin((ring, count + 1), 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, (ring, count), even_w, 1, W)
-        acc = end_step(acc, odd, (ring, count + 1), odd_w, 0, W)
-        count += 2
-    if STEPS % 2 == 1:
-        even_w = load_scales_of_w(blocks, STEPS - 1, P, W)
-        await_step((ring, count), W)
-        even = begin((ring, count), 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, (ring, count), even_w, 0, W)
-        count += 1
-    return acc, acc, count
-
-
-@gluon_jit
-def float_sums_of_two(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the float32 sums [64, 128] of two parts of x.
-
-    Registers hold the sums of one step and one part beside them: the other group fills the gaps of the tensor cores.
-    """
-    STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, sums_layout())
-    more = acc
-    nothing = acc
-    next_w = load_scales_of_w(blocks, 0, P, W)
-    for step in range(STEPS):
-        of_w = next_w
-        next_w = load_scales_of_w(blocks, gl.minimum(step + 1, STEPS - 1), P, W)
-        at = (ring, count)
-        await_step(at, W)
-        sums = begin(at, 0, nothing, False, W, GROUP)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
-        acc = promote(acc, sums, of_x, of_w, 0, W)
-        sums = begin(at, 1, nothing, False, W, GROUP)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 1, W) if W.BLOCKS else None
-        release(at, W)
-        more = promote(more, sums, of_x, of_w, 0, W)
-        count += 1
-    return acc, more, count
 
 
 @gluon_jit

@@ -30,6 +30,7 @@ from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.sizes import decide_sizes
+from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.quantization.methods import methods
@@ -51,7 +52,7 @@ def numerics_version(config: ServeConfig) -> str:
     with contextlib.suppress(StartupError):
         device, kernels = pick_kernels(config)
         model_config = read_model_dir(config.model.model or demo.TARGET)
-        weight_format = config.model.weight_format(model_config.quantization)
+        weight_format = format_of(model_config, config.model)
         dtype = pick_dtype(model_config, config)
         sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
         is_long = model_config.has_long_rotary(sizes.max_model_len)
@@ -130,7 +131,7 @@ def check_model(config: ServeConfig) -> None:
     choose_kv_form(config, model_config, device, kernels)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
-    method = methods(config.model.weight_format(model_config.quantization))
+    method = methods(format_of(model_config, config.model))
     decoder = builder.build(
         model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method
     )
