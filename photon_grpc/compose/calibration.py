@@ -53,15 +53,46 @@ def calibrate(directory: Path, text: str, num_tokens: int, device: str = "auto")
     ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
     if not ids:
         raise ConfigError("the text has no tokens", field="--text")
-    largest = _largest(_assembled(directory, device), model_config, ids)
-    keys, values = (_scales(plane) for plane in largest.unbind(1))
+    seen = _seen(_assembled(directory, device), model_config, ids)
+    offsets = [_rounded(layer.mean) for layer in seen]
+    keys, values = zip(*(layer.scales(offset) for layer, offset in zip(seen, offsets, strict=True)), strict=True)
     name = str(PAGE_DTYPE).removeprefix("torch.")
-    scales = KVCalibration(FORMAT, model_config.revision, name, len(ids), keys, values)
-    return Calibrated(scales, *largest.amax((0, 2)).tolist())
+    nested = tuple(tuple(map(tuple, offset.tolist())) for offset in offsets)
+    scales = KVCalibration(FORMAT, model_config.revision, name, len(ids), keys, values, nested)
+    largest = torch.stack([torch.maximum(layer.most, -layer.least).amax((1, 2)) for layer in seen])
+    return Calibrated(scales, *largest.amax(0).tolist())
 
 
-def _scales(largest: torch.Tensor) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(power_of_two(number) for number in row) for row in largest.tolist())
+def _rounded(offsets: torch.Tensor) -> torch.Tensor:
+    """Return numbers of few digits, which are as good."""
+    return offsets.bfloat16().float()
+
+
+@dataclass(slots=True)
+class SeenLayer:
+    """The keys and values of a layer so far: least, most and sum of every dimension, float32 [2, Hkv, D]."""
+
+    least: torch.Tensor
+    most: torch.Tensor
+    total: torch.Tensor
+    num_tokens: int
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Return the mean key, [Hkv, D]."""
+        return self.total[0] / self.num_tokens
+
+    def add(self, other: SeenLayer) -> None:
+        self.least, self.most = torch.minimum(self.least, other.least), torch.maximum(self.most, other.most)
+        self.total += other.total
+        self.num_tokens += other.num_tokens
+
+    def scales(self, offset: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return a scale of every head for its keys without `offset` [Hkv, D], and one for its values."""
+        shift = torch.stack((offset, torch.zeros_like(offset)))
+        largest = torch.maximum(self.most - shift, shift - self.least).amax(2)
+        keys, values = (tuple(power_of_two(number) for number in row) for row in largest.tolist())
+        return keys, values
 
 
 def _assembled(directory: Path, device: str) -> Assembled:
@@ -79,12 +110,12 @@ def _assembled(directory: Path, device: str) -> Assembled:
     return assemble(config, lambda stage, done, total: None)
 
 
-def _largest(assembled: Assembled, config: ModelConfig, ids: Sequence[int]) -> torch.Tensor:
-    """Return the largest absolute numbers, float32 [layers, 2, Hkv], that the pages of all pieces hold."""
+def _seen(assembled: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[SeenLayer]:
+    """Return what the pages of all pieces hold of every layer."""
     runner = assembled.runner
     if not isinstance(runner, ModelRunner):
         raise TypeError(f"{type(runner).__name__} has no pages")
-    largest = torch.zeros(config.num_layers, 2, config.num_kv_heads)
+    seen: list[SeenLayer] = []
     length = assembled.sizes.max_model_len - 1
     for step, first in enumerate(range(0, len(ids), length), 1):
         piece = tuple(ids[first : first + length])
@@ -94,10 +125,11 @@ def _largest(assembled: Assembled, config: ModelConfig, ids: Sequence[int]) -> t
         output = runner.submit(Batch(step, (1,), (len(piece),), (1,), left=left, admissions=(admission,))).result()
         for fault in output.faults.values():
             raise ConfigError(f"the text could not be computed: {fault.message}")
-        for layer in range(config.num_layers):
-            found = _of_layer(runner, layer, blocks, len(piece))
-            largest[layer] = torch.maximum(largest[layer], found)
-    return largest
+        found = [_of_layer(runner, layer, blocks, len(piece)) for layer in range(config.num_layers)]
+        for layer, other in zip(seen, found, strict=False):
+            layer.add(other)
+        seen = seen or found
+    return seen
 
 
 def _blocks(plan: KVPlan, num_tokens: int) -> Iterator[tuple[int, ...]]:
@@ -107,11 +139,10 @@ def _blocks(plan: KVPlan, num_tokens: int) -> Iterator[tuple[int, ...]]:
         yield tuple(range(1 + group * columns, 1 + (group + 1) * columns))
 
 
-def _of_layer(runner: ModelRunner, layer: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> torch.Tensor:
-    """Return the largest numbers of one layer's keys and values, float32 [2, Hkv]."""
+def _of_layer(runner: ModelRunner, layer: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> SeenLayer:
     group, section, row = place(runner.kv.groups, layer)
     pages = runner.cache.pages[section]
-    numbers = pages[torch.tensor(blocks[group], device=pages.device), row].float().abs()
+    numbers = pages[torch.tensor(blocks[group], device=pages.device), row].float()
     # [blocks, 2, Hkv, block_size, D] -> the tokens of a head in order.
-    tokens = numbers.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens]
-    return tokens.amax((2, 3)).cpu()
+    tokens = numbers.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens].cpu()
+    return SeenLayer(tokens.amin(2), tokens.amax(2), tokens.sum(2), num_tokens)

@@ -36,7 +36,7 @@ class KVForm:
 
     def set_scales(self, decoder: Decoder) -> None:
         if self.scales is not None:
-            set_kv_scales(decoder, self.scales.numbers)
+            set_kv_scales(decoder, self.scales)
 
     def begin_count(self, decoder: Decoder) -> None:
         """Forget what the steps before the first request could not store."""

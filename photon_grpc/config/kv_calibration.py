@@ -23,10 +23,11 @@ _SCALE = re.compile(
 
 #: Of every layer, a number for each key head.
 Rows = tuple[tuple[Annotated[float, Meta(gt=0, lt=1e30)], ...], ...]
+Offsets = tuple[tuple[tuple[Annotated[float, Meta(gt=-1e30, lt=1e30)], ...], ...], ...]
 
 
 class KVCalibration(msgspec.Struct, frozen=True):
-    """Scales of the keys and values of every layer and head, as a text gave them."""
+    """Scales of the keys and values of every layer and head, and what its keys share, as a text gave them."""
 
     format: str
     #: The model whose text this was.
@@ -35,6 +36,8 @@ class KVCalibration(msgspec.Struct, frozen=True):
     num_tokens: int
     keys: Rows
     values: Rows
+    #: Of every layer and head, a number for each of its dimensions; () for zeros.
+    key_offsets: Offsets = ()
 
 
 def is_kv_scale(name: str) -> bool:
@@ -58,7 +61,7 @@ def write_calibration(calibration: KVCalibration, path: Path) -> None:
     """Write the file, one layer a line, replacing an older one at once."""
     facts = {name: getattr(calibration, name) for name in ("format", "revision", "dtype", "num_tokens")}
     lines = ["{", *(f' "{name}": {msgspec.json.encode(value).decode()},' for name, value in facts.items())]
-    for name, end in (("keys", ","), ("values", "")):
+    for name, end in (("keys", ","), ("values", ","), ("key_offsets", "")):
         rows = ",\n  ".join(msgspec.json.encode(row).decode() for row in getattr(calibration, name))
         lines.append(f' "{name}": [\n  {rows}\n ]{end}')
     part = path.with_name(f".{path.name}.part")
@@ -66,8 +69,12 @@ def write_calibration(calibration: KVCalibration, path: Path) -> None:
     part.replace(path)
 
 
-def read_calibration(path: Path, revision: str, num_layers: int, num_heads: int) -> KVCalibration:
-    """Return the scales in `path`. Raise ConfigError if they are malformed or another model's."""
+def read_calibration(path: Path, revision: str, shape: tuple[int, int, int]) -> KVCalibration:
+    """Return the scales in `path` for (layers, key heads, head_dim).
+
+    Raise ConfigError if they are malformed or another model's.
+    """
+    num_layers, num_heads, head_dim = shape
     try:
         found = as_struct(parse_object(read_bytes(path), path.name), KVCalibration, path.name)
     except ModelLoadError as error:
@@ -82,4 +89,8 @@ def read_calibration(path: Path, revision: str, num_layers: int, num_heads: int)
         if len(rows) != num_layers or any(len(row) != num_heads for row in rows):
             message = f"{path}: {name} must have {num_layers} layers of {num_heads} heads"
             raise ConfigError(message, field="kv_calibration")
+    sizes = [[len(head) for head in layer] for layer in found.key_offsets]
+    if sizes and sizes != [[head_dim] * num_heads] * num_layers:
+        message = f"{path}: key_offsets must have {num_layers} layers of {num_heads} heads of {head_dim}"
+        raise ConfigError(message, field="kv_calibration")
     return found

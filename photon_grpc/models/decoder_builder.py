@@ -136,7 +136,7 @@ class DecoderBuilder:
     def page_scales(self) -> PageScales | None:
         if self.saturated is None:
             return None
-        return PageScales.ones(self.config.num_kv_heads // self.mesh.tp.size, self.saturated)
+        return PageScales.ones(self.config.num_kv_heads // self.mesh.tp.size, self.saturated, self.config.head_dim)
 
     def qk_norm(self, prefix: str) -> QKNorm:
         head_dim = self.config.head_dim

@@ -29,14 +29,20 @@ NAMES = (
 
 
 class KVScales(NamedTuple):
-    """The constants of a model's pages: float32 [layers, 2, Hkv], and where they are from; "" for nowhere."""
+    """The constants of a model's pages.
+
+    numbers: float32 [layers, 2, Hkv]. offsets: float32 [layers, Hkv, D], of keys; None for zeros. source: where they
+    are from; "" for nowhere.
+    """
 
     numbers: torch.Tensor
     source: str
+    offsets: torch.Tensor | None = None
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.numbers.numpy().astype("<f4").tobytes()).hexdigest()[:8]
+        parts = [self.numbers] if self.offsets is None else [self.numbers, self.offsets]
+        return hashlib.sha256(b"".join(part.numpy().astype("<f4").tobytes() for part in parts)).hexdigest()[:8]
 
 
 def find_kv_scales(config: ModelConfig, file: str, *, has_weights: bool = True) -> KVScales:
@@ -49,15 +55,18 @@ def find_kv_scales(config: ModelConfig, file: str, *, has_weights: bool = True) 
         return KVScales(torch.ones(config.num_layers, 2, config.num_kv_heads), "")
     if source == config.path:
         return KVScales(_of_checkpoint(config, read_checkpoint(config.path)), "the checkpoint")
-    found = read_calibration(source, config.revision, config.num_layers, config.num_kv_heads)
-    return KVScales(torch.tensor((found.keys, found.values)).transpose(0, 1).contiguous(), str(source))
+    shape = config.num_layers, config.num_kv_heads, config.head_dim
+    found = read_calibration(source, config.revision, shape)
+    offsets = torch.tensor(found.key_offsets) if found.key_offsets else None
+    return KVScales(torch.tensor((found.keys, found.values)).transpose(0, 1).contiguous(), str(source), offsets)
 
 
-def set_kv_scales(decoder: Decoder, numbers: torch.Tensor) -> None:
+def set_kv_scales(decoder: Decoder, found: KVScales) -> None:
     """Set the constants of the decoder's pages of 8 bits."""
-    for layer, each in zip(decoder.layers, numbers, strict=True):
+    offsets = [None] * len(found.numbers) if found.offsets is None else found.offsets.to(decoder.device)
+    for layer, numbers, offset in zip(decoder.layers, found.numbers.to(decoder.device), offsets, strict=True):
         if layer.attention.scales is not None:
-            layer.attention.scales.set(each.to(decoder.device))
+            layer.attention.scales.set(numbers, offset)
 
 
 def _of_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> torch.Tensor:

@@ -18,7 +18,6 @@ from photon_grpc.compose import calibration
 from photon_grpc.config.kv_calibration import FILE
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.frontend.input.tokenizer import Tokenizer
-from photon_grpc.kernels.lang.page_scales import power_of_two
 from photon_grpc.models.kv_scales import find_kv_scales
 from tests.runner.models import WINDOWED, model
 
@@ -26,25 +25,28 @@ TEXT = Path(__file__).read_text() * 2
 
 
 @torch.inference_mode()
-def largest_of(reference: Any, pieces: list[list[int]]) -> torch.Tensor:
-    """Return the largest absolute keys and values, [layers, 2, Hkv], that transformers' own cache has."""
+def numbers_of(reference: Any, pieces: list[list[int]]) -> torch.Tensor:
+    """Return the keys and values, [layers, 2, Hkv, tokens, D], that transformers' own cache has."""
     found = []
     for piece in pieces:
         cache = DynamicCache()
         reference(torch.tensor([piece]), past_key_values=cache)
-        planes = [torch.stack((layer.keys, layer.values))[:, 0] for layer in cache.layers]
-        found.append(torch.stack(planes).abs().amax((3, 4)))
-    return torch.stack(found).amax(0)
+        found.append(torch.stack([torch.stack((layer.keys, layer.values))[:, 0] for layer in cache.layers]))
+    return torch.cat(found, 3)
 
 
 @pytest.mark.parametrize("family", ["llama", WINDOWED])
-def test_the_largest_numbers_are_those_of_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_seen_is_what_transformers_computes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, reference = model(family)
     monkeypatch.setattr(calibration, "PIECE", 100)
     ids = [(7 * token + token * token) % 300 for token in range(250)]
     config = read_model_dir(directory)
-    found = calibration._largest(calibration._assembled(directory, "cpu"), config, ids)
-    torch.testing.assert_close(found, largest_of(reference, [ids[:100], ids[100:200], ids[200:]]))
+    seen = calibration._seen(calibration._assembled(directory, "cpu"), config, ids)
+    numbers = numbers_of(reference, [ids[:100], ids[100:200], ids[200:]])
+    for layer, expected in zip(seen, numbers, strict=True):
+        torch.testing.assert_close(layer.least, expected.amin(2))
+        torch.testing.assert_close(layer.most, expected.amax(2))
+        torch.testing.assert_close(layer.mean, expected[0].mean(1), rtol=1e-4, atol=1e-5)
 
 
 def test_the_file_is_written_beside_the_model_and_found_there(tmp_path: Path) -> None:
@@ -55,10 +57,14 @@ def test_the_file_is_written_beside_the_model_and_found_there(tmp_path: Path) ->
     done = CliRunner().invoke(calibrate, asked, catch_exceptions=False)
     assert f"wrote {directory / FILE}" in done.output and "from 300 tokens" in done.output
     found = find_kv_scales(read_model_dir(directory), "")
+    assert found.source == str(directory / FILE) and found.offsets is not None
     ids = Tokenizer.from_file(directory / "tokenizer.json").encode(TEXT, add_special_tokens=False)[:300]
-    largest = largest_of(AutoModelForCausalLM.from_pretrained(directory).eval(), [list(ids)])
-    assert found.source == str(directory / FILE)
-    assert found.numbers.tolist() == [[[power_of_two(n) for n in row] for row in layer] for layer in largest.tolist()]
+    numbers = numbers_of(AutoModelForCausalLM.from_pretrained(directory).eval(), [list(ids)]).clone()
+    torch.testing.assert_close(found.offsets, numbers[:, 0].mean(2), rtol=2**-7, atol=1e-4)
+    numbers[:, 0] -= found.offsets[:, :, None]
+    # Powers of two that keep twice the largest number in range, and no larger ones than that needs.
+    shares = numbers.abs().amax((3, 4)) / found.numbers
+    assert bool((found.numbers.log2() % 1 == 0).all() and (shares <= 224.1).all() and (shares > 111.9).all())
 
 
 def test_the_default_text_is_prose_and_code() -> None:

@@ -82,7 +82,7 @@ def paged_batch(
         max_context_len=max(contexts),
         min_query_len=min(count for count in counts if count),
         window=window,
-        kv_scales=scales and tuple(PageScales(*(part.to(device) for part in each)) for each in scales),
+        kv_scales=scales and tuple(each.to(device) for each in scales),
     )
     q = projection.to(dtype).to(device)[:, : shape.q_heads]
     cache = cache.to(torch.float8_e4m3fn if in_8_bits else dtype).to(device)

@@ -211,7 +211,7 @@ each_cache = pytest.mark.parametrize(
     ("name", "dtype", "in_8_bits"),
     [*((*case, False) for case in CASES), ("8B", torch.bfloat16, True), ("demo", torch.float32, True)],
 )
-SCALES = PageScales("*fp32", "*fp32", "*i64")  # type: ignore[arg-type]
+SCALES = PageScales("*fp32", "*fp32", "*i64", "*fp32")  # type: ignore[arg-type]
 
 
 def page_types(dtype: torch.dtype, in_8_bits: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from photon_grpc.config.kv_calibration import FILE, FORMAT, KVCalibration, write
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
-from photon_grpc.models.kv_scales import NAMES, find_kv_scales, set_kv_scales
+from photon_grpc.models.kv_scales import NAMES, KVScales, find_kv_scales, set_kv_scales
 from tests.models import reference
 from tests.runner.eight_bits import logits_of
 
@@ -42,11 +42,13 @@ def test_logits_equal_transformers_over_rounded_keys(
     config = model.config
     generator = torch.Generator().manual_seed(7)
     scales = 0.1 + 0.2 * torch.rand(config.num_hidden_layers, 2, config.num_key_value_heads, generator=generator)
-    set_kv_scales(decoder, scales)
+    kept = decoder.kv_groups[0].sections[0].format
+    offsets = torch.randn(config.num_hidden_layers, kept.heads, kept.width, generator=generator)
+    set_kv_scales(decoder, KVScales(scales, "here", offsets))
     batch = reference.prompts()
     found = reference.paged_logits(decoder, batch, block_size=block_size, chunks=chunks)
     for ids, logits in zip(batch, found, strict=True):
-        expected = logits_of(model, ids, scales)
+        expected = logits_of(model, ids, scales, offsets)
         in_full = reference.reference_logits(model, ids)
         assert expected.std() > 0.5 and (expected - in_full).abs().max() > 0.02  # else closeness says nothing
         # A key that is near the middle of two numbers may round to the other one.
@@ -142,6 +144,7 @@ def test_without_any_scales_they_are_1(saved: Any) -> None:
         ({"values": [[1.0] * (HEADS + 1)] * LAYERS}, "values must have"),
         ({"values": [[0.0] * HEADS] * LAYERS}, r"values\[0\]\[0\]"),
         ({"keys": None}, "keys is missing"),
+        ({"key_offsets": [[[0.5]] * HEADS] * LAYERS}, f"key_offsets must have {LAYERS} layers of {HEADS} heads of"),
     ],
 )
 def test_a_file_that_is_malformed_or_another_models_is_refused(

@@ -31,20 +31,22 @@ def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 class EightBitCache(DynamicCache):
     """A cache whose every key and value is rounded before anyone attends to it, in its own chunk, too.
 
-    scales: float32 [layers, 2, Hkv].
+    scales: float32 [layers, 2, Hkv]. offsets: float32 [layers, Hkv, D], what is rounded of keys lies around them.
     """
 
-    def __init__(self, config: Any, scales: torch.Tensor) -> None:
+    def __init__(self, config: Any, scales: torch.Tensor, offsets: torch.Tensor | None = None) -> None:
         super().__init__(config=config)
         self._scales = scales
+        self._offsets = offsets
         #: Numbers beyond the range.
         self.num_saturated = 0
 
     def update(self, k: torch.Tensor, v: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         keys, values = self._scales[layer_idx]
-        for numbers, scale in ((k, keys), (v, values)):
+        offset = torch.zeros(()) if self._offsets is None else self._offsets[layer_idx][:, None]
+        for numbers, scale in ((k - offset, keys), (v, values)):
             self.num_saturated += int((numbers.abs() > 448 * scale[:, None, None]).sum())
-        return super().update(rounded(k, keys), rounded(v, values), layer_idx, *args, **kwargs)
+        return super().update(rounded(k - offset, keys) + offset, rounded(v, values), layer_idx, *args, **kwargs)
 
 
 def ones(model: Any) -> torch.Tensor:
@@ -53,9 +55,11 @@ def ones(model: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def logits_of(model: Any, ids: Sequence[int], scales: torch.Tensor) -> torch.Tensor:
+def logits_of(
+    model: Any, ids: Sequence[int], scales: torch.Tensor, offsets: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return float32 [len(ids), vocab_size]."""
-    cache = EightBitCache(model.config, scales)
+    cache = EightBitCache(model.config, scales, offsets)
     logits: torch.Tensor = model(torch.tensor([list(ids)]), past_key_values=cache).logits[0]
     return logits.float()
 

@@ -104,7 +104,10 @@ def write_kv_kernel(
     if scales is not None:
         counted = inside & (slot >= BLOCK_SIZE)
         inverse = tl.load(scales.inverse + head, mask=inside, other=1.0)
-        key = page_numbers(key.to(tl.float32), inverse, scales.saturated, counted)
+        key = key.to(tl.float32)
+        if scales.offset is not None:
+            key = key - tl.load(scales.offset + element, mask=inside, other=0.0)
+        key = page_numbers(key, inverse, scales.saturated, counted)
         inverse = tl.load(scales.inverse + HEADS + head, mask=inside, other=1.0)
         value = page_numbers(value.to(tl.float32), inverse, scales.saturated, counted)
     tl.store(to, key.to(pages.dtype.element_ty), mask=inside)

@@ -207,6 +207,11 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
         plane = (head - P.HEADS.Q) * (P.HEADS.BLOCK_SIZE * 2 * P.SPAN) + column
         cells = pages + in_pages[None, :] + plane[:, None]
         is_key = head < P.HEADS.Q + P.HEADS.KV
+        if scales is not None and scales.offset is not None:
+            at = scales.offset + (head - P.HEADS.Q) * (2 * P.SPAN) + column
+            of_keys = (column >= 0) & is_key
+            rotated_a = rotated_a - gl.load(at, mask=of_keys, other=0.0)[:, None]
+            rotated_b = rotated_b - gl.load(at + P.SPAN, mask=of_keys, other=0.0)[:, None]
         first, second = gl.where(is_key, rotated_a, a), gl.where(is_key, rotated_b, b)
         if scales is not None:
             inverse = gl.load(scales.inverse + head - P.HEADS.Q)

@@ -169,12 +169,16 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 
 
 @jit
-def page_heads(first, second, scales, plane, is_real, HEADS: tl.constexpr):
-    """Return both halves of the heads as pages hold them; padding is not counted."""
+def page_heads(first, second, scales, PLANE: tl.constexpr, is_real, HEADS: tl.constexpr):
+    """Return both halves of the heads of keys (PLANE 0) or values (1) as pages hold them; padding is not counted."""
     if scales is not None:
         head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
         counted = (head < HEADS.COUNT) & (column < HEADS.HALF) & is_real
-        inverse = tl.load(scales.inverse + plane * HEADS.COUNT + head, mask=head < HEADS.COUNT, other=1.0)
+        inverse = tl.load(scales.inverse + PLANE * HEADS.COUNT + head, mask=head < HEADS.COUNT, other=1.0)
+        if PLANE == 0 and scales.offset is not None:
+            at, inside = scales.offset + head * (2 * HEADS.HALF) + column, (head < HEADS.COUNT) & (column < HEADS.HALF)
+            first = first - tl.load(at, mask=inside, other=0.0)
+            second = second - tl.load(at + HEADS.HALF, mask=inside, other=0.0)
         first = page_numbers(first, inverse, scales.saturated, counted)
         second = page_numbers(second, inverse, scales.saturated, counted)
     return first, second

@@ -47,10 +47,11 @@ def test_attention_is_that_over_the_values_of_the_pages(
     torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
 
 
-def scales_of(kv_heads: int, factor: float = 1.0) -> PageScales:
-    scales = PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device="cuda"))
+def scales_of(kv_heads: int, head_dim: int, factor: float = 1.0) -> PageScales:
+    scales = PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device="cuda"), head_dim)
     generator = torch.Generator().manual_seed(kv_heads)
-    scales.set(factor * (0.02 + 0.1 * torch.rand((2, kv_heads), generator=generator)).cuda())
+    offset = torch.randn((kv_heads, head_dim), generator=generator)
+    scales.set(factor * (0.02 + 0.1 * torch.rand((2, kv_heads), generator=generator)).cuda(), offset.cuda())
     return scales
 
 
@@ -63,7 +64,7 @@ def test_write_kv_writes_and_counts_what_torch_does(dtype: torch.dtype) -> None:
     slots = torch.randperm(400, device="cuda")[:300]
     results, counts = [], []
     for write in (write_kv.launch, write_kv.reference):
-        scales = scales_of(8)
+        scales = scales_of(8, 128)
         cache = torch.zeros((7, 2, 2, 8, 64, 128), device="cuda").to(PAGE_DTYPE)
         write(k, v, cache, 1, slots, scales)
         results.append(cache[1:].float())
@@ -93,7 +94,7 @@ def test_heads_of_a_tile_are_those_after_a_product_and_those_of_torch(
     x, w, product = exact(rows, n, k)
     positions = torch.arange(rows, device="cuda") % 64
     norms = norms_of(sizes, torch.bfloat16) if is_normed else None
-    scales = [scales_of(sizes.kv_heads, 0.2) for _ in range(3)]
+    scales = [scales_of(sizes.kv_heads, sizes.head_dim, 0.2) for _ in range(3)]
     mine, theirs, plain = (in_8_bits(output_of(sizes, positions, torch.bfloat16, norms), each) for each in scales)
     counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
     fused_linear.qkv_launch(stream(x), Affine(w), EPS, mine, tile, counters)

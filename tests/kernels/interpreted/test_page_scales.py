@@ -41,16 +41,19 @@ def test_programs_that_share_a_row_scale_its_values_once() -> None:
 ODD = [1.0625, 1.1875, -(2.0**-9), 2.0**-10, 1.5 * 2.0**-9, 0.0, -0.0, 440.0, 448.0, 463.9, -464.0, 1e9, torch.inf]
 
 
-def scales_of(kv_heads: int) -> PageScales:
-    return random_scales(kv_heads, torch.Generator().manual_seed(5))[0]
+def scales_of(kv_heads: int, head_dim: int) -> PageScales:
+    generator = torch.Generator().manual_seed(5)
+    found = random_scales(kv_heads, generator)[0]
+    return found._replace(offset=torch.randn(kv_heads, head_dim, generator=generator))
 
 
 @pytest.mark.parametrize(("kv_heads", "size", "block_size"), [(2, 32, 8), (3, 96, 16)])
 def test_write_kv_writes_and_counts_what_torch_does(kv_heads: int, size: int, block_size: int) -> None:
     projection = 20 * torch.randn(6, 3 * kv_heads, size)
     k, v = projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
-    scales = scales_of(kv_heads)
-    k[:, 0, : len(ODD)] = torch.tensor(ODD) * scales.scales[0, 0]
+    scales = scales_of(kv_heads, size)
+    # Of values, which have no offset to round them.
+    v[:, 0, : len(ODD)] = torch.tensor(ODD) * scales.scales[1, 0]
     slots = torch.randperm(4 * block_size)[:6] + block_size
     slots[0] = 1  # padding
     pages = torch.zeros(2, 5, 2, 2, kv_heads, block_size, size).to(torch.float8_e4m3fn)
@@ -61,7 +64,7 @@ def test_write_kv_writes_and_counts_what_torch_does(kv_heads: int, size: int, bl
         counts.append(counted.saturated.item())
     mine, theirs = pages.view(torch.uint8)
     assert torch.equal(mine, theirs)
-    beyond = (torch.stack((k, v), 1) * scales.inverse[..., None]).abs() > 448
+    beyond = (torch.stack((k - scales.offset, v), 1) * scales.inverse[..., None]).abs() > 448
     assert counts == [beyond[1:].sum().item()] * 2 and counts[0] >= 5 * 4
 
 
@@ -75,7 +78,7 @@ def test_rotate_store_writes_what_torch_does(has_norms: bool, dtype: torch.dtype
     rotation = Rotation(torch.randn(50, size // 2), torch.randn(50, size // 2), positions, slots)
     results, counts = [], []
     for store in (rotate_store.launch, rotate_store.reference):
-        scales = scales_of(kv_heads)
+        scales = scales_of(kv_heads, size)
         scales.set(scales.scales / 60)
         q = torch.full((4, q_heads * size), torch.nan, dtype=dtype)
         cache = torch.zeros((5, 2, 2, kv_heads, 8, size)).to(torch.float8_e4m3fn)
