@@ -10,7 +10,7 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.ports import Pending
-from photon_grpc.runner.drafting import drafting_rows
+from photon_grpc.runner.drafting import NoDrafter, drafting_rows
 from photon_grpc.runner.model_runner import ModelRunner
 
 
@@ -26,7 +26,7 @@ class Key(NamedTuple):
         return cls(admission.ids[: admission.num_prompt], admission.sampling.seed, admission.output_index)
 
 
-class KnownAnswers:
+class KnownAnswers(NoDrafter):
     """Drafts of a runner from known outputs.
 
     Args:

@@ -237,11 +237,20 @@ def read_finish(message: pb.Finish) -> Finish:
 
 
 def read_output_usage(message: pb.Output) -> OutputUsage | None:
-    return OutputUsage(message.usage.output_tokens) if message.HasField("usage") else None
+    if not message.HasField("usage"):
+        return None
+    usage = message.usage
+    return OutputUsage(usage.output_tokens, usage.draft_tokens, usage.accepted_draft_tokens)
 
 
 def read_usage(message: pb.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.cached_prompt_tokens, message.output_tokens)
+    return Usage(
+        message.prompt_tokens,
+        message.cached_prompt_tokens,
+        message.output_tokens,
+        message.draft_tokens,
+        message.accepted_draft_tokens,
+    )
 
 
 def read_timing(message: pb.Timing) -> Timing:

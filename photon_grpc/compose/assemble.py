@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from photon_grpc import demo
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
-from photon_grpc.compose.speculation import drafting, speculation
+from photon_grpc.compose.speculation import drafting, num_drafts, speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
@@ -125,7 +125,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     vocabulary = read_vocabulary(model_config)
     kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     facts = _facts(model_config, decoder, runner, config, sizes, kv_form)
-    facts = replace(facts, has_grammars=vocabulary is not None)
+    facts = replace(facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
     return Assembled(facts, config, sizes, runner, token_s, vocabulary)
 
 

@@ -23,7 +23,7 @@ from photon_grpc.config.resolve import resolve_program
 from photon_grpc.config.settings import in_keywords
 from photon_grpc.core.ask import Ask, IdsInput, Origin
 from photon_grpc.core.fields import FIELDS, fields_of
-from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
+from photon_grpc.core.generation import OutputUsage, Prompt, TokenScore, ToolCall
 from photon_grpc.core.object_type import ObjectType, object_type_of
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, StartupError
@@ -62,6 +62,9 @@ class Completion:
     content: str = ""
     #: With `tools`.
     tool_calls: tuple[ToolCall, ...] = ()
+    #: Tokens that were drafted for it, and those that became output.
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     #: With `message_type`: a message of that class, if the output is complete.
     message: Any = None
     _parsed: Any = field(default=None, repr=False)
@@ -234,6 +237,7 @@ def _completions(
 ) -> Iterator[Completion]:
     prompt_scores = tuple(result.prompt_scores)
     for output in result.outputs:
+        usage = output.usage or OutputUsage()
         yield Completion(
             text=output.text,
             token_ids=output.token_ids,
@@ -249,6 +253,8 @@ def _completions(
             reasoning=output.reasoning,
             content=output.content,
             tool_calls=output.tool_calls,
+            draft_tokens=usage.draft_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
             message=message_of(output, message_type) if message_type is not None else None,
             _parsed=object_of(output, object_type) if object_type is not None else None,
         )

@@ -71,6 +71,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     quantization: str = ""
     #: Whether outputs can be constrained.
     has_grammars: bool = False
+    #: Most tokens that a step drafts for an output; 0: none.
+    max_drafts: int = 0
     #: What decides the bits of its results.
     numerics: Numerics = NO_NUMERICS
 
@@ -125,6 +127,8 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     logprobs: dict[int, bytes] = {}
     #: Handle -> the RECORDs of further prompt positions; all of them arrive before the request's first id.
     prompt_logprobs: dict[int, bytes] = {}
+    #: Handle -> tokens drafted for it, and those of them that are among its ids here.
+    drafts: dict[int, tuple[int, int]] = {}
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):

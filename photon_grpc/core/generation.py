@@ -77,6 +77,9 @@ class OutputUsage:
     """Tokens of one output that a call delivered, including the one that ended it."""
 
     output_tokens: int = 0
+    #: Tokens that were drafted for it, and those that became output.
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Usage:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,6 @@ class Sequence:
         "last_step",
         "finish_reason",
         "fingerprint",
-        "num_drafts",
-        "num_right_drafts",
     )
 
     def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: Rank) -> None:
@@ -106,9 +104,6 @@ class Sequence:
         self.finish_reason = FinishReason.UNSPECIFIED
         #: Identifies its request in the quarantine; the same for all attempts. b"" without a quarantine.
         self.fingerprint = b""
-        #: Tokens drafted for it, and those of them that were right.
-        self.num_drafts = 0
-        self.num_right_drafts = 0
 
     @property
     def num_launched(self) -> int:

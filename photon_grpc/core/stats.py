@@ -48,6 +48,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     cancelled: int = 0
     #: Waiting sequences of the owner that has most of them; 0 if owners are not distinguished. Not a counter.
     longest_queue: int = 0
+    #: Tokens that were drafted, and those that became output: by their place among the drafts of a step, the first
+    #: first.
+    draft_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
+
+    @property
+    def accepted_draft_tokens(self) -> int:
+        return sum(self.accepted_at)
 
     @property
     def retry_after_s(self) -> float:

@@ -21,6 +21,8 @@ class EngineStats:
         self._step_s = 0.0
         self._prompt = self._cached = self._output = self._overrun = 0
         self._session_cached = self._saturated = 0
+        self._drafted = 0
+        self._accepted_at: tuple[int, ...] = ()
         self._finished = self._failed = self._cancelled = 0
         #: When the window began; None while idle.
         self._since_s: float | None = None
@@ -39,6 +41,9 @@ class EngineStats:
         self._prompt += report.prompt_tokens
         self._cached += report.cached_tokens
         self._session_cached += report.session_cached_tokens
+        if report.draft_tokens:
+            self._drafted += report.draft_tokens
+            self._accepted_at = _counted(self._accepted_at, report.accepted_at)
         for columns in report.columns.values():
             self._output += len(columns.ids)
             self._finished += len(columns.finished)
@@ -80,6 +85,8 @@ class EngineStats:
             failed=self._failed,
             cancelled=self._cancelled,
             longest_queue=live.waiting.longest(),
+            draft_tokens=self._drafted,
+            accepted_at=self._accepted_at,
         )
 
     def _measure(self, scheduler: Scheduler) -> None:
@@ -98,3 +105,12 @@ class EngineStats:
         output, prompt, ended = (new - old for new, old in zip(mark, self._mark, strict=True))
         self._rates, self._ended_per_s = (output / elapsed_s, prompt / elapsed_s), ended / elapsed_s
         self._since_s, self._mark = now_s, mark
+
+
+def _counted(before: tuple[int, ...], rows: list[int]) -> tuple[int, ...]:
+    """Add the accepted drafts of every row to the counts by their place."""
+    counts = [*before, *(0,) * (max(rows) - len(before))]
+    for number in rows:
+        for place in range(number):
+            counts[place] += 1
+    return tuple(counts)

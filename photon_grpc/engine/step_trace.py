@@ -153,6 +153,7 @@ def _line(
         "duration_s": round(duration_s, 6),
         "prefill_tokens": sum(num_tokens for _, _, num_tokens in prefill),
         "decode_tokens": sum(num_tokens for _, _, num_tokens in decode),
+        "draft_tokens": sum(num_tokens - 1 for _, _, num_tokens in decode),
         "output_ids": num_ids,
         "prefill": prefill,
         "decode": decode,

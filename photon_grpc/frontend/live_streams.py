@@ -54,6 +54,10 @@ class LiveStreams:
                 entry[0].preempted()
         if frame.logprobs or frame.prompt_logprobs:
             self._on_logprobs(frame)
+        for handle, drafts in frame.drafts.items():
+            entry = running.get(handle)
+            if entry is not None:
+                entry[1].drafted(*drafts)
         for handle, token_id in zip(frame.handles, frame.ids, strict=True):
             entry = running.get(handle)
             if entry is not None:

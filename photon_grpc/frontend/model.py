@@ -140,7 +140,10 @@ class ServedModel:
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
             default_sampling=SamplingAsk(**self.defaults),
-            features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
+            features=self._features(
+                self.tokenizer is not None if engine is None else engine.has_grammars,
+                has_speculation=engine is not None and engine.max_drafts > 0,
+            ),
             limits=RequestLimits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
                 max_logprobs=min(MAX_LOGPROBS, self.vocab_size if engine is None else engine.vocab_size),
@@ -185,7 +188,7 @@ class ServedModel:
             return ""
         return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
 
-    def _features(self, has_grammars: bool) -> tuple[str, ...]:
+    def _features(self, has_grammars: bool, *, has_speculation: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
@@ -200,6 +203,8 @@ class ServedModel:
             features.append("PREFIX_CACHE")
         if self.obeys_priority:
             features.append("PRIORITY")
+        if has_speculation:
+            features.append("SPECULATION")
         return tuple(features)
 
 

@@ -217,7 +217,12 @@ class TokenStream:
     def usage(self) -> Usage:
         """Return the usage up to now."""
         num_delivered = sum([output.num_delivered for output in self.outputs])
-        return Usage(self._num_prompt, self._num_cached, num_delivered)
+        return Usage(self._num_prompt, self._num_cached, num_delivered, *self._drafts())
+
+    def _drafts(self) -> tuple[int, int]:
+        """Return the tokens that were drafted, and those that became output."""
+        usages = [output.usage for output in self.outputs if output.num_drafts]
+        return sum(each.draft_tokens for each in usages), sum(each.accepted_draft_tokens for each in usages)
 
     def _is_withheld(self) -> bool:
         """Return whether the request failed before anything was sent, so that no output token is billed.
@@ -255,7 +260,7 @@ class TokenStream:
             finish_reasons=tuple(
                 [FinishReason.UNSPECIFIED if each.finish is None else each.finish.reason for each in self.outputs]
             ),
-            usage=Usage(*self._prompt_usage(), sum(billed)),
+            usage=Usage(*self._prompt_usage(), sum(billed), *self._drafts()),
             longest_output_tokens=max(billed),
             num_preemptions=self._num_preemptions,
             queue_s=self._queue_s if self._is_prompt_counted else None,

@@ -87,6 +87,13 @@ class Snapshot(Collector):
             "Prompt tokens found there by requests with a session_id.",
             load.session_cached_prompt_tokens,
         )
+        yield _total("draft_tokens", "Tokens that were drafted.", load.draft_tokens)
+        accepted = CounterMetricFamily(
+            "photon_accepted_draft_tokens", "Drafts that became output, by their place in a step.", labels=["position"]
+        )
+        for position, count in enumerate(load.accepted_at):
+            accepted.add_metric([str(position)], count)
+        yield accepted
         yield _total("num_preemptions", "Outputs that lost their KV blocks to others.", load.preemptions)
         yield _total(
             "kv_saturated_values", "Numbers of keys and values beyond the range of the 8-bit KV cache.", load.saturated

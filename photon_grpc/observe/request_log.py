@@ -46,6 +46,8 @@ def fields(record: RequestRecord) -> dict[str, object]:
         "prompt_tokens": usage.prompt_tokens,
         "cached_prompt_tokens": usage.cached_prompt_tokens,
         "output_tokens": usage.output_tokens,
+        "draft_tokens": usage.draft_tokens,
+        "accepted_draft_tokens": usage.accepted_draft_tokens,
         "preemptions": record.num_preemptions,
         "queue_ms": _ms(record.queue_s),
         "prefill_ms": _ms(record.prefill_s),

@@ -37,7 +37,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """A drafter that makes no drafts."""
 
-    max_drafts = 0
+    max_drafts: int = 0
 
     def draft(self, batch: Batch) -> None:
         raise InternalFailure(f"step {batch.step} has drafts, and there is no drafter")

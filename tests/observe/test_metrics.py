@@ -219,6 +219,8 @@ def test_the_log_line_has_every_field_of_the_record(caplog: pytest.LogCaptureFix
         "prompt_tokens": 7,
         "cached_prompt_tokens": 4,
         "output_tokens": 9,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
         "preemptions": 2,
         "queue_ms": 250.0,
         "prefill_ms": 500.0,

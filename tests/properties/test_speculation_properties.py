@@ -58,7 +58,7 @@ unshrunk = settings(phases=(Phase.explicit, Phase.generate), deadline=None)
 
 
 @given(stories)
-@settings(unshrunk, max_examples=examples(32))
+@settings(unshrunk, max_examples=examples(16))
 def test_drafts_change_no_output(story: Story) -> None:
     play(story)
 

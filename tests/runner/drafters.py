@@ -15,6 +15,7 @@ from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.logprobs import RECORD
+from photon_grpc.runner.drafting import NoDrafter
 from photon_grpc.runner.model_runner import ModelRunner
 
 VOCAB_SIZE = 4096
@@ -38,7 +39,7 @@ Truth = Mapping[tuple[int, int], list[int]]
 KINDS: tuple[float | str, ...] = (0.0, 0.3, 0.7, 0.95, 1.0, "end", "constant", "ngram", "model")
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NoDrafter):
     """Of an engine on a CPU: knows the answers, and drafts them rightly or wrongly.
 
     Args:
@@ -87,7 +88,7 @@ class Story(NamedTuple):
     kind: float | str
     num_drafts: int
     depth: int
-    num_requests: int = 5
+    num_requests: int = 4
 
 
 @cache

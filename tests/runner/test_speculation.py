@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from photon_grpc import LLM, demo
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import InternalFailure
@@ -104,3 +105,17 @@ def test_ngrams_speed_up_what_repeats_and_change_nothing() -> None:
         steps = [served.engine.stats.steps - count for served, count in zip((plain, drafting), before, strict=True)]
         # Two ids by turns.
         assert steps[1] < 0.6 * steps[0]
+
+
+def test_answers_of_a_program_are_equal_and_drafts_are_counted() -> None:
+    prompts = ["def fib(n):\n    ", "import os\nimport sys\n"]
+    options = {"max_tokens": 40, "temperature": 0.7, "seed": 5, "num_outputs": 2, "stop_strings": ["\n\n\n"]}
+    with LLM(device="cpu", max_num_seqs=4) as plain:
+        expected = plain.generate(prompts, **options)
+    for drafter in ("ngram", str(demo.DRAFT)):
+        with LLM(device="cpu", max_num_seqs=4, speculative_model=drafter, speculation_control="fixed") as llm:
+            found = llm.generate(prompts, **options)
+        assert [each.text for each in found] == [each.text for each in expected]
+        assert all(each.draft_tokens >= each.accepted_draft_tokens for each in found)
+        assert 0 < sum(each.accepted_draft_tokens for each in found) < sum(len(each.token_ids) for each in found)
+    assert not any(each.draft_tokens for each in expected)

@@ -315,15 +315,16 @@ class Scheduler:
             if row in output.faults:
                 continue
             self.drafting.kept(seq, batch.yields[row] - 1, len(kept))
-            seq.num_drafts += batch.yields[row] - 1
-            seq.num_right_drafts += len(kept)
             if seq.status is Status.RUNNING:
                 seq.num_computed -= batch.yields[row] - len(kept) - 1
+            before = len(seq.ids)
             for number, token in enumerate(kept):
                 if seq.status is Status.FINISHED:
                     report.overrun_tokens += len(kept) - number
                     break
                 self._append(seq, token, batch.step, report)
+            if batch.yields[row] > 1:
+                report.drafted(seq, batch.yields[row] - 1, len(seq.ids) - before)
         return last
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:

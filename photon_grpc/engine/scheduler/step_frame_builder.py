@@ -21,6 +21,7 @@ class _Columns:
         "newest_added",
         "logprobs",
         "prompt_logprobs",
+        "drafts",
     )
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class _Columns:
         self.newest_added = 0
         self.logprobs: dict[int, bytes] = {}
         self.prompt_logprobs: dict[int, bytes] = {}
+        self.drafts: dict[int, tuple[int, int]] = {}
 
 
 class StepFrameBuilder:
@@ -40,8 +42,10 @@ class StepFrameBuilder:
 
     __slots__ = (
         "_num_ended",
+        "accepted_at",
         "cached_tokens",
         "columns",
+        "draft_tokens",
         "ended",
         "overrun_tokens",
         "prompt_tokens",
@@ -57,6 +61,17 @@ class StepFrameBuilder:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.session_cached_tokens = 0
+        self.draft_tokens = 0
+        #: For every row with drafts that became output, their number.
+        self.accepted_at: list[int] = []
+
+    def drafted(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Report the drafts of a row, and those of them that became output."""
+        drafts = self.columns[seq.frontend].drafts
+        before = drafts.get(seq.handle, (0, 0))
+        drafts[seq.handle] = before[0] + num_drafts, before[1] + num_accepted
+        self.draft_tokens += num_drafts
+        self.accepted_at.append(num_accepted)
 
     def token(self, seq: Sequence, token: int) -> None:
         columns = self.columns[seq.frontend]
@@ -129,6 +144,7 @@ class StepFrameBuilder:
                     c.newest_added,
                     c.logprobs,
                     c.prompt_logprobs,
+                    c.drafts,
                 ),
             )
             for frontend, c in self.columns.items()

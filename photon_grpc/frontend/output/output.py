@@ -51,6 +51,8 @@ class OutputText:
         "is_finish_taken",
         "last_id",
         "num_replayed",
+        "num_accepted",
+        "num_drafts",
         "num_tokens",
         "scores",
     )
@@ -77,6 +79,8 @@ class OutputText:
         self.num_tokens = 0
         #: Counts the ids that another call delivered.
         self.num_replayed = 0
+        #: Tokens that were drafted for it, and those that became output.
+        self.num_drafts = self.num_accepted = 0
         self.last_id: int | None = None
         self.finish: OutputFinish | None = None
         #: Whether `finish` has been taken.
@@ -135,6 +139,16 @@ class OutputText:
             self._flush(self._detokenizer, self._include_stop or (eos is None and stop is None))
         self.finish = OutputFinish(reason, stop_token_id=stop, eos_token_id=eos)
 
+    def drafted(self, num_drafts: int, num_accepted: int) -> None:
+        """Count drafts, of which so many are among the ids that come next."""
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+
+    @property
+    def usage(self) -> OutputUsage:
+        # A stop string may have ended the output before the last accepted ids.
+        return OutputUsage(self.num_delivered, self.num_drafts, min(self.num_accepted, self.num_delivered))
+
     @property
     def num_delivered(self) -> int:
         return self.num_tokens - self.num_replayed
@@ -154,7 +168,7 @@ class OutputText:
             finish,
             self.scores.take(self.num_tokens - self._num_taken),
             NO_ANSWER if self._parser is None else self._parser.take(is_over=self.finish is not None),
-            None if finish is None else OutputUsage(self.num_delivered),
+            None if finish is None else self.usage,
         )
         self._parts = []
         self._ids = []

@@ -274,12 +274,16 @@ def _fill_finish(message: pb.Finish, finish: OutputFinish) -> None:
 def _fill_output_usage(message: pb.OutputUsage, usage: OutputUsage) -> None:
     message.SetInParent()  # also if the output has no token of this call
     message.output_tokens = usage.output_tokens
+    message.draft_tokens = usage.draft_tokens
+    message.accepted_draft_tokens = usage.accepted_draft_tokens
 
 
 def _fill_usage(message: pb.Usage, usage: Usage) -> None:
     message.prompt_tokens = usage.prompt_tokens
     message.cached_prompt_tokens = usage.cached_prompt_tokens
     message.output_tokens = usage.output_tokens
+    message.draft_tokens = usage.draft_tokens
+    message.accepted_draft_tokens = usage.accepted_draft_tokens
 
 
 def _fill_timing(message: pb.Timing, timing: Timing) -> None:

@@ -42,11 +42,6 @@ ABSENT = frozenset(
         "Feature.FEATURE_AUDIO",
         "Feature.FEATURE_FILES",
         "Feature.FEATURE_IMAGES",
-        "Feature.FEATURE_SPECULATION",
-        "OutputUsage.accepted_draft_tokens",
-        "OutputUsage.draft_tokens",
-        "Usage.draft_tokens",
-        "Usage.accepted_draft_tokens",
     }
 )
 

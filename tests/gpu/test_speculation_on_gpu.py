@@ -1,0 +1,38 @@
+"""On a GPU: a draft model and prompt lookup beside graphs, in float32, change no output."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_grpc.core.request import SamplingParams
+from tests.runner.models import model
+from tests.runner.served import Served
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[5, 9, 9, 200, 3], [17] * 8, [*range(1, 30)], [300]]
+SAMPLINGS = (
+    SamplingParams(0.0),
+    SamplingParams(1.1, seed=3),
+    SamplingParams(0.9, seed=4, top_k=40, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(0.0, logit_bias=((5, 4.0),), presence_penalty=1.0),
+)
+
+
+def outputs(served: Served) -> list[list[int]]:
+    handles = [served.add(prompt, 40, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    served.run()
+    return [served.outputs[handle].ids for handle in handles]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_drafts_change_nothing(drafter: str, eager: bool) -> None:
+    directory, _ = model("llama")
+    name = str(directory) if drafter == "model" else drafter
+    plain = Served(directory, device="cuda", dtype="float32")
+    drafting = Served(directory, device="cuda", dtype="float32", eager=eager, speculation=name, num_drafts=3)
+    assert outputs(plain) == outputs(drafting)
+    if drafter == "model":
+        # It agrees with itself.
+        assert drafting.engine.stats.steps < 0.5 * plain.engine.stats.steps
