@@ -10,11 +10,13 @@ from photon_grpc.kernels.lang.gluon import constexpr_function
 
 #: Slices begin at multiples of this many columns; the last one may be shorter.
 GRAIN = 64
-#: The chain of a weight with fewer rows takes longer than reading the weight: it is cut while slices stay this long.
-FULL_ROWS, LONG_COLUMNS, MAX_SLICES = 3584, 4096, 4
-#: A packed weight is read in half of the time, or a quarter: it is cut while tiles of 64 rows of it do not exceed the
-#: multiprocessors of an H200, and slices stay this long.
-PACKED_ROWS, PACKED_COLUMNS = 64 * 132, 1024
+MAX_SLICES = 4
+#: A weight is cut in two while it has at most so many rows, counted once a slice, and slices have so many columns. The
+#: chain of one with fewer rows takes longer than reading it.
+PLAIN_LIMITS = 3583, 4096
+#: A packed weight is read in half of the time, or a quarter: tiles of 64 rows of both halves do not exceed the
+#: multiprocessors of an H200.
+PACKED_LIMITS = 32 * 132, 2048
 #: (rows of W, columns of W) -> slices, where measurements are against the rule.
 MEASURED = {
     # Llama-3.2-1B: qkv, where one chain costs 3 % of a step at 8 rows.
@@ -24,19 +26,11 @@ MEASURED = {
 
 def num_slices(n: int, k: int, *, is_packed: bool = False) -> int:
     """Return the slices of W [n, k]: a power of two."""
-    if is_packed:
-        return _num_packed_slices(n, k)
-    if (n, k) in MEASURED:
+    if not is_packed and (n, k) in MEASURED:
         return MEASURED[n, k]
+    most_rows, least_columns = PACKED_LIMITS if is_packed else PLAIN_LIMITS
     slices = 1
-    while slices < MAX_SLICES and slices * n < FULL_ROWS and k >= slices * LONG_COLUMNS:
-        slices *= 2
-    return slices
-
-
-def _num_packed_slices(n: int, k: int) -> int:
-    slices = 1
-    while slices < MAX_SLICES and 2 * slices * n <= PACKED_ROWS and k >= 2 * slices * PACKED_COLUMNS:
+    while slices < MAX_SLICES and slices * n <= most_rows and k >= slices * least_columns:
         slices *= 2
     return slices
 
