@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from photon_grpc.kernels.lang.jit import DRY_RUN, compiled_once
 from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
@@ -163,3 +164,27 @@ def test_tiles_of_many_rows_are_those_of_the_fewest_steps() -> None:
     # Two waves of 256 rows for four of 128; one wave of either.
     assert wide8.choose(256, 28672, 4096, 132) == 2
     assert wide8.choose(256, 4096, 14336, 132) == 1
+
+
+def test_kernels_are_compiled_for_other_sizes_once_and_in_every_dry_run() -> None:
+    compiled: list[int] = []
+
+    class Kernel:
+        def run(self, size: int, *, grid: tuple[int], warmup: bool, num_warps: int) -> None:
+            assert warmup
+            assert num_warps == 4
+            compiled.append(size)
+
+    known: set[str] = set()
+    for _ in range(2):
+        compiled_once(Kernel(), known, "add", [(1,), (2,)], num_warps=4)
+    assert compiled == [1, 2]
+    before = DRY_RUN.set(True)
+    try:
+        compiled_once(Kernel(), known, "add", [(1,), (2,)], num_warps=4)
+        compiled_once(Kernel(), known, "swiglu", [(3,)], num_warps=4)
+    finally:
+        DRY_RUN.reset(before)
+    assert compiled == [1, 2, 1, 2, 3]
+    # What a dry run requested is not compiled yet.
+    assert known == {"add"}
