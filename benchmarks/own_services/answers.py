@@ -104,7 +104,7 @@ def with_required(files: bytes) -> bytes:
     return FileDescriptorSet(file=[*rules, *parsed.file]).SerializeToString()
 
 
-def with_options(files: bytes, temperature: float, max_characters: int) -> bytes:
+def with_options(files: bytes, temperature: float, max_characters: int, max_entries: int) -> bytes:
     """Return the set with these options of all its services."""
     parsed = FileDescriptorSet.FromString(files)
     for file in parsed.file:
@@ -113,6 +113,8 @@ def with_options(files: bytes, temperature: float, max_characters: int) -> bytes
             options.temperature = temperature
             if max_characters:
                 options.max_characters = max_characters
+            if max_entries:
+                options.max_entries = max_entries
     return parsed.SerializeToString()
 
 
@@ -191,14 +193,14 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--required", action="store_true", help="every field of a response must be set")
     parser.add_argument("--max-characters", type=int, default=0, help="of a string; 0: the default")
+    parser.add_argument("--max-entries", type=int, default=0, help="of a list or map; 0: the default")
     parser.add_argument("--set", type=Path, default=PUBLIC, help="a FileDescriptorSet, perhaps gzipped")
     add_save_flag(parser)
     flags = parser.parse_args()
     with saved(flags.save), tempfile.TemporaryDirectory() as made:
         data = flags.set.read_bytes()
-        files = with_options(
-            gzip.decompress(data) if flags.set.suffix == ".gz" else data, flags.temperature, flags.max_characters
-        )
+        files = gzip.decompress(data) if flags.set.suffix == ".gz" else data
+        files = with_options(files, flags.temperature, flags.max_characters, flags.max_entries)
         files = with_required(files) if flags.required else files
         path = Path(made) / "public.binpb"
         path.write_bytes(files)
