@@ -17,6 +17,7 @@ from photon_grpc.errors import AnswerInvalid, ConfigError, InvalidRequest
 from photon_grpc.server.services.rules.patterns import whole_text
 from photon_grpc.server.services.rules.ranges import decimals, integers
 from photon_grpc.server.services.service_set import ServedMethod, ServiceSet, read_services
+from photon_grpc.v1 import service_pb2
 from tests.server.ruled import CASES, ruled
 from tests.server.test_services import random_answer
 
@@ -250,6 +251,18 @@ def test_a_request_that_breaks_its_rules_is_refused_by_field_and_rule(
 def test_a_request_that_keeps_its_rules_passes() -> None:
     method = asking("string a = 1 [(buf.validate.field).string.email = true];")
     method.rules.check_request(method.parsed_request('{"a": "a@example.com"}'))
+
+
+@pytest.mark.parametrize(("asked", "answered"), [('{"a": 9}', '{"b": 1}'), ('{"a": 1}', '{"b": 9}')])
+def test_an_example_that_breaks_a_rule_is_refused(asked: str, answered: str) -> None:
+    rule = "[(buf.validate.field).int32.lt = 9]"
+    found = FileDescriptorSet.FromString(
+        ruled(f"message Question {{ int32 a = 1 {rule}; }} message Reply {{ int32 b = 1 {rule}; }}")
+    )
+    options = found.file[-1].service[0].method[0].options.Extensions[service_pb2.model]
+    options.examples.add(request_json=asked, response_json=answered)
+    with pytest.raises(ConfigError, match=r"acme.v1.Ruled.Ask: option examples: .*\[int32.lt\]"):
+        read(found.SerializeToString())
 
 
 # --- expressions -----

@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.ask import ConstraintAsk
-from photon_grpc.errors import ConfigError, InvalidConstraint
+from photon_grpc.errors import AnswerInvalid, ConfigError, InvalidConstraint, InvalidRequest
 from photon_grpc.server.services.described_files import DescribedFiles, bad_service, fields_in, reason_of
 from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
 from photon_grpc.server.services.request_text import RequestText
@@ -179,7 +179,19 @@ def _served(
         options=options,
         rules=rules,
     )
+    _check_examples(made)
     return made, rules.only_checked(descriptor.output_type, forms)
+
+
+def _check_examples(method: ServedMethod) -> None:
+    """Raise InvalidConstraint for an example that breaks a rule, which would teach the model to break it."""
+    try:
+        for asked, answer in method.options.examples:
+            method.rules.check_request(Parse(asked, method.request_class()))
+            for line in answer.splitlines():
+                method.rules.check_answer(Parse(line, method.response_class()))
+    except (InvalidRequest, AnswerInvalid) as error:
+        raise InvalidConstraint(f"option examples: {error}") from None
 
 
 def _shared(
