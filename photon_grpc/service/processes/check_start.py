@@ -127,10 +127,10 @@ def check_model(config: ServeConfig) -> None:
     surplus, or of a wrong shape or dtype.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
-    device, kernels = pick_kernels(config)
-    choose_kv_form(config, model_config, device, kernels)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
+    # Behind the sizes: they are checked also where the device is missing.
+    choose_kv_form(config, model_config, *pick_kernels(config))
     method = methods(format_of(model_config, config.model))
     decoder = builder.build(
         model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method
