@@ -192,7 +192,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """Options of priority and time limits; timeout is also the deadline of the call."""
+    """Options of priority, time limits and speculation; timeout is also the deadline of the call."""
 
     priority: Annotated[int, Field(help="Higher runs first.", bounds=Interval(-(2**31), 2**31 - 1), default=0)]
     max_queue_duration: Annotated[
@@ -200,6 +200,9 @@ class SchedulingOptions(TypedDict, total=False):
         Field(help="Give up when waiting for a place takes longer.", bounds=Interval(0.0), unit="s", is_for_llm=False),
     ]
     timeout: Annotated[float, Field(help="Give up after this long.", bounds=Interval(0.0), unit="s", is_for_llm=False)]
+    speculation: Annotated[
+        int, Field(help="Most tokens that a step drafts; 0: none; unset: as many as pay.", bounds=Interval(0, 7))
+    ]
 
 
 class StreamOptions(TypedDict, total=False):

@@ -13,7 +13,7 @@ from photon_grpc.core.ask import Ask, ChatInput, IdsInput, OutputAsk, SamplingAs
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
-from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
+from photon_grpc.core.request import ANY_DRAFTS, FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.errors import InvalidRequest, PromptTooLong
 from photon_grpc.frontend.logprob_bounds import fit_to_message
 from photon_grpc.frontend.model import ServedModel
@@ -54,6 +54,7 @@ def to_request(
         is_seed_random=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
         logprobs=scores,
+        max_drafts=_or(ask.scheduling.speculation, ANY_DRAFTS),
     )
     if request.logprobs is NO_LOGPROBS:
         return request

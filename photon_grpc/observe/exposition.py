@@ -91,7 +91,7 @@ class Snapshot(Collector):
         accepted = CounterMetricFamily(
             "photon_accepted_draft_tokens", "Drafts that became output, by their place in a step.", labels=["position"]
         )
-        for position, count in enumerate(load.accepted_at):
+        for position, count in enumerate(load.accepted_at or (0,)):
             accepted.add_metric([str(position)], count)
         yield accepted
         yield _total("num_preemptions", "Outputs that lost their KV blocks to others.", load.preemptions)

@@ -901,9 +901,14 @@ class SchedulingOptions(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_DURATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """Higher runs first (with API keys on, among the requests of one key). Waiting raises it slowly. Without
     FEATURE_PRIORITY only 0 is accepted.
+    """
+    speculation: _builtins.int
+    """Most tokens that a step drafts for an output; 0: none. Drafts never change an output, only when its tokens come.
+    Unset: as many as pay. No effect on a model without FEATURE_SPECULATION.
     """
     @_builtins.property
     def max_queue_duration(self) -> _duration_pb2.Duration:
@@ -919,12 +924,15 @@ class SchedulingOptions(_message.Message):
         priority: _builtins.int = ...,
         max_queue_duration: _duration_pb2.Duration | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        speculation: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["max_queue_duration", b"max_queue_duration", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_speculation", b"_speculation", "max_queue_duration", b"max_queue_duration", "speculation", b"speculation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_queue_duration", b"max_queue_duration", "priority", b"priority", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_speculation", b"_speculation", "max_queue_duration", b"max_queue_duration", "priority", b"priority", "speculation", b"speculation", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__speculation: _TypeAlias = _typing.Literal["speculation"]  # noqa: Y015
+    _WhichOneofArgType__speculation: _TypeAlias = _typing.Literal["_speculation", b"_speculation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculation) -> _WhichOneofReturnType__speculation | None: ...
 
 Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
 

@@ -66,6 +66,7 @@ INVALID = [
     *[(ask(stop=StopAsk(max_duration_s=value)), "stop.max_duration") for value in (-1.0, NAN)],
     (ask(scheduling=SchedulingAsk(max_queue_duration_s=-1.0)), "scheduling.max_queue_duration"),
     (ask(scheduling=SchedulingAsk(timeout_s=-0.5)), "scheduling.timeout"),
+    (ask(scheduling=SchedulingAsk(speculation=8)), "scheduling.speculation"),
     *[(ask(scheduling=SchedulingAsk(priority=value)), "scheduling.priority") for value in (2**31, -(2**31) - 1)],
     *[(ask(output=OutputAsk(logprobs=value)), "output.logprobs") for value in (-1, 21, 2**32 - 1)],
     *[(ask(output=OutputAsk(prompt_logprobs=value)), "output.prompt_logprobs") for value in (-1, 21)],

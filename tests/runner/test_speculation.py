@@ -119,3 +119,13 @@ def test_answers_of_a_program_are_equal_and_drafts_are_counted() -> None:
         assert all(each.draft_tokens >= each.accepted_draft_tokens for each in found)
         assert 0 < sum(each.accepted_draft_tokens for each in found) < sum(len(each.token_ids) for each in found)
     assert not any(each.draft_tokens for each in expected)
+
+
+def test_a_request_bounds_its_drafts() -> None:
+    options = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    with LLM(device="cpu", max_num_seqs=4, speculative_model="ngram", speculation_control="fixed") as llm:
+        drafts = {
+            most: llm.generate(["x = 1\ny = 1\n"], speculation=most, **options)[0].draft_tokens for most in (0, 1, 7)
+        }
+    # Of one token a step at most, and of three.
+    assert drafts[0] == 0 < drafts[1] < 40 < drafts[7] * 3

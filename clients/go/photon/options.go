@@ -231,6 +231,11 @@ func WithMaxQueueDuration(limit time.Duration) Option {
 	return func(r *request) { r.scheduling().MaxQueueDuration = durationpb.New(limit) }
 }
 
+// WithSpeculation limits the tokens that a step drafts for an output; 0: none. Unset: as many as pay.
+func WithSpeculation(most uint32) Option {
+	return func(r *request) { r.scheduling().Speculation = &most }
+}
+
 // WithTimeout is the deadline of the call, too, where the context's is not earlier.
 func WithTimeout(limit time.Duration) Option {
 	return func(r *request) {

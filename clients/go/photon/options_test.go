@@ -55,6 +55,7 @@ var optionOf = map[string]Option{
 	"cache.bypass_prefix_cache":     WithBypassPrefixCache(true),
 	"scheduling.priority":           WithPriority(-1),
 	"scheduling.max_queue_duration": WithMaxQueueDuration(time.Second),
+	"scheduling.speculation":        WithSpeculation(3),
 	"scheduling.timeout":            WithTimeout(time.Second),
 	"stream.min_interval":           WithMinInterval(time.Second),
 	"stream.max_tokens_per_message": WithMaxTokensPerMessage(8),

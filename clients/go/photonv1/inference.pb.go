@@ -1470,7 +1470,10 @@ type SchedulingOptions struct {
 	// Longest wait for the first step; then RESOURCE_EXHAUSTED / QUEUE_TIMEOUT.
 	MaxQueueDuration *durationpb.Duration `protobuf:"bytes,2,opt,name=max_queue_duration,json=maxQueueDuration,proto3" json:"max_queue_duration,omitempty"`
 	// Hard limit from arrival, in addition to the RPC's deadline; the earlier applies.
-	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Most tokens that a step drafts for an output; 0: none. Drafts never change an output, only when its tokens come.
+	// Unset: as many as pay. No effect on a model without FEATURE_SPECULATION.
+	Speculation   *uint32 `protobuf:"varint,4,opt,name=speculation,proto3,oneof" json:"speculation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1524,6 +1527,13 @@ func (x *SchedulingOptions) GetTimeout() *durationpb.Duration {
 		return x.Timeout
 	}
 	return nil
+}
+
+func (x *SchedulingOptions) GetSpeculation() uint32 {
+	if x != nil && x.Speculation != nil {
+		return *x.Speculation
+	}
+	return 0
 }
 
 // How tokens gather into messages. Unset: every message carries all tokens that are ready when the previous message has
@@ -3337,11 +3347,13 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB\a\x92\xfe\x18\x030\x80\x02R\tsessionId\x12\x1b\n" +
 	"\x04salt\x18\x02 \x01(\tB\a\x92\xfe\x18\x030\x80\x02R\x04salt\x12.\n" +
-	"\x13bypass_prefix_cache\x18\x03 \x01(\bR\x11bypassPrefixCache\"\xcb\x01\n" +
+	"\x13bypass_prefix_cache\x18\x03 \x01(\bR\x11bypassPrefixCache\"\x9a\x02\n" +
 	"\x11SchedulingOptions\x12\x1a\n" +
 	"\bpriority\x18\x01 \x01(\x05R\bpriority\x12V\n" +
 	"\x12max_queue_duration\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\x10maxQueueDuration\x12B\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\atimeout\"\xc4\x02\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\atimeout\x12=\n" +
+	"\vspeculation\x18\x04 \x01(\rB\x16\x92\xfe\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x1c@H\x00R\vspeculation\x88\x01\x01B\x0e\n" +
+	"\f_speculation\"\xc4\x02\n" +
 	"\rStreamOptions\x12K\n" +
 	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\x00\x00R\vminInterval\x12G\n" +
 	"\x16max_tokens_per_message\x18\x02 \x01(\rB\r\x92\xfe\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00R\x13maxTokensPerMessage\x88\x01\x01\x12)\n" +
@@ -3640,6 +3652,7 @@ func file_photon_grpc_v1_inference_proto_init() {
 		(*StructuredOutput_Protobuf_)(nil),
 	}
 	file_photon_grpc_v1_inference_proto_msgTypes[11].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[13].OneofWrappers = []any{}
 	file_photon_grpc_v1_inference_proto_msgTypes[14].OneofWrappers = []any{}
 	file_photon_grpc_v1_inference_proto_msgTypes[23].OneofWrappers = []any{}
 	file_photon_grpc_v1_inference_proto_msgTypes[25].OneofWrappers = []any{

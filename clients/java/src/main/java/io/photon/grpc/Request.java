@@ -260,6 +260,12 @@ public final class Request {
     return this;
   }
 
+  /** Most tokens that a step drafts for an output; 0: none. Unset: as many as pay. */
+  public Request speculation(int most) {
+    scheduling().setSpeculation(count("scheduling.speculation", most));
+    return this;
+  }
+
   /** The deadline of the call, here and on the server. Unset: the gRPC context's, else the client's default. */
   public Request timeout(Duration timeout) {
     this.timeout = timeout;
