@@ -60,8 +60,8 @@ class WideTile8(NamedTuple):
     BLOCKS: bool = False
 
 
-#: Parts -> (stages, microseconds of a step of a tile on an H200).
-SIZES = {1: (6, 0.42), 2: (4, 0.8)}
+#: Parts -> (stages, microseconds of a step of a tile on an H200, and with scales of blocks).
+SIZES = {1: (6, 0.42, 0.55), 2: (4, 0.8, 1.15)}
 #: Products of e4m3 numbers from which the library is faster with scales of rows. Columns of K for which it is faster
 #: where at most so many tiles keep a multiprocessor busy each.
 LIBRARY_PRODUCTS, LIBRARY_COLUMNS, LIBRARY_TILES = 1 << 38, 8192, 66
@@ -206,12 +206,12 @@ def holds_pairs(span: int) -> bool:
 
 
 @cache
-def choose(num_rows: int, n: int, k: int, num_multiprocessors: int) -> int:
+def choose(num_rows: int, n: int, k: int, num_multiprocessors: int, *, has_blocks: bool = False) -> int:
     """Return the parts of 128 rows of x in a tile: what takes less time."""
 
     def us(parts: int) -> float:
         tiles = n // ROWS * cdiv(num_rows, parts * PART)
-        return cdiv(tiles, num_multiprocessors) * cdiv(k, STEP) * SIZES[parts][1]
+        return cdiv(tiles, num_multiprocessors) * cdiv(k, STEP) * SIZES[parts][1 + has_blocks]
 
     return min(SIZES, key=us)
 
@@ -228,7 +228,7 @@ def launch(
     values, scales = weight
     (n, k), num_rows, has_blocks = values.shape, rows.values.shape[0], rows.scales.dim() == 2
     processors = num_multiprocessors(values.device)
-    parts = parts or choose(num_rows, n, k, processors)
+    parts = parts or choose(num_rows, n, k, processors, has_blocks=has_blocks)
     pdl = has_dependent_launch(values.device)
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
     of_x = _descriptor(rows.values, [PART, STEP], box_layout(2))
