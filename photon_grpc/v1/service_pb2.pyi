@@ -36,6 +36,12 @@ class ModelOptions(_message.Message):
     MAX_CHARACTERS_FIELD_NUMBER: _builtins.int
     MAX_ENTRIES_FIELD_NUMBER: _builtins.int
     CACHE_PREFIX_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     system: _builtins.str
     """Text before every request, in place of the one that is made of comments and types."""
     template: _builtins.str
@@ -43,7 +49,7 @@ class ModelOptions(_message.Message):
     JSON names, `json` is all of it. Unset: the JSON.
     """
     temperature: _builtins.float
-    """The temperature. Unset: the model's."""
+    """The temperature, as in SamplingParams. Unset: the model's."""
     top_p: _builtins.float
     """The nucleus of probability. Unset: the model's."""
     max_tokens: _builtins.int
@@ -56,6 +62,18 @@ class ModelOptions(_message.Message):
     """The most entries of a list or map. Unset: 16."""
     cache_prefix: _builtins.str
     """Text before all else, such as a handbook. Methods and services with the same text share it in the prefix cache."""
+    top_k: _builtins.int
+    """As in SamplingParams. Unset: the model's."""
+    min_p: _builtins.float
+    """As in SamplingParams. Unset: the model's."""
+    repetition_penalty: _builtins.float
+    """As in SamplingParams. Unset: the model's."""
+    presence_penalty: _builtins.float
+    """As in SamplingParams. Unset: the model's."""
+    frequency_penalty: _builtins.float
+    """As in SamplingParams. Unset: the model's."""
+    seed: _builtins.int
+    """The seed of every call, which makes answers to equal requests equal. Unset: the server chooses one for each."""
     @_builtins.property
     def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Example]:
         """Requests with their answers, which stand before every request as earlier turns."""
@@ -73,11 +91,19 @@ class ModelOptions(_message.Message):
         max_characters: _builtins.int | None = ...,
         max_entries: _builtins.int | None = ...,
         cache_prefix: _builtins.str = ...,
+        top_k: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "cache_prefix", b"cache_prefix", "examples", b"examples", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "system", b"system", "temperature", b"temperature", "template", b"template", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_characters", b"_max_characters", "_max_entries", b"_max_entries", "_max_messages", b"_max_messages", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "cache_prefix", b"cache_prefix", "examples", b"examples", "frequency_penalty", b"frequency_penalty", "max_characters", b"max_characters", "max_entries", b"max_entries", "max_messages", b"max_messages", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "system", b"system", "temperature", b"temperature", "template", b"template", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_characters: _TypeAlias = _typing.Literal["max_characters"]  # noqa: Y015
     _WhichOneofArgType__max_characters: _TypeAlias = _typing.Literal["_max_characters", b"_max_characters"]  # noqa: Y015
     _WhichOneofReturnType__max_entries: _TypeAlias = _typing.Literal["max_entries"]  # noqa: Y015
@@ -86,10 +112,22 @@ class ModelOptions(_message.Message):
     _WhichOneofArgType__max_messages: _TypeAlias = _typing.Literal["_max_messages", b"_max_messages"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_characters) -> _WhichOneofReturnType__max_characters | None: ...
     @_typing.overload
@@ -99,7 +137,17 @@ class ModelOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 

@@ -118,6 +118,17 @@ def test_a_template_is_the_operators_and_its_variables_are_not_templates() -> No
     assert text == '[system]Be brief.[user]Ticket: x[assistant]{"severity":1}[user]Ticket: {{ 7*7 }}'
 
 
+def test_every_number_of_sampling_is_an_option() -> None:
+    given: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "repetition_penalty": 2}
+    given |= {"presence_penalty": 1, "frequency_penalty": -1, "seed": 2**64 - 1}
+
+    def option(file: Any) -> None:
+        file.service[0].method[0].options.Extensions[service_pb2.model].MergeFrom(service_pb2.ModelOptions(**given))
+
+    sampling = only(triage(option)).options.sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+
+
 def test_a_method_option_replaces_that_of_its_service() -> None:
     def option(file: Any) -> None:
         file.service[0].options.Extensions[service_pb2.service_model].max_tokens = 5
@@ -171,6 +182,10 @@ def refused_changes() -> dict[str, tuple[Callable[[Any], object], str]]:
         "range": (
             lambda file: setattr(file.service[0].method[0].options.Extensions[service_pb2.model], "max_tokens", 0),
             "option max_tokens is 0; it must be from 1",
+        ),
+        "sampling": (
+            lambda file: setattr(file.service[0].method[0].options.Extensions[service_pb2.model], "top_p", 0),
+            "option top_p is 0; it must be above 0 and at most 1",
         ),
         "example": (
             lambda file: (
@@ -232,7 +247,8 @@ def with_our_options(change: Callable[[Any], object]) -> bytes:
 
 def test_an_older_copy_of_our_options_is_fine() -> None:
     def older(file: Any) -> None:
-        del file.message_type[0].field[-1]
+        (added,) = (at for at, field in enumerate(file.message_type[0].field) if field.name == "cache_prefix")
+        del file.message_type[0].field[added]
 
     assert read(with_our_options(older)).methods
 

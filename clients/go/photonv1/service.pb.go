@@ -32,7 +32,7 @@ type ModelOptions struct {
 	Template string `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
 	// Requests with their answers, which stand before every request as earlier turns.
 	Examples []*Example `protobuf:"bytes,3,rep,name=examples,proto3" json:"examples,omitempty"`
-	// The temperature. Unset: the model's.
+	// The temperature, as in SamplingParams. Unset: the model's.
 	Temperature *float32 `protobuf:"fixed32,4,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
 	// The nucleus of probability. Unset: the model's.
 	TopP *float32 `protobuf:"fixed32,5,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"`
@@ -45,7 +45,19 @@ type ModelOptions struct {
 	// The most entries of a list or map. Unset: 16.
 	MaxEntries *int32 `protobuf:"varint,9,opt,name=max_entries,json=maxEntries,proto3,oneof" json:"max_entries,omitempty"`
 	// Text before all else, such as a handbook. Methods and services with the same text share it in the prefix cache.
-	CachePrefix   string `protobuf:"bytes,10,opt,name=cache_prefix,json=cachePrefix,proto3" json:"cache_prefix,omitempty"`
+	CachePrefix string `protobuf:"bytes,10,opt,name=cache_prefix,json=cachePrefix,proto3" json:"cache_prefix,omitempty"`
+	// As in SamplingParams. Unset: the model's.
+	TopK *int32 `protobuf:"varint,11,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`
+	// As in SamplingParams. Unset: the model's.
+	MinP *float32 `protobuf:"fixed32,12,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
+	// As in SamplingParams. Unset: the model's.
+	RepetitionPenalty *float32 `protobuf:"fixed32,13,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
+	// As in SamplingParams. Unset: the model's.
+	PresencePenalty *float32 `protobuf:"fixed32,14,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
+	// As in SamplingParams. Unset: the model's.
+	FrequencyPenalty *float32 `protobuf:"fixed32,15,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
+	// The seed of every call, which makes answers to equal requests equal. Unset: the server chooses one for each.
+	Seed          *uint64 `protobuf:"varint,16,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +160,48 @@ func (x *ModelOptions) GetCachePrefix() string {
 		return x.CachePrefix
 	}
 	return ""
+}
+
+func (x *ModelOptions) GetTopK() int32 {
+	if x != nil && x.TopK != nil {
+		return *x.TopK
+	}
+	return 0
+}
+
+func (x *ModelOptions) GetMinP() float32 {
+	if x != nil && x.MinP != nil {
+		return *x.MinP
+	}
+	return 0
+}
+
+func (x *ModelOptions) GetRepetitionPenalty() float32 {
+	if x != nil && x.RepetitionPenalty != nil {
+		return *x.RepetitionPenalty
+	}
+	return 0
+}
+
+func (x *ModelOptions) GetPresencePenalty() float32 {
+	if x != nil && x.PresencePenalty != nil {
+		return *x.PresencePenalty
+	}
+	return 0
+}
+
+func (x *ModelOptions) GetFrequencyPenalty() float32 {
+	if x != nil && x.FrequencyPenalty != nil {
+		return *x.FrequencyPenalty
+	}
+	return 0
+}
+
+func (x *ModelOptions) GetSeed() uint64 {
+	if x != nil && x.Seed != nil {
+		return *x.Seed
+	}
+	return 0
 }
 
 // A request and its answer.
@@ -260,7 +314,7 @@ var File_photon_grpc_v1_service_proto protoreflect.FileDescriptor
 
 const file_photon_grpc_v1_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\xd6\x03\n" +
+	"\x1cphoton_grpc/v1/service.proto\x12\x0ephoton_grpc.v1\x1a google/protobuf/descriptor.proto\"\x98\x06\n" +
 	"\fModelOptions\x12\x16\n" +
 	"\x06system\x18\x01 \x01(\tR\x06system\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x123\n" +
@@ -274,13 +328,26 @@ const file_photon_grpc_v1_service_proto_rawDesc = "" +
 	"\vmax_entries\x18\t \x01(\x05H\x05R\n" +
 	"maxEntries\x88\x01\x01\x12!\n" +
 	"\fcache_prefix\x18\n" +
-	" \x01(\tR\vcachePrefixB\x0e\n" +
+	" \x01(\tR\vcachePrefix\x12\x18\n" +
+	"\x05top_k\x18\v \x01(\x05H\x06R\x04topK\x88\x01\x01\x12\x18\n" +
+	"\x05min_p\x18\f \x01(\x02H\aR\x04minP\x88\x01\x01\x122\n" +
+	"\x12repetition_penalty\x18\r \x01(\x02H\bR\x11repetitionPenalty\x88\x01\x01\x12.\n" +
+	"\x10presence_penalty\x18\x0e \x01(\x02H\tR\x0fpresencePenalty\x88\x01\x01\x120\n" +
+	"\x11frequency_penalty\x18\x0f \x01(\x02H\n" +
+	"R\x10frequencyPenalty\x88\x01\x01\x12\x17\n" +
+	"\x04seed\x18\x10 \x01(\x04H\vR\x04seed\x88\x01\x01B\x0e\n" +
 	"\f_temperatureB\b\n" +
 	"\x06_top_pB\r\n" +
 	"\v_max_tokensB\x0f\n" +
 	"\r_max_messagesB\x11\n" +
 	"\x0f_max_charactersB\x0e\n" +
-	"\f_max_entries\"Q\n" +
+	"\f_max_entriesB\b\n" +
+	"\x06_top_kB\b\n" +
+	"\x06_min_pB\x15\n" +
+	"\x13_repetition_penaltyB\x13\n" +
+	"\x11_presence_penaltyB\x14\n" +
+	"\x12_frequency_penaltyB\a\n" +
+	"\x05_seed\"Q\n" +
 	"\aExample\x12!\n" +
 	"\frequest_json\x18\x01 \x01(\tR\vrequestJson\x12#\n" +
 	"\rresponse_json\x18\x02 \x01(\tR\fresponseJson:d\n" +

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from photon_grpc.config.service_files import FLAG
 from photon_grpc.core.ask import SamplingAsk
+from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.frontend.input.chat import ChatTemplate
 from photon_grpc.server.typed.json_grammar import ValueBounds
@@ -20,10 +21,12 @@ from photon_grpc.v1 import service_pb2
 
 _MAX_DEFAULT_MESSAGES = 32
 _DEFAULT_BOUNDS = ValueBounds(chars=512, entries=16)
-#: Field -> its least and greatest value.
+#: Options that are those of a request, within the same bounds.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
+)
+#: Further options -> their least and greatest value.
 _RANGES = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
     "max_tokens": (1, 2**20),
     "max_messages": (1, 1024),
     "max_characters": (16, 2**16),
@@ -77,6 +80,11 @@ def read_options(method: str, options: service_pb2.ModelOptions, request: Messag
         value = getattr(options, name)
         if options.HasField(name) and not least <= value <= most:  # type: ignore[arg-type]  # its stub lists names
             raise _bad_option(method, f"{name} is {value:g}; it must be from {least:g} to {most:g}")
+    sampling = _given(options, *_SAMPLING)
+    for name, value in sampling.items():
+        bounds = FIELDS[name].bounds
+        if bounds is not None and not bounds.holds(value, float(bounds.most)):
+            raise _bad_option(method, f"{name} is {value:g}; it must {bounds.rule(float(bounds.most))}")
     for example in options.examples:
         _check_json(method, example.request_json, request)
         for line in example.response_json.splitlines():
@@ -85,7 +93,7 @@ def read_options(method: str, options: service_pb2.ModelOptions, request: Messag
         system=options.system,
         template=_template(method, options.template),
         examples=tuple([(each.request_json, each.response_json) for each in options.examples]),
-        sampling=SamplingAsk(**_given(options, "temperature", "top_p")),
+        sampling=SamplingAsk(**sampling),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         max_messages=options.max_messages or _MAX_DEFAULT_MESSAGES,
         bounds=ValueBounds(
