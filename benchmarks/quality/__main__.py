@@ -1,13 +1,15 @@
-"""Compare the embedded model in every weight format with itself in 16 bits: divergence, flips, perplexity, drift.
+"""Compare the embedded model in every weight format, and with the KV cache in 8 bits, with itself in 16 bits.
+
+Compared are divergence, flips, perplexity, drift.
 
     python -m benchmarks.quality --wheels DIR [--formats int8 int4-g128] [--windows 64] [--save NAME] [-- FLAGS]
 
-Each format is loaded with --quantization and computes held-out text through `LLM`: the files of the packages that the
-model has not learnt, whose wheels are downloaded to DIR (6 MB); without --wheels the held-out files of this
-interpreter's library. FLAGS are those of serve. KL is that of the distribution in 16 bits to that of the format, a
-position at a time. A flip is a position where another id is the most likely; its margin is the distance, in the
-reference, between the first id and the second. Drift is the first position at which greedy outputs differ. The exit
-code is 1 if a format raises the perplexity by more than its limit.
+Each format is loaded with --quantization, kv-fp8 with --kv-cache-dtype fp8, and computes held-out text through `LLM`:
+the files of the packages that the model has not learnt, whose wheels are downloaded to DIR (6 MB); without --wheels the
+held-out files of this interpreter's library. FLAGS are those of serve. KL is that of the distribution in 16 bits to
+that of the format, a position at a time. A flip is a position where another id is the most likely; its margin is the
+distance, in the reference, between the first id and the second. Drift is the first position at which greedy outputs
+differ. The exit code is 1 if a format raises the perplexity by more than its limit.
 
 "Own rounding" is KL between the engine's format and a second implementation in plain torch, which shares no code with
 it. Activations of 8 bits amplify the last bit of a sum: with them it is as large between float32 and float64 sums of
@@ -28,12 +30,13 @@ import torch
 from benchmarks.quality import rounding
 from benchmarks.quality.compare import DEFECT_MARGIN, Distance, first_differences
 from benchmarks.quality.held_out import beginnings, held_out_documents, windows
-from benchmarks.quality.rounding import ROUNDINGS
+from benchmarks.quality.rounding import KV_FORMAT, KV_LIMIT, ROUNDINGS
 from benchmarks.quality.scored import greedy, logits_of
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc import LLM, demo
 
 PROMPT_LENGTH = 64
+FORMATS = [*ROUNDINGS, KV_FORMAT]
 HEAD = (
     "| format | KL mean | p99 | p99.9 | own rounding | flips | at a margin above "
     f"{DEFECT_MARGIN} | largest margin | perplexity | change | limit | drift, median (least) |\n"
@@ -72,7 +75,10 @@ def distance(texts: Texts, reference: Sequence[torch.Tensor], other: Sequence[to
 
 def own_rounding(name: str, texts: Texts, of_engine: Sequence[torch.Tensor]) -> float:
     """Return the mean divergence between the engine's logits and those of the second implementation."""
-    model = rounding.rounded_model(demo.TARGET, ROUNDINGS[name])
+    if name == KV_FORMAT:
+        model = rounding.with_eight_bit_keys(demo.TARGET)
+    else:
+        model = rounding.rounded_model(demo.TARGET, ROUNDINGS[name])
     some = texts._replace(windows=texts.windows[:4])
     own = [rounding.logits_of(model, window) for window in some.windows]
     return distance(some, own, of_engine[: len(own)]).mean_divergence
@@ -84,8 +90,16 @@ def row(name: str, found: Distance, own: float, positions: Sequence[int]) -> str
     return (
         f"| {name} | {found.mean_divergence:.2e} | {found.divergence_at(0.99):.2e} | {found.divergence_at(0.999):.2e} "
         f"| {own:.0e} | {len(found.flips) / found.num_positions:.2%} | {found.num_defects} | {largest:.2f} "
-        f"| {found.perplexity:.4f} | {found.perplexity_ratio - 1:+.2%} | {ROUNDINGS[name].limit:.1%} | {drift} |"
+        f"| {found.perplexity:.4f} | {found.perplexity_ratio - 1:+.2%} | {limit_of(name):.1%} | {drift} |"
     )
+
+
+def limit_of(name: str) -> float:
+    return KV_LIMIT if name == KV_FORMAT else ROUNDINGS[name].limit
+
+
+def flags_of(name: str) -> dict[str, Any]:
+    return {"kv_cache_dtype": "fp8"} if name == KV_FORMAT else {"quantization": name}
 
 
 def measure(args: argparse.Namespace) -> bool:
@@ -107,11 +121,11 @@ def measure(args: argparse.Namespace) -> bool:
     )
     are_within = True
     for name in args.formats:
-        computed = compute(texts, flags | {"quantization": name})
+        computed = compute(texts, flags | flags_of(name))
         found = distance(texts, reference.logits, computed.logits)
         own = own_rounding(name, texts, computed.logits)
         print(row(name, found, own, first_differences(reference.outputs, computed.outputs)), flush=True)
-        are_within &= found.perplexity_ratio - 1 <= ROUNDINGS[name].limit
+        are_within &= found.perplexity_ratio - 1 <= limit_of(name)
     return are_within
 
 
@@ -123,7 +137,7 @@ def keywords(flags: Sequence[str]) -> dict[str, Any]:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", nargs="+", choices=list(ROUNDINGS), default=list(ROUNDINGS))
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--wheels", type=Path, help="where the held-out packages are, or are downloaded to")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=1024, help="ids of a window")

@@ -1,5 +1,6 @@
-"""Every format of --quantization a second time, in plain torch and from its definition alone: what an engine should
-compute. It shares no code with the engine.
+"""Every format of --quantization, and the 8-bit KV cache, a second time: what an engine should compute.
+
+In plain torch and from definitions alone; it shares no code with the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.embedded_model.llama import Block, Llama, LlamaShape
+from benchmarks.embedded_model.llama import Attention, Block, Llama, LlamaShape, rotate
 
 _FP8 = torch.float8_e4m3fn
 _LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
@@ -41,6 +42,47 @@ ROUNDINGS = {
     "fp8-block": Rounding("fp8", (128, 128), True, 0.01),
     "int4-g128": Rounding("int4", (1, 128), False, 0.05),
 }
+
+
+#: The 8-bit KV cache, and by what share it may raise the perplexity.
+KV_FORMAT, KV_LIMIT = "kv-fp8", 0.005
+
+
+class EightBitKeys(nn.Module):
+    """Attention over keys and values that are rounded to e4m3 times the scales [Hkv] of their heads.
+
+    Keys are rounded around an offset [Hkv, D].
+    """
+
+    def __init__(self, attention: Attention, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor) -> None:
+        super().__init__()
+        self._attention = attention
+        self._scales = keys[:, None, None], values[:, None, None]
+        self._offset = offset[:, None]
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        own = self._attention
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, own.head_dim)).transpose(1, 2)
+            for projection in (own.q_proj, own.k_proj, own.v_proj)
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        of_keys, of_values = self._scales
+        k = _cast((k - self._offset) / of_keys, "fp8") * of_keys + self._offset
+        v = _cast(v / of_values, "fp8") * of_values
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return own.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+def with_eight_bit_keys(directory: Path) -> Llama:
+    """Return the Llama of a directory over keys and values in 8 bits, by the scales in its kv_scales.json."""
+    model, scales = rounded_model(directory, None), json.loads((directory / "kv_scales.json").read_text())
+    constants = zip(scales["keys"], scales["values"], scales["key_offsets"], strict=True)
+    for layer, numbers in zip(model.model.layers, constants, strict=True):
+        layer.self_attn = EightBitKeys(layer.self_attn, *map(torch.tensor, numbers))
+    return model
 
 
 def round_weight(weight: torch.Tensor, rounding: Rounding) -> torch.Tensor:

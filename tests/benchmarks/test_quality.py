@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.quality import rounding
-from benchmarks.quality.__main__ import Texts, compute, distance
+from benchmarks.quality.__main__ import Texts, compute, distance, flags_of
 from benchmarks.quality.compare import Distance, first_differences
 from benchmarks.quality.held_out import beginnings, held_out_documents, windows
-from benchmarks.quality.rounding import ROUNDINGS, Rounding, round_rows, round_weight
+from benchmarks.quality.rounding import KV_FORMAT, KV_LIMIT, ROUNDINGS, Rounding, round_rows, round_weight
 from photon_grpc import demo
 from photon_grpc.config.quantization import FORMATS
 
@@ -97,6 +97,15 @@ def test_eight_bits_stay_within_their_limits_on_text_that_was_not_learnt(name, t
     assert found.perplexity_ratio - 1 <= ROUNDINGS[name].limit
     assert found.num_defects == 0
     assert {len(output) for output in computed.outputs} == {12}
+
+
+def test_a_cache_of_8_bits_stays_within_its_limit_and_is_what_its_definition_says(texts, reference):
+    computed = compute(texts, flags_of(KV_FORMAT)).logits
+    found = distance(texts, reference, computed)
+    assert found.perplexity_ratio - 1 <= 2 * KV_LIMIT  # of one window
+    own = [rounding.logits_of(rounding.with_eight_bit_keys(demo.TARGET), window) for window in texts.windows]
+    # A key near the middle of two numbers may round to the other one.
+    assert distance(texts, own, computed).mean_divergence < 0.2 * found.mean_divergence
 
 
 @pytest.mark.parametrize("name", [pytest.param("int8-g64", marks=pytest.mark.full), "int4-g128"])

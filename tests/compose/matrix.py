@@ -92,16 +92,16 @@ def model() -> Iterator[str]:
 
 
 @contextmanager
-def alone(device: str) -> Iterator[LLM]:
-    sizes = {"max_num_seqs": 2, "num_blocks": 64}
+def alone(device: str, **flags: str) -> Iterator[LLM]:
+    sizes = {"max_num_seqs": 2, "num_blocks": 64} | flags
     with model() as path, LLM(path, device=device, dtype="float32", enable_prefix_caching=False, **sizes) as llm:
         yield llm
 
 
 @contextmanager
-def crowded(device: str) -> Iterator[LLM]:
+def crowded(device: str, **flags: str) -> Iterator[LLM]:
     """Use few blocks and small steps, so that sequences are preempted, prompts are split and steps overlap."""
-    sizes = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24}
+    sizes = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24} | flags
     with model() as path, LLM(path, device=device, dtype="float32", async_depth=1, **sizes) as llm:
         yield llm
 

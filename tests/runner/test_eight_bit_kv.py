@@ -68,6 +68,13 @@ def test_a_storm_of_preemptions_changes_nothing() -> None:
     assert served.engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_nothing(family: str) -> None:
+    cache = CacheConfig(8, 120, kv_cache_dtype="fp8")
+    served = Served(model(family)[0], cache=cache, speculation="ngram", num_drafts=3)
+    assert served.complete(ASKED, 12) == expected(family)
+
+
 def test_blocks_are_twice_those_of_16_bits_and_the_version_names_form_and_scales() -> None:
     cache = CacheConfig(block_size=16)
     plain, eight = (
