@@ -23,6 +23,8 @@ from photon_grpc.kernels.slot_state import SlotState, StepRows
 
 #: Drafts of a row, at most.
 MAX_DRAFTS = 8
+#: Up to so many rows one kernel is compiled for all numbers.
+ROWS = 512
 
 
 def reference(
@@ -133,7 +135,7 @@ def launch(
     num_columns = 0 if held is None else held.shape[1]
     accept_kernel[(num_rows,)](
         StepRows(slots, counts, yields), ids, state, held, lengths, state.token_ids.stride(0), num_columns,
-        ROWS_PAD=next_power_of_2(num_rows), DRAFTS_PAD=MAX_DRAFTS, num_warps=1,
+        ROWS_PAD=max(next_power_of_2(num_rows), ROWS), DRAFTS_PAD=MAX_DRAFTS, num_warps=1,
         **dependent_launch(slots.device),
     )  # fmt: skip
     return lengths

@@ -27,7 +27,14 @@ from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.warm_up import call_once, largest_step, one_layer_of_each_kind, warm_up, warm_up_mixed
+from photon_grpc.runner.warm_up import (
+    call_once,
+    largest_step,
+    one_layer_of_each_kind,
+    warm_up,
+    warm_up_drafts,
+    warm_up_mixed,
+)
 
 CPU_POOL_BYTES = 1 << 30
 
@@ -86,6 +93,7 @@ class RunnerStart:
         warm_up(runner)
         if decoder.device.type == "cuda":
             warm_up_mixed(runner, self.limits.sizes)
+            warm_up_drafts(runner, self.limits.sizes)
         return runner
 
     def _runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None) -> ModelRunner:

@@ -23,6 +23,7 @@ from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 
 _GREEDY, _FILTERED = SamplingParams(0.0), SamplingParams(1.0, top_p=0.9)
+_PENALISED = SamplingParams(0.0, frequency_penalty=0.1)
 
 
 def warm_up(runner: ModelRunner) -> float:
@@ -58,6 +59,21 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
         decoding = [_row(runner.kv, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
         slots, counts = tuple(range(1, num_slots + 1)), (length,) * num_prompts + (1,) * num_rows
         compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
+
+
+def warm_up_drafts(runner: ModelRunner, sizes: Sizes) -> None:
+    """Compute drafts of few and many rows, and steps that verify them. Raise as `compute`."""
+    drafts = runner.drafter.max_drafts
+    if not drafts or sizes.max_model_len < drafts + 4:
+        return
+    for sampling, buckets in ((_PENALISED, DECODE_BUCKETS[:1]), (_GREEDY, DECODE_BUCKETS)):
+        for num_rows in buckets:
+            if num_rows > sizes.max_num_seqs or num_rows * (drafts + 1) > sizes.max_num_batched_tokens:
+                break
+            slots, counts = tuple(range(1, num_rows + 1)), (drafts + 1,) * num_rows
+            prompts = tuple(_row(runner.kv, slot, 2, sampling=sampling) for slot in slots)
+            compute(runner, Batch(0, slots, (2,) * num_rows, (1,) * num_rows, admissions=prompts))
+            compute(runner, Batch(0, slots, counts, counts, drafts=drafts))
 
 
 def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:

@@ -14,6 +14,7 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.ports import Pending
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH, TRITON, Kernels, select
 from photon_grpc.models import build, load
@@ -21,7 +22,7 @@ from photon_grpc.runner import start
 from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.sampler import SamplingLevel
 from photon_grpc.runner.start import RunnerLimits, RunnerStart
-from photon_grpc.runner.warm_up import largest_step, warm_up, warm_up_mixed
+from photon_grpc.runner.warm_up import largest_step, warm_up, warm_up_drafts, warm_up_mixed
 from tests.runner.launched import step_of
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -49,6 +50,25 @@ def test_a_token_is_sampled_at_every_level_before_the_first_request() -> None:
     asked = prompts(1)
     assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
     assert not (runner.table.filtered or runner.table.banned or runner.table.logprob_params)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_steps_with_drafts_of_all_numbers_of_rows_leave_no_trace(drafter: str) -> None:
+    directory, reference = model("llama")
+    served = Served(directory, speculation=str(directory) if drafter == "model" else drafter, num_drafts=3)
+    runner, met = served.assembled.runner, []
+    submit = runner.submit
+
+    def seen(batch: Batch) -> Pending:
+        met.append((len(batch.slots), batch.drafts))
+        return submit(batch)
+
+    runner.submit = seen  # type: ignore[method-assign]
+    warm_up_drafts(runner, sizes(8, 64))  # type: ignore[arg-type]
+    assert {rows for rows, drafts in met if drafts} == {1, 2, 3, 4, 6, 8}
+    asked = prompts(2)
+    assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
+    assert not (runner.table.filtered or runner.table.processed)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
