@@ -235,14 +235,15 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
 
 def _check_kv_cache(scheme: Any) -> None:
     """Raise ModelLoadError unless the scales of the KV cache, if any, are such as `--kv-cache-dtype fp8` takes."""
-    if not scheme:
+    if scheme in (None, {}):
         return
     at = "kv_cache_scheme"
     args = _struct(scheme, QuantizationArgs, at)
     _only(f"{at}.type", args.type, ("float",))
     _only(f"{at}.num_bits", args.num_bits, (8,))
-    _only(f"{at}.symmetric", args.symmetric, (True,))
-    _only(f"{at}.dynamic", args.dynamic, (False,))
+    for key, value, wanted in (("symmetric", args.symmetric, True), ("dynamic", args.dynamic, False)):
+        if value is not wanted:
+            raise _refusal(f"{at}.{key}", f"is {shown(value)}; supported: {str(wanted).lower()}")
     _only(f"{at}.strategy", args.strategy, (None, "tensor", "attn_head"))
 
 

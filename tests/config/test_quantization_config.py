@@ -37,6 +37,8 @@ def args(**changes: Any) -> dict[str, Any]:
 
 
 TOKENS = args(strategy="token", dynamic=True)
+#: Scales of keys and values as --kv-cache-dtype fp8 takes them.
+KV = args(type="float", strategy="tensor")
 W4A16 = compressed("pack-quantized", args(num_bits=4, strategy="group", group_size=128))
 W8A8 = compressed("int-quantized", args(), TOKENS)
 FP8_TOKENS = compressed("float-quantized", args(type="float"), TOKENS | {"type": "float"})
@@ -109,8 +111,13 @@ WRONG = [
     (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'", "e4m3"),
     (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt", "float"),
     (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size", "[128, 128]"),
-    (W8A8 | {"kv_cache_scheme": args()}, "kv_cache_scheme", "not supported"),
-    (W8A8 | {"kv_cache_scheme": {"format": "dense"}}, "kv_cache_scheme", "null"),
+    (W8A8 | {"kv_cache_scheme": args()}, "kv_cache_scheme.type is 'int'", "float"),
+    (W8A8 | {"kv_cache_scheme": KV | {"dynamic": True}}, "kv_cache_scheme.dynamic", "false"),
+    (W8A8 | {"kv_cache_scheme": KV | {"num_bits": 4}}, "kv_cache_scheme.num_bits is 4", "8"),
+    (W8A8 | {"kv_cache_scheme": KV | {"symmetric": False}}, "kv_cache_scheme.symmetric", "true"),
+    (W8A8 | {"kv_cache_scheme": KV | {"strategy": "token"}}, "kv_cache_scheme.strategy", "attn_head"),
+    (W8A8 | {"kv_cache_scheme": {"format": "dense"}}, "kv_cache_scheme", "missing"),
+    ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups", "0 groups"),
     (W8A8 | {"moe_sparsity_config": {"num_experts": 2}}, "moe_sparsity_config", "null"),
     (W8A8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config", "not supported"),
     (W8A8 | {"format": "marlin-24"}, "format is 'marlin-24'", "int-quantized"),
@@ -246,3 +253,11 @@ def test_the_head_is_quantized_on_request_beside_other_weights_only() -> None:
     with pytest.raises(ConfigError, match=r"the checkpoint's head is quantized already \(int8 \(int-quantized\)\)"):
         chosen_format(whole, "auto", "int8")
     assert chosen_format(replace(whole, ignored=("lm_head",)), "auto", "int8") is not None
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "attn_head"])
+def test_scales_of_a_kv_cache_change_nothing_of_the_weights_and_may_stand_alone(strategy: str) -> None:
+    scheme = {"kv_cache_scheme": KV | {"strategy": strategy}}
+    assert read_quantization(W8A8 | scheme) == read_quantization(W8A8)
+    alone = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "config_groups": {}} | scheme
+    assert read_quantization(alone) is None

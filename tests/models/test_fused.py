@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from photon_grpc.core.kv import LayerKV, PageFormat
+from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.kernels.linear import head
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import unquantized
@@ -20,7 +21,9 @@ from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder
 from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.fused import CHAINS, FusedDecoderLayer, fuse, num_fused, with_chains
+from photon_grpc.models.kv_scales import KVScales, set_kv_scales
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
+from tests.runner import eight_bits
 
 #: A CPU does not look into it.
 TILE = Tile("gemv", 16, 32, 1, 2)
@@ -44,8 +47,8 @@ def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
 
 
-def loaded(path: Path, method: Unquantized) -> Decoder:
-    decoder = load_decoder(path)
+def loaded(path: Path, method: Unquantized, kv_dtype: torch.dtype | None = None) -> Decoder:
+    decoder = load_decoder(path, kv_dtype=kv_dtype)
     for leaf in decoder.leaves():
         if isinstance(leaf, Linear):
             leaf.method = method
@@ -83,6 +86,25 @@ def test_layers_with_a_window_are_fused_with_those_without(
     assert all(isinstance(layer, FusedDecoderLayer) for layer in mixed.layers)
     assert len({id(layer.chain) for layer in mixed.layers}) == 1
     assert_equals(mixed, model)
+
+
+@pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
+@pytest.mark.parametrize("variant", ["llama3-tied", "qwen3", "qwen2-window"])
+def test_pages_of_8_bits_are_written_by_fused_layers_too(variant: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    model = make_model(variant)
+    unfused = loaded(save(model, tmp_path), Tiled(*names), PAGE_DTYPE)
+    scales = torch.rand(len(unfused.layers), 2, 2, generator=torch.Generator().manual_seed(3)) * 0.2 + 0.1
+    offsets = torch.randn(len(unfused.layers), 2, unfused.kv_groups[0].sections[0].format.width)
+    set_kv_scales(unfused, KVScales(scales, "here", offsets))
+    fused = with_chains(unfused)
+    assert fused is not None and num_fused(fused) == len(fused.layers)
+    for chunks in ([5, 1, 1], [1]):
+        found = paged_logits(fused, prompts(), block_size=8, chunks=chunks)
+        for ids, logits in zip(prompts(), found, strict=True):
+            difference = (logits - eight_bits.logits_of(model, ids, scales, offsets)).abs()
+            # A key that is near the middle of two numbers may round to the other one.
+            assert difference.median() < 1e-4 and difference.max() < 0.2
 
 
 @pytest.mark.usefixtures("row_major")
