@@ -304,7 +304,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("num_programs", [8, 64, 4096])
+@pytest.mark.parametrize("num_programs", [8, *(pytest.param(found, marks=pytest.mark.full) for found in (64, 4096))])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_decode_attention_of_windows_wide_heads_several_queries_and_8_bits(name: str, num_programs: int) -> None:
     shape = VARIANTS[name]
