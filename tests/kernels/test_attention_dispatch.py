@@ -12,8 +12,9 @@ import torch
 from photon_grpc.kernels import AttentionMetadata, DependentChain, select
 from photon_grpc.kernels.attention import dispatch as routes
 from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
+from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
-from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, ring_bytes
+from photon_grpc.kernels.attention.decode_tiles import SCRATCH_BYTES, TILES, Limits, choose, divided, ring_bytes
 from photon_grpc.kernels.attention.key_order import ORDERS
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
@@ -150,17 +151,26 @@ def test_a_step_of_short_rows_is_one_decode_kernel(chain: DependentChain | None)
         assert named(chosen(EIGHT_B, counts, chain=chain)) == [expected]
         assert named(chosen(EIGHT_B, counts, chain=chain, dtype=torch.float32))[0] == triton_varlen.launch
     # The counters of a chain have room for so many programs.
-    assert named(chosen(Shape(32, 8, 128, 64), [8] * 2048, chain=CHAIN)) == [gluon_decode.launch]
-    assert named(chosen(Shape(32, 8, 128, 64), [8] * 2049, chain=CHAIN)) == [gluon_decode.launch_short_rows]
+    assert named(chosen(EIGHT_B, [8] * 1024, chain=CHAIN)) == [gluon_decode.launch]
+    assert named(chosen(EIGHT_B, [8] * 1025, chain=CHAIN)) == [gluon_decode.launch_short_rows]
 
 
 @pytest.mark.usefixtures("hopper")
 def test_short_rows_have_a_counter_for_every_program() -> None:
     (launch,) = chosen(EIGHT_B, [8, 2, 1])
-    # Two programs share the 8 queries of 4 heads.
-    assert launch.keywords["counters"].shape == (3 * 8 * 2,)
+    # At most four programs share the 8 queries of 4 heads.
+    assert launch.keywords["counters"].shape == (3 * 8 * 4,)
     (launch,) = chosen(Shape(28, 4, 128, 64), [3, 2])
-    assert launch.keywords["counters"].shape == (2 * 4 * 2,)
+    assert launch.keywords["counters"].shape == (2 * 4 * 4,)
+
+
+def test_few_rows_share_their_queries_out_finer() -> None:
+    shape = PageShape(8, 4, 128, 64, QUERIES=4)
+    assert programs_and_pairs(divided(shape, 8, H200)) == (2, 8)
+    assert programs_and_pairs(divided(shape, 9, H200)) == (1, 16)
+    assert divided(shape._replace(QUERIES=1), 1, H200) == shape._replace(QUERIES=1)
+    # Three heads of a query are as many as 8 columns hold of them.
+    assert programs_and_pairs(divided(PageShape(8, 3, 128, 64, QUERIES=4), 4, H200)) == (2, 6)
 
 
 @pytest.mark.usefixtures("hopper")

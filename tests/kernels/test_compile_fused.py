@@ -296,6 +296,7 @@ VARIANTS = {
     "64, 4 queries": PageShape(8, 4, 64, 64, QUERIES=4),
     "128, 2 queries": PageShape(8, 4, 128, 64, QUERIES=2),
     "128, 4 queries": PageShape(8, 4, 128, 64, QUERIES=4),
+    "128, 4 queries in two programs": PageShape(8, 4, 128, 64, QUERIES=4, PAIRS=8),
     "128, 8 queries, window": PageShape(4, 7, 128, 64, WINDOW=512, QUERIES=8),
     "64, 8 bits": PageShape(8, 4, 64, 64, CHUNK=16),
     "128, 8 bits": PageShape(8, 4, 128, 64, CHUNK=16),

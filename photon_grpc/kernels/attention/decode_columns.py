@@ -11,27 +11,26 @@ from __future__ import annotations
 from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 
-#: Columns of one program. The sums of wide heads leave registers for half as many.
-MAX_COLUMNS = 16
+#: Heads whose sums leave registers for 8 columns.
 WIDE_HEAD_DIM = 256
 
 
 @constexpr_function
-def queries_at_once(group: int, queries: int, head_dim: int) -> int:
-    """Return the queries of a row that one program takes."""
-    columns = MAX_COLUMNS // 2 if head_dim >= WIDE_HEAD_DIM else MAX_COLUMNS
-    return max(1, min(queries, columns // group))
+def queries_at_once(group: int, queries: int, head_dim: int, pairs: int) -> int:
+    """Return the queries of a row that one program takes, of at most `pairs` pairs where it takes several."""
+    pairs = min(pairs, 8) if head_dim >= WIDE_HEAD_DIM else pairs
+    return max(1, min(queries, pairs // group))
 
 
 @constexpr_function
-def programs_a_head(group: int, queries: int, head_dim: int) -> int:
+def programs_a_head(group: int, queries: int, head_dim: int, pairs: int) -> int:
     """Return the programs that share the queries of one (row, key head)."""
-    return -(-queries // queries_at_once(group, queries, head_dim))
+    return -(-queries // queries_at_once(group, queries, head_dim, pairs))
 
 
 def programs_and_pairs(shape: PageShape) -> tuple[int, int]:
     """Return the programs of one (row, key head), and the pairs of each."""
-    sizes = shape.GROUP, shape.QUERIES, shape.HEAD_DIM
+    sizes = shape.GROUP, shape.QUERIES, shape.HEAD_DIM, shape.PAIRS
     return programs_a_head(*sizes), shape.GROUP * queries_at_once(*sizes)
 
 
@@ -40,7 +39,7 @@ def query_of(member, queries, SHAPE: gl.constexpr):
     """Return the query of each column, and whether it is a pair of the row's."""
     first_query, count = queries
     query = first_query + member // SHAPE.GROUP
-    pairs: gl.constexpr = SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM)
+    pairs: gl.constexpr = SHAPE.GROUP * queries_at_once(SHAPE.GROUP, SHAPE.QUERIES, SHAPE.HEAD_DIM, SHAPE.PAIRS)
     return query, (member < pairs) & (query < count)
 
 

@@ -16,7 +16,7 @@ class PageShape(NamedTuple):
     """Constants of the pages that the kernels are compiled for: GROUP query heads for each of KV_HEADS key heads.
 
     WINDOW: keys that a query sees at most, 0 for all. QUERIES: the most that a row of the decode kernel has. CHUNK:
-    numbers of a key in 16 bytes.
+    numbers of a key in 16 bytes. PAIRS: the most (query, head) pairs that a program of several queries takes.
     """
 
     KV_HEADS: int
@@ -26,6 +26,7 @@ class PageShape(NamedTuple):
     WINDOW: int = 0
     QUERIES: int = 1
     CHUNK: int = 8
+    PAIRS: int = 16
 
 
 @constexpr_function

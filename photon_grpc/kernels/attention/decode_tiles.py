@@ -59,6 +59,13 @@ def lanes_in_sight(max_context_len: int, shape: PageShape, lane: int) -> int:
     return min(in_window, num_lanes(max_context_len, lane))
 
 
+def divided(shape: PageShape, num_rows: int, limits: Limits) -> PageShape:
+    """Return the shape with 8 pairs a program if a multiprocessor is left for each: 16 take a program longer."""
+    narrow = shape._replace(PAIRS=8)
+    num_programs = num_rows * shape.KV_HEADS * programs_and_pairs(narrow)[0]
+    return narrow if shape.QUERIES > 1 and num_programs <= limits.multiprocessors else shape
+
+
 def choose(num_programs: int, shape: PageShape, max_context_len: int, limits: Limits) -> tuple[DecodeTile, int]:
     """Choose the tile, and the most programs that share one's keys, for so many (row, key head, queries) programs.
 

@@ -155,9 +155,9 @@ class _Grounds:
 
     @property
     def num_counters(self) -> int:
-        """Number of programs of the decode kernel, with rows of this step, that share no queries."""
+        """The most programs of the decode kernel, with rows of this step, that share no queries."""
         found = gluon_decode.shape(self.group, self.pages, queries=gluon_decode.queries_of_a_row(self.meta))
-        return self.num_pairs * programs_and_pairs(found)[0]
+        return self.num_pairs * programs_and_pairs(found._replace(PAIRS=8))[0]
 
     @property
     def multiprocessors(self) -> int:

@@ -18,8 +18,8 @@ The KW warps of a program work on one update together: in q Kᵀ the keys lie ov
 exchanged through shared memory, every warp computes all weights, and in p V the columns lie over the warps. Products
 are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their 8 columns: the
 few heads of a group leave half as much of them empty as the other way round. Where a row has several queries, the
-columns are (query, head) pairs, 8 or 16 a program, and further programs take the pairs that are left: the second finds
-the keys in the second-level cache. Each column has its own first and last key, and its sums are those of a row of that
+columns are (query, head) pairs, 8 or 16 a program, and further programs take the pairs that are left: they find the
+keys in the second-level cache. Each column has its own first and last key, and its sums are those of a row of that
 one query: an update in which a query sees no key changes nothing.
 
 Keys and values pass through a ring of NS updates, the pages of an update looked up one step before its copy starts. The
@@ -54,7 +54,7 @@ from photon_grpc.kernels.attention.decode_ring import (
     scaled,
 )
 from photon_grpc.kernels.attention.decode_rows import bounds_of, queries_of, share_of
-from photon_grpc.kernels.attention.decode_tiles import choose, lanes_in_sight, limits_of
+from photon_grpc.kernels.attention.decode_tiles import choose, divided, lanes_in_sight, limits_of
 from photon_grpc.kernels.attention.key_order import CLASSES
 from photon_grpc.kernels.attention.lane_sums import (
     class_sums,
@@ -175,9 +175,9 @@ def decode_attention_kernel(
     LANE: gl.constexpr = TILE.LANE
     NS: gl.constexpr = TILE.NS
     AHEAD: gl.constexpr = TILE.AHEAD
-    AT_ONCE: gl.constexpr = queries_at_once(GROUP, QUERIES, HEAD_DIM)
+    AT_ONCE: gl.constexpr = queries_at_once(GROUP, QUERIES, HEAD_DIM, SHAPE.PAIRS)
     PAIRS: gl.constexpr = GROUP * AT_ONCE
-    PROGRAMS: gl.constexpr = programs_a_head(GROUP, QUERIES, HEAD_DIM)
+    PROGRAMS: gl.constexpr = programs_a_head(GROUP, QUERIES, HEAD_DIM, SHAPE.PAIRS)
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[TILE.KW, 1], instr_shape=[16, 8])
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     swizzle: gl.constexpr = ring_layout(HEAD_DIM, SHAPE.CHUNK)
@@ -368,10 +368,11 @@ def _launch(
 ) -> None:  # fmt: skip
     """Launch the kernel; `starts`: EARLY and PDL."""
     kv_heads, head_dim, num_rows = pages.shape[3], pages.shape[5], meta.context_len.shape[0]
-    found = shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta))
+    of_device = limits_of(q.device)
+    found = divided(shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta)), num_rows, of_device)
     programs, pairs = programs_and_pairs(found)
     programs *= kv_heads
-    tile, splits = choose(num_rows * programs, found, meta.max_context_len, limits_of(q.device))
+    tile, splits = choose(num_rows * programs, found, meta.max_context_len, of_device)
     partials = None
     if tile.SHARED:
         sums = lanes_in_sight(meta.max_context_len, found, tile.LANE), num_rows, programs * pairs

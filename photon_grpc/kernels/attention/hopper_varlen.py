@@ -288,14 +288,16 @@ def _cache(pages: torch.Tensor, layer: int, keys: int) -> tuple[Any, tuple[int, 
 @once
 def preload(device: torch.device, dtype: torch.dtype, found: PageShape) -> None:
     """Compile and load the kernel for every number of consumers; strides are multiples of 16, as in every launch."""
-    kv_heads, group, head_dim, block_size, window, _, chunk = found
+    kv_heads, group, head_dim, block_size, window, *_ = found
     q, out = torch.zeros((2, 2, group * kv_heads, head_dim), dtype=dtype, device=device)
-    of_pages = dtype if chunk == 8 else PAGE_DTYPE
+    of_pages = dtype if found.CHUNK == 8 else PAGE_DTYPE
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=of_pages, device=device)
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
     query_start = torch.nn.functional.pad(context_len, (1, 0))
     block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    scales = None if chunk == 8 else (PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device=device)),)
+    scales = (
+        None if found.CHUNK == 8 else (PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device=device)),)
+    )
     meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, 2, 2, window=window, kv_scales=scales)
     for consumers in numbers_of_consumers(found):
         launch(q, pages, 0, meta, out, consumers=consumers)
