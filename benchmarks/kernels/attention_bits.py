@@ -179,8 +179,7 @@ def with_tile(warps: int, steps: int, splits: int) -> Callable[..., Any]:
         tile, _ = choose(*arguments)
         _, of_pages, _, limits = arguments
         room = (limits.shared_bytes - SCRATCH_BYTES) // ring_bytes(tile.UPDATE, 1, of_pages)
-        steps_in_room = min(steps, room)
-        return tile._replace(KW=warps, NS=steps_in_room, SHARED=splits > 1, AHEAD=steps_in_room > 2), splits
+        return tile._replace(KW=warps, NS=min(steps, room), SHARED=splits > 1), splits
 
     return chosen
 

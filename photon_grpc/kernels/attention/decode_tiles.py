@@ -22,7 +22,6 @@ TILES = {
     128: ((256, (4, 4)), (512, (4, 3)), (math.inf, (2, 2))),
     256: ((132, (4, 2)), (math.inf, (4, 1))),
 }
-AHEAD = False
 
 
 class Limits(NamedTuple):
@@ -36,8 +35,7 @@ class DecodeTile(NamedTuple):
     """Constants that the kernel is compiled for.
 
     COLUMNS are the (query, head) pairs of a program padded to 8 or 16, UPDATE and LANE those of the key order. KW
-    warps, NS updates under way. SHARED: whether programs may share a row. AHEAD: whether scores are computed an update
-    ahead of sums.
+    warps, NS updates under way. SHARED: whether programs may share a row.
     """
 
     COLUMNS: int
@@ -46,7 +44,6 @@ class DecodeTile(NamedTuple):
     KW: int
     NS: int
     SHARED: bool = False
-    AHEAD: bool = False
 
 
 def limits_of(device: torch.device) -> Limits:
@@ -81,7 +78,7 @@ def choose(num_programs: int, shape: PageShape, max_context_len: int, limits: Li
     resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(update, steps, shape) + RESERVED_BYTES)
     lanes = lanes_in_sight(max_context_len, shape, lane)
     splits = max(1, min(resident * limits.multiprocessors // num_programs, lanes))
-    return DecodeTile(8 if pairs <= 8 else 16, update, lane, warps, steps, splits > 1, AHEAD and steps > 1), splits
+    return DecodeTile(8 if pairs <= 8 else 16, update, lane, warps, steps, splits > 1), splits
 
 
 def ring_bytes(keys: int, steps: int, shape: PageShape) -> int:

@@ -174,7 +174,6 @@ def decode_attention_kernel(
     UPDATE: gl.constexpr = TILE.UPDATE
     LANE: gl.constexpr = TILE.LANE
     NS: gl.constexpr = TILE.NS
-    AHEAD: gl.constexpr = TILE.AHEAD
     AT_ONCE: gl.constexpr = queries_at_once(GROUP, QUERIES, HEAD_DIM, SHAPE.PAIRS)
     PAIRS: gl.constexpr = GROUP * AT_ONCE
     PROGRAMS: gl.constexpr = programs_a_head(GROUP, QUERIES, HEAD_DIM, SHAPE.PAIRS)
@@ -234,31 +233,21 @@ def decode_attention_kernel(
         kept_high, kept_total, kept_acc = empty_lane(HEAD_DIM, TILE, mma)
         slot = 0
         bounds = bounds_of(begin, context, count, num_steps, SHAPE, TILE)
-        if AHEAD:
-            async_copy.wait_group(NS - 1)
-            scores = score(ks.index(0), query, TILE, mma)
         for PART in gl.static_range(3):
             if PART == 1 or (PART == 0 and SHAPE.WINDOW > 0) or (PART == 2 and QUERIES > 1):
                 for i in range(bounds[PART], bounds[PART + 1]):
-                    following = gl.where(slot == NS - 1, 0, slot + 1)
-                    if AHEAD:
-                        async_copy.wait_group(NS - 2)
-                        next_scores = score(ks.index(following), query, TILE, mma)
-                    else:
-                        async_copy.wait_group(NS - 1)
-                        scores = score(ks.index(slot), query, TILE, mma)
+                    async_copy.wait_group(NS - 1)
+                    scores = score(ks.index(slot), query, TILE, mma)
                     seen = limit - (begin + i * UPDATE) if PART != 1 else 0
                     high, total, acc = attend(
                         scores, vs.index(slot), kind, high, total, acc, scale, seen, SHAPE, TILE, PART != 1
                     )  # fmt: skip
-                    if AHEAD:
-                        scores = next_scores
                     key = begin + (i + NS) * UPDATE
                     if key < stop:
                         fetch(ks.index(slot), vs.index(slot), keys, page, key, span, block_stride, SHAPE, TILE)
                     async_copy.commit_group()
                     page = look_up(table, key + UPDATE, stop, SHAPE, TILE)
-                    slot = following
+                    slot = gl.where(slot == NS - 1, 0, slot + 1)
                     # Only a window begins within a lane.
                     number = begin // UPDATE + i if SHAPE.WINDOW else i
                     if (number + 1) % (LANE // UPDATE) == 0:
@@ -270,9 +259,8 @@ def decode_attention_kernel(
                                 (kept_high, kept_total, kept_acc), (high, total, acc)
                             )  # fmt: skip
                         high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
-        if not AHEAD:
-            async_copy.wait_group(0)
-            scores = score(ks.index(slot), query, TILE, mma)
+        async_copy.wait_group(0)
+        scores = score(ks.index(slot), query, TILE, mma)
         if SHAPE.WINDOW > 0 or QUERIES > 1:
             seen = limit - (begin + (num_steps - 1) * UPDATE)
         else:
