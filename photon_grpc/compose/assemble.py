@@ -112,7 +112,8 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     kv_form = choose_kv_form(config, model_config, device, kernels)
     decoder = _load(model_config, config, kernels, sizes, progress, kv_form)
     # A draft model has the format of its own checkpoint.
-    own = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="auto"))
+    flags = dataclasses.replace(config.model, quantization="auto", quantization_head="none")
+    own = dataclasses.replace(config, model=flags)
     drafted = speculation(
         config.speculation, model_config, sizes, lambda draft: _load(draft, own, kernels, sizes, progress, KVForm())
     )
@@ -125,6 +126,10 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     vocabulary = read_vocabulary(model_config)
     kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     facts = _facts(model_config, decoder, runner, config, sizes, kv_form)
+    if facts.quantization:
+        held, in_16_bits = weights.linear_bytes(decoder)
+        more = max(0, in_16_bits - held) // runner.kv.block_bytes
+        _LOG.info("weights leave room for %d more KV blocks than in 16 bits; there are %d", more, runner.num_blocks)
     facts = replace(facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
     return Assembled(facts, config, sizes, runner, token_s, vocabulary)
 

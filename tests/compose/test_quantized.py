@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from photon_grpc import LLM
+from photon_grpc import LLM, demo
 from photon_grpc.client import SyncClient
 from photon_grpc.config.resolve import resolve
 from photon_grpc.service.processes import check_start
@@ -41,3 +41,13 @@ def test_doctor_names_the_numerics_of_the_format(llm: LLM) -> None:
     assert check_start.numerics_version(resolve(flags, {}).config) == found.version
     for other in ({"quantization": "w8a8"}, {"quantization_head": "none"}):
         assert check_start.numerics_version(resolve(flags | other, {}).config) != found.version
+
+
+def test_a_draft_model_keeps_the_format_of_its_own_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    flags = {"quantization": "int8", "quantization_head": "int8", "speculative_model": str(demo.DRAFT)}
+    with caplog.at_level("INFO"), LLM(device="cpu", num_blocks=64, max_num_seqs=2, **flags) as llm:
+        llm.generate(PROMPT, max_tokens=4, temperature=0)
+        assert llm._program.model_facts().quantization == "int8, head int8"
+    # Of the target alone.
+    assert caplog.text.count("weights: int8, head int8") == 1
+    assert caplog.text.count("more KV blocks than in 16 bits") == 1
