@@ -157,11 +157,7 @@ def timed_many(projection: Projection, rows: int, name: str, device: torch.devic
         before = partial(case.launch, next(case.ways(1))) if rows <= wide8.PART else case.many
         cells = [f"{case.us(before):.1f}"]
     for parts in wide8.SIZES:
-        forced = {
-            "choose": lambda *_, parts=parts, **__: parts,
-            "takes": lambda *_: True,
-            "beats_library": lambda *_: True,
-        }
+        forced = {"choose": lambda *_, parts=parts, **__: parts, "takes": lambda *_: True}
         with patch.multiple(wide8, **forced):
             cells.append(f"{case.us(case.many):.1f}")
     cells += [

@@ -5,8 +5,8 @@
 
 How x becomes q_x and s_x: `quantize.py`. int8 sums are exact; e4m3 sums are those of 128 columns, added forwards in
 float32. Up to 128 rows `wgmma8.py` multiplies, or the library where the model of cost finds it cheaper; above them, and
-from 65 rows on by a large W, `wide8.py`, or the library where that is faster or `wide8.py` does not divide W. Without
-matrix units of 8 bits (on a CPU) it is the reference in torch.
+from 65 rows on by a large W, `wide8.py`, or the library where `wide8.py` does not divide W. Without matrix units of 8
+bits (on a CPU) it is the reference in torch.
 
 Shapes: x [T, K], values int8 or e4m3 [N, K], scales float32 [1, N] or [K / 128, N / 128] -> y [T, N].
 Bytes moved: N · K, all else is small.
@@ -89,9 +89,7 @@ def multiply(rows: QuantizedRows, weight: Weight8, dtype: torch.dtype) -> torch.
 
 def is_wide(weight: Weight8, num_rows: int, dtype: torch.dtype) -> bool:
     """Return whether `wide8.py` multiplies so many rows, with a result of this dtype."""
-    if not wide8.takes(weight.values, num_rows, dtype):
-        return False
-    return not library8.takes(*_tensors(weight)) or wide8.beats_library(*weight.values.shape, num_rows, kind_of(weight))
+    return wide8.takes(weight.values, num_rows, dtype)
 
 
 def reference(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -34,7 +34,6 @@ from photon_grpc.kernels.linear.epilogue import tile_layout, tile_rows
 from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
-from photon_grpc.kernels.linear.tiles8 import Weights
 from photon_grpc.kernels.linear.wide8_sums import (
     box_layout,
     float_sums,
@@ -62,9 +61,6 @@ class WideTile8(NamedTuple):
 
 #: Parts -> (stages, microseconds of a step of a tile on an H200, and with scales of blocks).
 SIZES = {1: (6, 0.42, 0.55), 2: (4, 0.8, 1.15)}
-#: Products of e4m3 numbers from which the library is faster with scales of rows. Columns of K for which it is faster
-#: where at most so many tiles keep a multiprocessor busy each.
-LIBRARY_PRODUCTS, LIBRARY_COLUMNS, LIBRARY_TILES = 1 << 38, 8192, 66
 #: Rows of W from which the kernel is faster than tiles of few rows with more than 64 rows of x.
 MANY_TILES = 132 * ROWS
 #: Rows of x that are multiplied at once: indices of results have 32 bits.
@@ -192,12 +188,6 @@ def takes(weight: torch.Tensor, num_rows: int, dtype: torch.dtype) -> bool:
     least = PART // 2 if n >= MANY_TILES else PART
     fits = n % ROWS == 0 and k % 16 == 0 and dtype == torch.bfloat16
     return fits and least < num_rows <= MAX_ROWS and has_wgmma(weight.device)
-
-
-def beats_library(n: int, k: int, num_rows: int, weights: Weights) -> bool:
-    """Return whether the kernel is faster than the library, which takes the weight, on an H200."""
-    is_idle = k > LIBRARY_COLUMNS and n // ROWS * cdiv(num_rows, PART) <= LIBRARY_TILES
-    return weights.is_int or (num_rows * n * k < LIBRARY_PRODUCTS and not is_idle)
 
 
 def holds_pairs(span: int) -> bool:
