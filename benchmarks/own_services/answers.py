@@ -3,9 +3,9 @@
     python -m benchmarks.own_services.answers [--calls 10000] [--temperature 1] [--required] [--save NAME]
 
 The set is tests/server/public_services, of Google's public APIs, which nobody made for a model. Each request has random
-values in its fields. With --required every field of a response has the rule of protovalidate that it must be set, which
-makes long answers of short ones. Go and Java get the bytes that the server sent; a language whose tools are missing is
-left out.
+values in its fields. With --required every field of a response, those of oneofs aside, has the rule of protovalidate
+that it must be set, which makes long answers of short ones. Go and Java get the bytes that the server sent; a language
+whose tools are missing is left out.
 """
 
 from __future__ import annotations
@@ -93,13 +93,15 @@ def _scalar(field: FieldDescriptor, rng: random.Random) -> Any:
 def with_required(files: bytes) -> bytes:
     """Return the set with the rule `required` on each field of a response."""
     parsed = FileDescriptorSet.FromString(files)
-    responses = {method.output_type for file in parsed.file for service in file.service for method in service.method}
+    methods = [method for file in parsed.file for service in file.service for method in service.method]
+    responses = {method.output_type for method in methods} - {method.input_type for method in methods}
     for file in parsed.file:
         for message in file.message_type:
             if f".{file.package}.{message.name}" in responses:
                 file.dependency[:] = dict.fromkeys((*file.dependency, _RULES))
                 for field in message.field:
-                    field.options.MergeFromString(_REQUIRED)
+                    if not field.HasField("oneof_index"):
+                        field.options.MergeFromString(_REQUIRED)
     rules = [file for file in FileDescriptorSet.FromString(CASES).file if file.name == _RULES]
     return FileDescriptorSet(file=[*rules, *parsed.file]).SerializeToString()
 

@@ -195,6 +195,11 @@ def test_rules_of_recursive_messages_end() -> None:
         ("int32 a = 1 [(buf.validate.field).int32 = {gt: 5, lt: 5}];", "Reply.a: no value keeps all of its rules"),
         ("string a = 1 [(buf.validate.field).string = {const: \"ab\", len: 3}];", "Reply.a: no value keeps all"),
         ("repeated int32 a = 1 [(buf.validate.field).repeated = {min_items: 3, max_items: 2}];", "Reply.a: no number"),
+        (
+            "oneof o { string a = 1 [(buf.validate.field).required = true]; "
+            "int32 b = 2 [(buf.validate.field).required = true]; }",
+            "Reply.o: two fields of a oneof are required",
+        ),
         ("string a = 1 [(buf.validate.field).int32.gt = 5];", "Reply has rules that do not compile"),
         ('string a = 1 [(buf.validate.field).cel = {id: "x", expression: "this +"}];', "do not compile"),
     ],

@@ -57,6 +57,9 @@ class RuleForms(FieldForms):
     def missing(self, message: Descriptor) -> frozenset[str]:
         if message.full_name not in self._missing:
             self._missing[message.full_name] = frozenset(self._missing_of(message))
+            for group in message.oneofs:
+                if sum(field.name in self._missing[message.full_name] for field in group.fields) > 1:
+                    raise refused(f"{group.full_name}: two fields of a oneof are required")
         return self._missing[message.full_name]
 
     def _form(self, field: FieldDescriptor) -> FieldForm:
