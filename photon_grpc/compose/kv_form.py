@@ -47,10 +47,10 @@ class KVForm:
         """Log what the form gains, and that it has no scales."""
         if self.scales is None:
             return
-        gain = dtype.itemsize / PAGE_DTYPE.itemsize
+        share = dtype.itemsize // PAGE_DTYPE.itemsize
         _LOG.info(
-            "KV cache: float8_e4m3fn, scales of %s; %s blocks of %d tokens, %.3g times as many as %s would have",
-            self.scales.source or "1", f"{num_blocks:,}", plan.block_size, gain, str(dtype).removeprefix("torch."),
+            "KV cache: float8_e4m3fn, scales of %s; %s blocks of %d tokens, each 1/%d of the bytes of %s",
+            self.scales.source or "1", f"{num_blocks:,}", plan.block_size, share, str(dtype).removeprefix("torch."),
         )  # fmt: skip
         if not self.scales.source:
             _LOG.warning(

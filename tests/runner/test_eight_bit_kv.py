@@ -125,5 +125,7 @@ def test_what_fp8_needs_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_without_scales_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         Served(model("llama")[0], cache=CacheConfig(num_blocks=30, kv_cache_dtype="fp8"))
-    assert "KV cache: float8_e4m3fn, scales of 1; 30 blocks of 16 tokens, 4 times as many as float32" in caplog.text
+    assert (
+        "KV cache: float8_e4m3fn, scales of 1; 30 blocks of 16 tokens, each 1/4 of the bytes of float32" in caplog.text
+    )
     assert "no scales" in caplog.text
