@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 
@@ -80,7 +80,7 @@ class CyclicDrafting(NoDrafting):
     def __init__(self, drafts: tuple[int, ...]) -> None:
         self._drafts = cycle(drafts)
 
-    def num_drafts(self, num_running: int) -> int:
+    def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return next(self._drafts)
 
     def of(self, seq: Sequence, k: int) -> int:

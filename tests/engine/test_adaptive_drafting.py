@@ -49,7 +49,7 @@ class Simulation:
         rows = len(self.seqs)
         num_ids, seconds = 0, 0.0
         for step in range(num_steps):
-            k = self.drafting.num_drafts(rows)
+            k = self.drafting.num_drafts(rows, bool)
             drafts = [self.drafting.of(seq, k) for seq in self.seqs] if k else [0] * rows
             k = k if max(drafts) else 0
             duration_s = self.cost(rows, k) * self.rng.uniform(0.97, 1.03)
@@ -84,10 +84,10 @@ def test_speculation_never_costs_more_than_a_little(cost: Cost, share: float, ro
 def test_no_step_is_drafted_under_load_and_some_are_again_after_it() -> None:
     simulation = Simulation(loaded, [0.6])
     simulation.run(300)
-    assert simulation.drafting.num_drafts(1) > 0 or simulation.drafting.num_drafts(1) > 0
+    assert simulation.drafting.num_drafts(1, bool) > 0 or simulation.drafting.num_drafts(1, bool) > 0
     busy = Simulation(loaded, [0.6] * 200)
     busy.run(500)
-    chosen = [busy.drafting.num_drafts(200) for _ in range(200)]
+    chosen = [busy.drafting.num_drafts(200, bool) for _ in range(200)]
     assert chosen.count(0) > 180
     found, plain = simulation.run(500)
     assert found > 1.3 * plain
@@ -115,3 +115,10 @@ def test_a_request_bounds_its_drafts() -> None:
     simulation = Simulation(free, [0.9], max_drafts=1)
     simulation.run(100)
     assert {simulation.drafting.of(simulation.seqs[0], k) for k in (0, 1, 3, 7)} == {0, 1}
+
+
+def test_no_step_drafts_beside_prompts() -> None:
+    simulation = Simulation(free, [0.9])
+    simulation.run(300)
+    found = {(has, simulation.drafting.num_drafts(1, lambda has=has: has) > 0) for has in [True, False] * 4}  # type: ignore[misc]
+    assert (True, True) not in found and (False, True) in found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.sequence import Sequence
 
@@ -28,7 +30,7 @@ class AdaptiveDrafting:
     The gain of k is the tokens that a row of a step with k is expected to yield over the measured time of such a step.
     The first come of the share of drafts that were right, each given that those before it were; the second of steps
     with as many rows, in powers of two. Where nothing pays, a few steps draft one token now and then; where something
-    does, a few draft none.
+    does, a few draft none. No step drafts beside prompts, or while some wait.
 
     Args:
         counts: the numbers of drafts to choose from, ascending, without 0.
@@ -48,7 +50,12 @@ class AdaptiveDrafting:
         self._pause = _FIRST_PROBE
         self._left_of_probe = 0
 
-    def num_drafts(self, num_running: int) -> int:
+    def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
+        best = self._most_gained(num_running)
+        # A step of prompts is long whatever it yields, and its shapes are those without drafts.
+        return 0 if best and has_prompts() else best
+
+    def _most_gained(self, num_running: int) -> int:
         bucket = num_running.bit_length()
         if (bucket, 0) not in self._step_s:
             return 0

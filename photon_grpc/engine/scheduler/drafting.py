@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from photon_grpc.core.batch import Batch
@@ -9,11 +10,12 @@ from photon_grpc.core.sequence import Sequence
 
 
 class Drafting(Protocol):
-    def num_drafts(self, num_running: int) -> int:
+    def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         """Return k for the step being planned: each decode row computes its last token and up to k drafts.
 
         Args:
             num_running: sequences with a slot, since the cost of drafts grows with the load.
+            has_prompts: says whether prompts may be computed in the step.
         """
 
     def of(self, seq: Sequence, k: int) -> int:
@@ -29,7 +31,7 @@ class Drafting(Protocol):
 class NoDrafting:
     """Every decode row computes one token."""
 
-    def num_drafts(self, num_running: int) -> int:
+    def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return 0
 
     def of(self, seq: Sequence, k: int) -> int:
@@ -52,7 +54,7 @@ class FixedDrafting(NoDrafting):
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def num_drafts(self, num_running: int) -> int:
+    def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return self._count
 
     def of(self, seq: Sequence, k: int) -> int:

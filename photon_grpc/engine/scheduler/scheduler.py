@@ -102,13 +102,17 @@ class Scheduler:
         return batch
 
     def _plan(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
-        drafts = self.drafting.num_drafts(len(self.live.running))
+        drafts = self.drafting.num_drafts(len(self.live.running), self._has_prompts)
         plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, self.pool, drafts)
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
             self.slot_assigner.admit(plan, now_s, report)
         return plan
+
+    def _has_prompts(self) -> bool:
+        """Return whether prompts wait, or are not computed to their end."""
+        return bool(len(self.live.waiting)) or any(seq.num_launched + 1 < len(seq.ids) for seq in self.live.running)
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         is_open = bool(plan.drafts or self.live.constraints.matchers)
