@@ -52,6 +52,7 @@ stories = st.builds(
     kind=st.sampled_from(KINDS),
     num_drafts=st.sampled_from([1, 3, 5, 7]),
     depth=st.integers(0, 1),
+    num_requests=st.just(4),
 )
 #: A smaller story takes as long to find as this one to understand.
 unshrunk = settings(phases=(Phase.explicit, Phase.generate), deadline=None)
