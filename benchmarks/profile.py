@@ -37,13 +37,17 @@ GROUPS = (
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
-    ("fused projections", r"gemv_kernel|wgmma8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices"),
+    (
+        "fused projections",
+        r"gemv_kernel|wgmma8?_kernel|wide8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices",
+    ),
     (
         "matrix products",
         r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn|dequantize",
     ),
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|geglu|silu|gelu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
+    ("drafts", r"accept_kernel|ngram_kernel"),
     ("slots and inputs", r"_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),
 )
