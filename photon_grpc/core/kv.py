@@ -192,10 +192,12 @@ def attached(groups: Sequence[KVGroup], guests: Iterable[KVGroup]) -> tuple[KVGr
     are: the guest's pages are those of section `len(groups[0].sections) + number`, its block table is that of group 0.
     Its layers are numbered on after the model's own. A guest's window masks keys; it frees no block.
 
-    Raise ModelLoadError if the first group has a window: its blocks are freed while the guest still needs them.
+    Raise ModelLoadError if there are guests and the first group has a window: its blocks are freed while a guest still
+    needs them.
     """
     first, *others = groups
-    if first.window:
+    guests = tuple(guests)
+    if first.window and guests:
         raise ModelLoadError("a model whose layers all have a sliding window cannot keep another model's keys")
     offset = sum(len(group.layers) for group in groups)
     sections = [

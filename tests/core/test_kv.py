@@ -94,6 +94,7 @@ def test_a_guests_layers_have_rows_of_their_own_on_the_blocks_of_the_first_group
 def test_blocks_that_a_window_frees_keep_no_other_models_keys() -> None:
     with pytest.raises(ModelLoadError, match="sliding window"):
         attached(kv_groups(layers(4, 4)), kv_groups(layers(0)))
+    assert attached(kv_groups(layers(4, 4)), ()) == kv_groups(layers(4, 4))
 
 
 @given(st.integers(0, 1000), st.integers(1, 70), st.sampled_from([(0,), (0, 8), (0, 8, 8)]))
