@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from photon_grpc.cli.server_libraries import need_server
-from photon_grpc.config.kv_calibration import FILE, write_calibration
 from photon_grpc.errors import ConfigError
 
 
@@ -23,7 +22,7 @@ from photon_grpc.errors import ConfigError
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"File to write, for --kv-calibration. Unset: {FILE} in DIR, which serve finds.",
+    help="File to write, for --kv-calibration. Unset: kv_scales.json in DIR, which serve finds.",
 )
 @click.option(
     "--num-tokens",
@@ -42,7 +41,9 @@ def calibrate(directory: Path, text: Path | None, output: Path | None, num_token
     has none.
     """
     need_server()
+    # The command line imports neither msgspec nor torch.
     from photon_grpc.compose import calibration
+    from photon_grpc.config.kv_calibration import FILE, write_calibration
 
     found = calibration.calibrate(directory, _read(text) if text else calibration.default_text(), num_tokens, device)
     path = output or directory / FILE

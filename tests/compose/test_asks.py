@@ -30,6 +30,7 @@ INTEGERS = (
     "seed",
     "num_outputs",
     "priority",
+    "speculation",
     "logprobs",
     "prompt_logprobs",
 )
