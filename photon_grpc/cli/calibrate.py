@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from photon_grpc.cli.server_libraries import need_server
+from photon_grpc.cli.terminal.numbers import WholeNumber
 from photon_grpc.errors import ConfigError
+
+
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"{path}: its directory does not exist", context, parameter)
+    return path
 
 
 @click.command()
@@ -21,12 +28,13 @@ from photon_grpc.errors import ConfigError
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=_writable,
     metavar="FILE",
     help="File to write, for --kv-calibration. Unset: kv_scales.json in DIR, which serve finds.",
 )
 @click.option(
     "--num-tokens",
-    type=click.IntRange(1, 2**24),
+    type=WholeNumber(1, 2**24),
     default=16384,
     show_default=True,
     metavar="N",

@@ -38,6 +38,7 @@ def to_request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         sampling=sampling,
+        max_drafts=_or(ask.scheduling.speculation, ANY_DRAFTS),
         stop=_stop_of(ask, model, facts, len(prompt_ids)),
         arrival_s=ask.origin.arrival_s,
         owner=ask.origin.owner,
@@ -54,7 +55,6 @@ def to_request(
         is_seed_random=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
         logprobs=scores,
-        max_drafts=_or(ask.scheduling.speculation, ANY_DRAFTS),
     )
     if request.logprobs is NO_LOGPROBS:
         return request

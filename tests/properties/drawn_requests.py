@@ -46,6 +46,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     # One that never ends anything: when it would depends on the machine.
     "max_duration": st.none() | st.just(3600.0),
     "priority": st.integers(-3, 3),
+    "speculation": st.none() | st.integers(0, 7),
     "session_id": st.sampled_from([None, "a", "b"]),
     "salt": st.sampled_from([None, None, "a", "b"]),
     "bypass_prefix_cache": st.sampled_from([None, None, False, True]),
