@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from photon_grpc.server.server import Server
 from photon_grpc.server.services.answering import OtherServices
 from photon_grpc.server.services.prompt_form import PromptForm
 from photon_grpc.server.services.service_set import ServedMethod, read_services
+from photon_grpc.v1 import service_pb2
 from tests.server.fake_frontend import FakeFrontend
 from tests.server.ruled import ruled
 from tests.server.test_reflection import BOTH, ask, files_of
@@ -91,6 +93,30 @@ async def test_the_answer_is_parsed_and_the_ask_has_prompt_grammar_and_a_deadlin
     assert '{"body": "leak"}' in ask.input.text and "confidential" not in ask.input.text  # type: ignore[union-attr]
     assert ask.origin.method == "acme.v1.Triage/Sort"
     assert ask.origin.deadline_s is not None and ask.origin.deadline_s - before_s == pytest.approx(120, abs=30)
+
+
+def limited(file: Any) -> None:
+    model = file.service[0].method[0].options.Extensions[service_pb2.model]
+    model.max_tokens, model.temperature, model.seed = 7, 0.25, 11
+
+
+@pytest.mark.parametrize("caller", [triage(limited)], indirect=True)
+async def test_the_ask_has_the_sampling_and_the_most_tokens_of_the_options(caller: Caller) -> None:
+    caller.frontend.script = [end("{}")]
+    await caller.call()
+    (ask,) = caller.frontend.asks
+    assert (ask.sampling.temperature, ask.sampling.seed, ask.stop.max_tokens) == (0.25, 11, 7)
+
+
+@pytest.mark.parametrize(("context", "max_tokens"), [(8191, None), (8192, 2048)])
+async def test_an_answer_takes_what_the_prompt_leaves_of_a_short_context_only(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, context: int, max_tokens: int | None
+) -> None:
+    found = replace(caller.frontend.model(""), max_context_tokens=context)
+    monkeypatch.setattr(caller.frontend, "model", lambda name: found)
+    caller.frontend.script = [end("{}")]
+    await caller.call()
+    assert caller.frontend.asks[0].stop.max_tokens == max_tokens
 
 
 async def test_a_callers_deadline_is_kept(caller: Caller) -> None:

@@ -283,6 +283,123 @@ def test_methods_with_one_cache_prefix_begin_alike() -> None:
     assert all(each.startswith("The handbook.\n\nYou answer calls") for each in shared)
 
 
+@pytest.mark.parametrize("num_chars", [2000, 3000, 3100])
+def test_a_long_cache_prefix_cuts_nothing_of_the_description(num_chars: int) -> None:
+    def option(file: Any) -> None:
+        file.service[0].options.Extensions[service_pb2.service_model].cache_prefix = "h" * num_chars
+
+    (method,) = read_services([ServiceFile("t.binpb", triage(option))], max_context_tokens=1000).methods
+    prefix, _, description = method.shared_prompt.partition("\n\n")
+    assert prefix == "h" * num_chars
+    assert description.startswith("You answer calls") and "- why: text" in description.splitlines()
+
+
+def options_set(**given: Any) -> bytes:
+    def change(file: Any) -> None:
+        file.service[0].method[0].options.Extensions[service_pb2.model].MergeFrom(service_pb2.ModelOptions(**given))
+
+    return triage(change)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cache_prefix": "h" * 3990}, "cache_prefix has 3990 characters and the shortest description .* has [0-9]+ "),
+        ({"cache_prefix": "h" * 9000}, "cache_prefix has 9000 characters and the shortest description .* has [0-9]+ "),
+        ({"system": "s" * 4001}, "option system has 4001 "),
+    ],
+)
+def test_what_leaves_no_room_in_the_context_is_refused_with_both_numbers(options: dict[str, Any], words: str) -> None:
+    files = [ServiceFile("t.binpb", options_set(**options))]
+    with pytest.raises(ConfigError, match=rf"acme.v1.Triage.Sort: .*{words}characters.* 1000 tokens .*about 4000"):
+        read_services(files, max_context_tokens=1000)
+
+
+def whole_prompt(method: ServedMethod, request: str) -> str:
+    return PromptForm(None).text(method, request)
+
+
+def test_an_example_is_shown_as_requests_are_without_hidden_fields() -> None:
+    def change(file: Any) -> None:
+        file.message_type[0].field.add(name="the_name", number=9, type=FieldProto.TYPE_STRING, label=1)
+        file.message_type[1].field.add(name="the_code", number=9, type=FieldProto.TYPE_STRING, label=1)
+        file.message_type[1].field.add(name="own", number=10, type=FieldProto.TYPE_STRING, label=1)
+        file.message_type[1].field[-1].options.debug_redact = True
+        model = file.service[0].method[0].options.Extensions[service_pb2.model]
+        model.template = "Name: {{ request.theName }} of {{ json }}"
+        model.examples.add(
+            request_json='{"the_name":"exn","secret":"+49EX","inner":[{"secret":"+49IN"}]}',
+            response_json='{"the_code": "c", "own": "+49OWN", "severity": 0}',
+        )
+
+    prompt = whole_prompt(only(triage(change)), '{"theName": "n"}')
+    assert 'Name: exn of {"inner": [{}], "theName": "exn"}\nAnswer: {"theCode":"c","severity":0}' in prompt
+    assert "+49" not in prompt
+
+
+def test_a_hidden_field_of_a_maps_values_reaches_no_prompt() -> None:
+    def change(file: Any) -> None:
+        ticket = file.message_type[0]
+        entry = ticket.nested_type.add(name="ByEntry")
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, type=FieldProto.TYPE_STRING, label=1)
+        entry.field.add(name="value", number=2, type=FieldProto.TYPE_MESSAGE, type_name=".acme.v1.Ticket", label=1)
+        ticket.field.add(
+            name="by", number=9, type=FieldProto.TYPE_MESSAGE, type_name=".acme.v1.Ticket.ByEntry", label=3
+        )
+
+    method = only(triage(change))
+    request = method.parsed_request('{"by":{"k":{"body":"b","secret":"s3"}}}')
+    assert json.loads(method.request_text.write(request)) == {"by": {"k": {"body": "b"}}}
+
+
+def test_the_prompt_tells_which_fields_exclude_each_other() -> None:
+    def change(file: Any) -> None:
+        verdict = file.message_type[1]
+        verdict.oneof_decl.add(name="contact")
+        for number, name in enumerate(["mail", "the_phone", "own"], 9):
+            verdict.field.add(name=name, number=number, type=FieldProto.TYPE_STRING, label=1, oneof_index=0)
+        verdict.field[-1].options.debug_redact = True
+
+    shared = only(triage(change)).shared_prompt
+    assert "- only one of mail, thePhone:\n- mail: text\n- thePhone: text" in shared
+
+
+@pytest.mark.parametrize("max_messages", [1, 3])
+def test_a_stream_has_at_most_the_messages_of_its_option(max_messages: int) -> None:
+    found = descriptor_pb2.FileDescriptorSet.FromString(options_set(max_messages=max_messages))
+    found.file[0].service[0].method[0].server_streaming = True
+    grammar = only(found.SerializeToString()).constraint.text
+    matcher = LLMatcher(LLTokenizer(llguidance.TokenizerWrapper(_Bytes())), LLMatcher.grammar_from_lark(grammar))
+    assert matcher.consume_tokens(list(b"{}\n" * max_messages))
+    assert matcher.is_accepting() and matcher.is_stopped()
+
+
+@pytest.mark.parametrize(
+    ("type_name", "bad", "path"),
+    [
+        ("Timestamp", lambda value: setattr(value, "seconds", 10**14), "inner[1].z"),
+        ("FieldMask", lambda value: value.paths.append("a__B"), "inner[1].z"),
+        ("Struct", lambda value: value.update({"confidential": float("nan")}), "inner[1].z"),
+    ],
+)
+def test_a_value_that_has_no_json_is_refused_by_its_field(
+    type_name: str, bad: Callable[[Any], object], path: str
+) -> None:
+    def change(file: Any) -> None:
+        file.dependency.extend([f"google/protobuf/{name}.proto" for name in ("timestamp", "field_mask", "struct")])
+        name = f".google.protobuf.{type_name}"
+        file.message_type[0].field.add(name="z", number=9, type=FieldProto.TYPE_MESSAGE, type_name=name, label=1)
+
+    method = only(triage(change))
+    request: Any = method.request_class(inner=[{}, {}])
+    bad(request.inner[1].z)
+    with pytest.raises(InvalidRequest) as caught:
+        method.request_text.write(request)
+    assert caught.value.field == path and path in str(caught.value)
+    assert "confidential" not in str(caught.value)
+
+
 def test_reflection_gets_no_prompts_of_the_operator() -> None:
     def option(file: Any) -> None:
         file.service[0].options.Extensions[service_pb2.service_model].system = "Between us."

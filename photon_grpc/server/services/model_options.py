@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 from photon_grpc.config.service_files import FLAG
@@ -74,8 +73,8 @@ def options_by_method(files: Mapping[str, FileDescriptorProto]) -> dict[str, ser
     return found
 
 
-def read_options(method: str, options: service_pb2.ModelOptions, request: Message, response: Message) -> MethodOptions:
-    """Return the options of `method`, whose examples are messages like `request` and `response`. Raise ConfigError."""
+def read_options(method: str, options: service_pb2.ModelOptions) -> MethodOptions:
+    """Return the options of `method`, with its examples as the operator wrote them. Raise ConfigError."""
     for name, (least, most) in _RANGES.items():
         value = getattr(options, name)
         if options.HasField(name) and not least <= value <= most:  # type: ignore[arg-type]  # its stub lists names
@@ -85,10 +84,6 @@ def read_options(method: str, options: service_pb2.ModelOptions, request: Messag
         bounds = FIELDS[name].bounds
         if bounds is not None and not bounds.holds(value, float(bounds.most)):
             raise _bad_option(method, f"{name} is {value:g}; it must {bounds.rule(float(bounds.most))}")
-    for example in options.examples:
-        _check_json(method, example.request_json, request)
-        for line in example.response_json.splitlines():
-            _check_json(method, line, response)
     return MethodOptions(
         system=options.system,
         template=_template(method, options.template),
@@ -112,14 +107,6 @@ def _template(method: str, source: str) -> ChatTemplate | None:
         return ChatTemplate(source) if source else None
     except ModelLoadError as error:
         raise _bad_option(method, f"template: {error}") from None
-
-
-def _check_json(method: str, text: str, message: Message) -> None:
-    try:
-        ParseDict(json.loads(text), type(message)())
-    except Exception as error:  # protobuf's parser raises many kinds
-        name = message.DESCRIPTOR.full_name
-        raise _bad_option(method, f"examples: {text[:80]!r} is not a {name}: {str(error)[:200]}") from None
 
 
 def _bad_option(method: str, problem: str) -> ConfigError:

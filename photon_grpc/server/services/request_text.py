@@ -13,9 +13,11 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.server.typed.message_graph import is_map, reached_from, value_type
+from photon_grpc.server.typed.message_graph import ANY_FORM, ONE_VALUE, is_map, reached_from, value_type
 
 _ANY = "google.protobuf.Any"
+#: Messages whose JSON is not made of their fields.
+_OWN_FORM = frozenset({_ANY, *ONE_VALUE, *ANY_FORM})
 
 
 class RequestText:
@@ -41,6 +43,11 @@ class RequestText:
         """Return the JSON of `request`, which loses its hidden fields. Raise InvalidRequest."""
         return json.dumps(self._plain(request), ensure_ascii=False)
 
+    def write_as(self, message: Message, written: Any) -> str:
+        """Return the JSON of `message` without spaces; defaults that `written`, which it was parsed from, has stay."""
+        plain = self._as_written(self._shown(message), written, message.DESCRIPTOR)
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
     def largest_field(self, request: Message) -> str:
         """Return the JSON name of the field that takes most characters; "" if there is none."""
         try:
@@ -51,16 +58,68 @@ class RequestText:
         return max(sizes, key=sizes.__getitem__, default="")
 
     def _plain(self, request: Message) -> dict[str, Any]:
+        shown = self._shown(request)
+        return shown if isinstance(shown, dict) else {"value": shown}
+
+    def _shown(self, request: Message) -> Any:
+        """Return the JSON of `request`, which loses its hidden fields. Raise InvalidRequest."""
         try:
             if self._is_searched:
                 self._hide(request)
-            plain = MessageToDict(request, descriptor_pool=self._pool)
+            return MessageToDict(request, descriptor_pool=self._pool)
         except (TypeError, ValueError, DecodeError, Error) as error:
-            # Text of protobuf, which may quote the request.
-            raise InvalidRequest(f"the request has no JSON: {type(error).__name__}") from None
+            # Text of protobuf may quote the request.
+            field = self._without_json(request)
+            what = f"{field}: its value has" if field else "the request has"
+            raise InvalidRequest(f"{what} no JSON: {type(error).__name__}", field=field) from None
         except RecursionError:
             raise InvalidRequest("the request is nested too deeply") from None
-        return plain if isinstance(plain, dict) else {"value": plain}
+
+    def _without_json(self, message: Message) -> str:
+        """Return the path of the first field that has no JSON, such as a time out of range; "" if none is found."""
+        for field, value in message.ListFields():
+            if value_type(field) is None:
+                continue
+            children = value.values() if is_map(field) else value if field.is_repeated else (value,)
+            for at, child in enumerate(children):
+                place = "[…]" if is_map(field) else f"[{at}]" if field.is_repeated else ""
+                if child.DESCRIPTOR.full_name not in _OWN_FORM:
+                    if within := self._without_json(child):
+                        return f"{field.name}{place}.{within}"
+                elif not self._has_json(child):
+                    return f"{field.name}{place}"
+        return ""
+
+    def _has_json(self, message: Message) -> bool:
+        try:
+            MessageToDict(message, descriptor_pool=self._pool)
+        except (TypeError, ValueError, DecodeError, Error):
+            return False
+        return True
+
+    def _as_written(self, plain: Any, written: Any, message: Descriptor) -> Any:
+        """Return the JSON in the order of `written`, with its defaults."""
+        if message.full_name in _OWN_FORM:
+            return plain
+        fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
+        shown = {}
+        for name, value in written.items():
+            field = fields.get(name)
+            if field is None or value is None or self._is_hidden(field):
+                continue
+            key = field.json_name
+            shown[key] = self._value_as_written(plain[key], value, field) if key in plain else value
+        return shown
+
+    def _value_as_written(self, plain: Any, written: Any, field: FieldDescriptor) -> Any:
+        child = value_type(field)
+        if child is None:
+            return plain
+        if is_map(field):
+            return {key: self._as_written(plain[key], value, child) for key, value in written.items() if key in plain}
+        if field.is_repeated:
+            return [self._as_written(*pair, child) for pair in zip(plain, written, strict=True)]
+        return self._as_written(plain, written, child)
 
     def _hide(self, message: Message) -> None:
         if message.DESCRIPTOR.full_name == _ANY:

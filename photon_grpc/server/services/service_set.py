@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
@@ -16,8 +16,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.ask import ConstraintAsk
-from photon_grpc.errors import AnswerInvalid, ConfigError, InvalidConstraint, InvalidRequest
+from photon_grpc.errors import ConfigError, InvalidConstraint
 from photon_grpc.server.services.described_files import DescribedFiles, bad_service, fields_in, reason_of
+from photon_grpc.server.services.examples import ExampleText
 from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
 from photon_grpc.server.services.request_text import RequestText
 from photon_grpc.server.services.rules.rules import NO_RULES, Rules, read_rules
@@ -30,9 +31,11 @@ from photon_grpc.v1.service_pb2 import ModelOptions
 
 #: How deep the messages of an answer nest, unless it requires more.
 MAX_DEPTH = 8
-#: Of the shared part, for each token of the context: a third of it or less.
+#: Of a method's description, for each token of the context: a third of it or less.
 _CHARS_PER_TOKEN = 1
-_MAX_SHARED_CHARS = 2**16
+_MAX_DESCRIPTION_CHARS = 2**16
+#: Of all that stands before a request: what a token of plain English holds.
+_MOST_CHARS_PER_TOKEN = 4
 #: The extension of FieldOptions that holds the rules of protoc-gen-validate, which came before protovalidate.
 _PROTOC_GEN_VALIDATE = 1071
 _MAX_LISTED = 10
@@ -87,17 +90,16 @@ class ServiceSet:
 NO_SERVICES = ServiceSet()
 
 
-def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_context_tokens: int = 2**16) -> ServiceSet:
+def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_context_tokens: int = 2**20) -> ServiceSet:
     """Return the wanted services. Raise ConfigError naming the methods that cannot be served, unless `skip` is set.
 
-    `max_context_tokens` is the model's, of which the shared parts of prompts take a third or less.
+    `max_context_tokens` is the model's, of which the description of a method takes a third or less.
     """
     sets = tuple(given)
     if not sets:
         return NO_SERVICES
     described = DescribedFiles(sets)
     hidden = frozenset(_hidden_fields(described.files.values()))
-    max_chars = min(max_context_tokens * _CHARS_PER_TOKEN, _MAX_SHARED_CHARS)
     options = options_by_method(described.files)
     rules = _rules(described)
     methods: list[ServedMethod] = []
@@ -105,7 +107,8 @@ def read_services(given: Iterable[ServiceFile], *, skip: bool = False, max_conte
     only_checked: dict[str, None] = {}
     for descriptor in _wanted(sets, described):
         try:
-            made, unheld = _served(descriptor, described, hidden, options[descriptor.full_name], max_chars, rules)
+            given_options = options[descriptor.full_name]
+            made, unheld = _served(descriptor, described, hidden, given_options, max_context_tokens, rules)
         except InvalidConstraint as error:
             problems.append(f"{descriptor.full_name}: {reason_of(error)}")
         else:
@@ -149,7 +152,7 @@ def _served(
     described: DescribedFiles,
     hidden: frozenset[str],
     given: ModelOptions,
-    max_chars: int,
+    max_context_tokens: int,
     rules: Rules,
 ) -> tuple[ServedMethod, list[str]]:
     """Return the method, and the rules that its grammar does not hold. Raise InvalidConstraint."""
@@ -160,13 +163,17 @@ def _served(
         return field.full_name in hidden
 
     request, response = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
-    options = read_options(descriptor.full_name, given, request(), response())
+    options = read_options(descriptor.full_name, given)
     for each in (descriptor.input_type, descriptor.output_type):
         rules.compile(each)
     forms = rules.forms(options.bounds)
     # Both refuse what the shared part could not be made of.
     grammar = _grammar(descriptor, described, options, forms)
     request_text = RequestText(descriptor.input_type, described.pool, is_hidden)
+    answer_text = RequestText(descriptor.output_type, described.pool, is_hidden)
+    asked = ExampleText(request, request_text, rules.check_request)
+    answered = ExampleText(response, answer_text, rules.check_answer)
+    examples = tuple([(asked.request(each), answered.answer(answer)) for each, answer in options.examples])
     made = ServedMethod(
         service=descriptor.containing_service.full_name,
         name=descriptor.name,
@@ -174,24 +181,12 @@ def _served(
         request_class=request,
         response_class=response,
         constraint=ConstraintAsk("protobuf", grammar),
-        shared_prompt=_shared(descriptor, described, is_hidden, options, max_chars),
+        shared_prompt=_shared(descriptor, described, is_hidden, options, max_context_tokens),
         request_text=request_text,
-        options=options,
+        options=replace(options, examples=examples),
         rules=rules,
     )
-    _check_examples(made)
     return made, rules.only_checked(descriptor.output_type, forms)
-
-
-def _check_examples(method: ServedMethod) -> None:
-    """Raise InvalidConstraint for an example that breaks a rule, which would teach the model to break it."""
-    try:
-        for asked, answer in method.options.examples:
-            method.rules.check_request(Parse(asked, method.request_class()))
-            for line in answer.splitlines():
-                method.rules.check_answer(Parse(line, method.response_class()))
-    except (InvalidRequest, AnswerInvalid) as error:
-        raise InvalidConstraint(f"option examples: {error}") from None
 
 
 def _shared(
@@ -199,14 +194,25 @@ def _shared(
     described: DescribedFiles,
     is_hidden: Callable[[FieldDescriptor], bool],
     options: MethodOptions,
-    max_chars: int,
+    max_context_tokens: int,
 ) -> str:
-    """Return the shared part of the method's prompts."""
-    left = max(max_chars - len(options.cache_prefix), 0)
+    """Return the shared part of the method's prompts. Raise InvalidConstraint if the context has no room for it."""
+    prefix = f"{options.cache_prefix}\n\n" if options.cache_prefix else ""
+    room = max_context_tokens * _MOST_CHARS_PER_TOKEN - len(prefix)
+    max_chars = min(max_context_tokens * _CHARS_PER_TOKEN, _MAX_DESCRIPTION_CHARS, room)
     own = options.system or shared_prompt(
-        descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=left
+        descriptor, described.comments, is_hidden, is_stream=descriptor.server_streaming, max_chars=max_chars
     )
-    return f"{options.cache_prefix}\n\n{own}" if options.cache_prefix else own
+    if len(own) > room:
+        what = "option system" if options.system else "the shortest description of its messages"
+        before = f"option cache_prefix has {len(options.cache_prefix)} characters and " if prefix else ""
+        raise InvalidConstraint(
+            f"{before}{what} has {len(own)} characters; a context of {max_context_tokens} tokens has room for about "
+            f"{max_context_tokens * _MOST_CHARS_PER_TOKEN}",
+            needed=len(prefix) + len(own),
+            limit=max_context_tokens * _MOST_CHARS_PER_TOKEN,
+        )
+    return prefix + own
 
 
 def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions, forms: FieldForms) -> str:

@@ -40,13 +40,16 @@ def shared_prompt(
     is_stream: bool,
     max_chars: int,
 ) -> str:
-    """Return the text, with as much of the comments and types as `max_chars` hold, and never a hidden field's name."""
+    """Return the text, with as much of the comments and types as `max_chars` hold, and never a hidden field's name.
+
+    It is longer only where the shortest one is.
+    """
     text = ""
     for detail in _DETAILS:
         text = "\n".join(_lines(method, comments, is_hidden, is_stream, detail))
         if len(text) <= max_chars:
             break
-    return text[:max_chars]
+    return text
 
 
 def _lines(
@@ -82,6 +85,9 @@ def _types(
         for field in fields_of(message):
             if is_hidden(field):
                 continue
+            choice = [each.json_name for each in _choice(field) if not is_hidden(each)]
+            if len(choice) > 1 and choice[0] == field.json_name:
+                yield f"- only one of {', '.join(choice)}:"
             name = f"- {field.json_name}: {_type(field)}"
             yield _with_comment(name, comments.get(field.full_name, ""), detail)
             enum = value_of(field).enum_type
@@ -94,6 +100,12 @@ def _types(
             if len(waiting) < detail.types:
                 seen.add(child.full_name)
                 waiting.append(child)
+
+
+def _choice(field: FieldDescriptor) -> list[FieldDescriptor]:
+    """Return the fields of the oneof that `field` is in."""
+    group = field.containing_oneof
+    return [] if group is None else list(group.fields)
 
 
 def _values(enum: EnumDescriptor, comments: Mapping[str, str], detail: _Detail) -> Iterator[str]:
