@@ -45,7 +45,8 @@ class RequestText:
 
     def write_as(self, message: Message, written: Any) -> str:
         """Return the JSON of `message` without spaces; defaults that `written`, which it was parsed from, has stay."""
-        plain = self._as_written(self._shown(message), written, message.DESCRIPTOR)
+        descriptor: Any = message.DESCRIPTOR
+        plain = self._as_written(self._shown(message), written, descriptor)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
     def largest_field(self, request: Message) -> str:
