@@ -110,6 +110,12 @@ HELD = {
         "map<int32, string> a = 1 [(buf.validate.field).map = "
         "{min_pairs: 1, max_pairs: 3, keys: {int32: {gt: 0}}, values: {string: {min_len: 1}}}];"
     ),
+    "one item": "repeated string a = 1 [(buf.validate.field).repeated.max_items = 1];",
+    "exactly one item": "repeated string a = 1 [(buf.validate.field).repeated = {min_items: 1, max_items: 1}];",
+    "no item": "repeated string a = 1 [(buf.validate.field).repeated.max_items = 0];",
+    "any number of items": "repeated string a = 1 [(buf.validate.field).repeated.max_items = 18446744073709551615];",
+    "one pair": "map<string, int32> a = 1 [(buf.validate.field).map.max_pairs = 1];",
+    "exactly one pair": "map<int32, int32> a = 1 [(buf.validate.field).map = {min_pairs: 1, max_pairs: 1}];",
     "bytes": "bytes a = 1 [(buf.validate.field).bytes = {min_len: 2, max_len: 4}];",
     "duration": (
         "google.protobuf.Duration a = 1 [(buf.validate.field) = "

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.errors import ConfigError, InvalidRequest
 from photon_grpc.frontend.input.chat import ChatTemplate
+from photon_grpc.server.services import service_set
 from photon_grpc.server.services.prompt_form import PromptForm
 from photon_grpc.server.services.service_set import ServedMethod, ServiceSet, read_services
 from photon_grpc.v1 import service_pb2
@@ -209,6 +210,46 @@ def test_what_cannot_be_served_is_refused_by_name(case: str) -> None:
         words = f"(?s){words}"
     with pytest.raises(ConfigError, match=words):
         read(triage(change))
+
+
+@pytest.mark.parametrize("max_entries", [1, 2])
+def test_lists_and_maps_of_one_entry_can_be_written(max_entries: int) -> None:
+    def change(file: Any) -> None:
+        file.dependency.append("google/protobuf/struct.proto")
+        file.service[0].method[0].options.Extensions[service_pb2.model].max_entries = max_entries
+        file.message_type[1].field.add(name="tags", number=3, label=3, type=FieldProto.TYPE_BOOL)
+        file.message_type[1].field.add(
+            name="s", number=4, label=1, type=FieldProto.TYPE_MESSAGE, type_name=".google.protobuf.Struct"
+        )
+
+    method = only(triage(change))
+    for seed in range(10):
+        parse_random_answer(method, seed)
+    tags = {len(json.loads(random_answer(method.constraint.text, seed)).get("tags", ())) for seed in range(40)}
+    assert max(tags) == max_entries
+
+
+def test_a_method_whose_grammar_does_not_compile_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_set, "grammar_of", lambda *given, **more: 'start: "[" ("," "1"){0,0} "]"')
+    with pytest.raises(
+        ConfigError, match=r"acme\.v1\.Triage\.Sort: the grammar of its answers cannot be used: .*cannot be 0"
+    ):
+        read(triage())
+    assert "acme.v1.Triage.Sort" in read(triage(), skip=True).warnings[0]
+
+
+def test_a_file_with_a_name_of_protobufs_in_another_package_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"t\.binpb: its file 'google/protobuf/any\.proto' .*'acme\.v1'"):
+        read(triage(lambda file: setattr(file, "name", "google/protobuf/any.proto")))
+
+
+def test_a_long_chain_of_imports_is_read() -> None:
+    found = descriptor_pb2.FileDescriptorSet.FromString(triage(lambda file: file.dependency.append("0.proto")))
+    for at in range(1500):
+        imports = [f"{at + 1}.proto"] if at < 1499 else []
+        found.file.add(name=f"{at}.proto", package="acme.chain", dependency=imports)
+    files = [file.name for file in read(found.SerializeToString()).files]
+    assert files == [*[f"{at}.proto" for at in reversed(range(1500))], "acme/triage.proto"]
 
 
 def test_methods_that_cannot_be_served_may_be_left_out() -> None:

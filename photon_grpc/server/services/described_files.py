@@ -20,8 +20,9 @@ from photon_grpc.server.typed.message_graph import FIELD, WELL_KNOWN_FILES
 from photon_grpc.server.typed.message_type import pool_of
 from photon_grpc.server.wire import descriptors
 
+_PROTOBUF = "google.protobuf"
 #: Packages in which only their owners define anything.
-_FORBIDDEN = ("photon_grpc", "grpc", "google.protobuf", "xds")
+_FORBIDDEN = ("photon_grpc", "grpc", _PROTOBUF, "xds")
 #: Those of them whose files everybody imports, such as the options of grpc-gateway and the annotations of xds.
 _IMPORTED = ("grpc", "xds")
 _OURS = {file.name: file for file in descriptors.ALL}
@@ -82,7 +83,13 @@ class DescribedFiles:
         known = self.files.get(file.name)
         if known is not None and known != file:
             raise bad_service(f"{path}: its file {file.name!r} differs from another one of this name")
-        if _is_forbidden(file.package) and file.name not in WELL_KNOWN_FILES:
+        if file.name in WELL_KNOWN_FILES:
+            if file.package != _PROTOBUF:
+                raise bad_service(
+                    f"{path}: its file {file.name!r} has a name of protobuf's, in the package {file.package!r}"
+                )
+            return
+        if _is_forbidden(file.package):
             whose = f"is in the package {file.package}, which is not yours"
             ours = _OURS.get(file.name)
             if ours is None and not file.service and _is_in(file.package, _IMPORTED):

@@ -17,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from photon_grpc.config.service_files import ServiceFile
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.errors import ConfigError, InvalidConstraint
+from photon_grpc.frontend.constraints.trial import try_out
 from photon_grpc.server.services.described_files import DescribedFiles, bad_service, fields_in, reason_of
 from photon_grpc.server.services.examples import ExampleText
 from photon_grpc.server.services.model_options import MethodOptions, options_by_method, read_options
@@ -25,7 +26,7 @@ from photon_grpc.server.services.rules.rules import NO_RULES, Rules, read_rules
 from photon_grpc.server.services.shared_prompt import shared_prompt
 from photon_grpc.server.typed.field_forms import FieldForms
 from photon_grpc.server.typed.message_graph import WELL_KNOWN_FILES
-from photon_grpc.server.typed.message_type import grammar_of
+from photon_grpc.server.typed.message_type import grammar_of, in_order
 from photon_grpc.v1 import service_pb2
 from photon_grpc.v1.service_pb2 import ModelOptions
 
@@ -216,8 +217,9 @@ def _shared(
 
 
 def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: MethodOptions, forms: FieldForms) -> str:
+    """Return the grammar of the method's answers. Raise InvalidConstraint if there is none, or it does not compile."""
     max_messages = options.max_messages if descriptor.server_streaming else None
-    return grammar_of(
+    grammar = grammar_of(
         descriptor.output_type,
         described.pool,
         forms,
@@ -225,6 +227,12 @@ def _grammar(descriptor: MethodDescriptor, described: DescribedFiles, options: M
         max_messages=max_messages,
         max_depth=MAX_DEPTH,
     )
+    try:
+        try_out(ConstraintAsk("protobuf", grammar))
+    except InvalidConstraint as error:
+        problem = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidConstraint(f"the grammar of its answers cannot be used: {problem}") from None
+    return grammar
 
 
 def _cannot_serve(problems: list[str]) -> ConfigError:
@@ -265,18 +273,11 @@ def _only_checked(rules: Iterable[str]) -> Iterator[str]:
 
 def _in_order(described: DescribedFiles) -> tuple[FileDescriptorProto, ...]:
     """Return the files and those of protobuf without our options, each after its imports; there is no circle."""
-    done: dict[str, FileDescriptorProto] = {}
-
-    def add(name: str) -> None:
-        file = described.files.get(name) or FileDescriptorProto.FromString(WELL_KNOWN_FILES[name])
-        if name not in done:
-            for each in file.dependency:
-                add(each)
-            done[name] = _without_prompts(file)
-
-    for name in described.files:
-        add(name)
-    return tuple(done.values())
+    files = [
+        described.files.get(name) or FileDescriptorProto.FromString(WELL_KNOWN_FILES[name])
+        for name in in_order(described.files, [*described.files])
+    ]
+    return tuple([_without_prompts(file) for file in files])
 
 
 def _without_prompts(file: FileDescriptorProto) -> FileDescriptorProto:

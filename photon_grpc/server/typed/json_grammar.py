@@ -26,6 +26,8 @@ from photon_grpc.server.typed.message_graph import (
 
 #: Fields in all rules; compiling them takes about 50 ms.
 _MAX_RULE_FIELDS = 512
+#: Entries of a list or a map whose own bound is greater. The compiler's greatest count has 32 bits.
+_MAX_ENTRIES = 2**16
 #: Depth of a google.protobuf.Value, each level of which is three messages on the wire.
 _MAX_VALUE_DEPTH = 24
 
@@ -220,28 +222,40 @@ class JsonGrammar:
         value = self._element(entry_field(field, "value"), form, depth - 1)
         if not value:
             return ""
-        if key.type != _F.TYPE_BOOL:
-            own = self._narrow(form.key) if form.key else self._terminal(f"{_SCALARS[key.type]}_KEY")
-            return self._entries("{}", f"{own} {value}", form)
-        name, is_new = self._name("b", value)
+        if key.type == _F.TYPE_BOOL:
+            return self._bool_map(value, form)
+        own = self._narrow(form.key) if form.key else self._terminal(f"{_SCALARS[key.type]}_KEY")
+        return self._entries("{}", f"{own} {value}", form)
+
+    def _bool_map(self, value: str, form: FieldForm) -> str:
+        """Return the symbol of a map with each of two keys at most once."""
+        if form.key:  # which is one of the two
+            most = 1 if form.max_entries is None else min(form.max_entries, 1)
+            return self._entries("{}", f"{self._narrow(form.key)} {value}", form._replace(max_entries=most))
+        least, most = self._num_entries(form)
+        name, is_new = self._name("b", value, least, most)
         if is_new:
-            false, true = '"false":', '"true":'
-            self._rules[name] = (
-                f"{_literal('{}')} | {_literal('{' + true)} {value} {_literal('}')}"
-                f" | {_literal('{' + false)} {value} ({_literal(',' + true)} {value})? {_literal('}')}"
-            )
+            false, true = [f"{_literal(key)} {value}" for key in ('"false":', '"true":')]
+            ways = (_literal("{}"), f'"{{" ({false} | {true}) "}}"', f'"{{" {false} "," {true} "}}"')
+            kept = [way for at, way in enumerate(ways) if at >= least and (most is None or at <= most)]
+            self._rules[name] = " | ".join(kept)
         return name
+
+    def _num_entries(self, form: FieldForm) -> tuple[int, int | None]:
+        """Return the least and the most entries of a list or a map."""
+        least, most = form.min_entries, form.max_entries
+        if most is None:
+            return least, None if self._max_entries is None else max(self._max_entries, least)
+        return least, max(min(most, _MAX_ENTRIES), least)
 
     def _entries(self, brackets: str, entry: str, form: FieldForm) -> str:
         """Return the symbol of a list or an object of entries."""
-        least, most = form.min_entries, form.max_entries
-        if most is None and self._max_entries is not None:
-            most = max(self._max_entries, least)
+        least, most = self._num_entries(form)
         name, is_new = self._name("l", brackets, entry, least, most)
         if is_new:
             begin, end = map(_literal, brackets)
             empty = f"{_literal(brackets)} | " if least == 0 else ""
-            more = f'("," {entry}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+            more = "" if most == 1 else f'("," {entry}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
             self._rules[name] = _literal(brackets) if most == 0 else f"{empty}{begin} {entry} {more} {end}"
         return name
 

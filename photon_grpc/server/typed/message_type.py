@@ -251,7 +251,7 @@ def pool_of(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: 
     """Return a pool of the files, with that of `message_type` added if it is well known. Raise InvalidConstraint."""
     pool = DescriptorPool()
     roots = [*files, WELL_KNOWN_TYPES[message_type]] if message_type in WELL_KNOWN_TYPES else [*files]
-    for name in _in_order(files, roots):
+    for name in in_order(files, roots):
         try:
             if name in WELL_KNOWN_FILES:
                 pool.AddSerializedFile(WELL_KNOWN_FILES[name])
@@ -262,7 +262,7 @@ def pool_of(files: dict[str, descriptor_pb2.FileDescriptorProto], message_type: 
     return pool
 
 
-def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
+def in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
     """Yield the `roots` and their imports, imports first. Raise InvalidConstraint if one is missing or circular."""
     done, begun = set[str](), set[str]()
     for first in roots:
