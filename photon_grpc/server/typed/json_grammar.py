@@ -230,8 +230,8 @@ class JsonGrammar:
     def _bool_map(self, value: str, form: FieldForm) -> str:
         """Return the symbol of a map with each of two keys at most once."""
         if form.key:  # which is one of the two
-            most = 1 if form.max_entries is None else min(form.max_entries, 1)
-            return self._entries("{}", f"{self._narrow(form.key)} {value}", form._replace(max_entries=most))
+            one = form._replace(max_entries=0 if form.max_entries == 0 else 1)
+            return self._entries("{}", f"{self._narrow(form.key)} {value}", one)
         least, most = self._num_entries(form)
         name, is_new = self._name("b", value, least, most)
         if is_new:
