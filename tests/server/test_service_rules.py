@@ -116,6 +116,23 @@ HELD = {
     "any number of items": "repeated string a = 1 [(buf.validate.field).repeated.max_items = 18446744073709551615];",
     "one pair": "map<string, int32> a = 1 [(buf.validate.field).map.max_pairs = 1];",
     "exactly one pair": "map<int32, int32> a = 1 [(buf.validate.field).map = {min_pairs: 1, max_pairs: 1}];",
+    "one of two keys": "map<bool, int32> a = 1 [(buf.validate.field).map.keys.bool.const = true];",
+    "both keys": "map<bool, int32> a = 1 [(buf.validate.field).map.min_pairs = 2];",
+    "one key": "map<bool, int32> a = 1 [(buf.validate.field).map = {min_pairs: 1, max_pairs: 1}];",
+    "no key": "map<bool, int32> a = 1 [(buf.validate.field).map.max_pairs = 0];",
+    "many bytes of text": "string a = 1 [(buf.validate.field).string.min_bytes = 600];",
+    "so many bytes of text": "string a = 1 [(buf.validate.field).string.len_bytes = 1000];",
+    "long constant": f'string a = 1 [(buf.validate.field).string.const = "{"x" * 600}"];',
+    "long prefix": f'string a = 1 [(buf.validate.field).string.prefix = "{"x" * 600}"];',
+    "long pattern": 'string a = 1 [(buf.validate.field).string.pattern = "^[a-z]{600}$"];',
+    "large float": "float a = 1 [(buf.validate.field).float.gt = 1e38];",
+    "large double": "double a = 1 [(buf.validate.field).double = {gt: 0.5, lte: 1e308}];",
+    "constant beyond ASCII": 'string a = 1 [(buf.validate.field).string = {in: ["é", "éé"], max_bytes: 2}];',
+    "prefix and length": 'string a = 1 [(buf.validate.field).string = {prefix: "ab", min_len: 4, max_len: 5}];',
+    "end of a month": (
+        "google.protobuf.Timestamp a = 1 [(buf.validate.field) = "
+        "{required: true, timestamp: {gte: {seconds: 1709164800}, lt: {seconds: 1709251200}}}];"
+    ),
     "bytes": "bytes a = 1 [(buf.validate.field).bytes = {min_len: 2, max_len: 4}];",
     "duration": (
         "google.protobuf.Duration a = 1 [(buf.validate.field) = "
@@ -153,6 +170,11 @@ CHECKED = {
         "repeated int32 a = 1 [(buf.validate.field).repeated.unique = true];",
         "acme.v1.Reply.a: unique",
         '{"a": [1, 1]}',
+    ),
+    "bytes of a text beyond ASCII": (
+        'string a = 1 [(buf.validate.field).string = {prefix: "é", max_bytes: 4}];',
+        "acme.v1.Reply.a: string.max_bytes",
+        '{"a": "ééé"}',
     ),
     "flags": (
         'string a = 1 [(buf.validate.field).string.pattern = "(?i)^x$"];',
@@ -201,6 +223,8 @@ def test_rules_of_recursive_messages_end() -> None:
         ("int32 a = 1 [(buf.validate.field).int32 = {gt: 5, lt: 5}];", "Reply.a: no value keeps all of its rules"),
         ("string a = 1 [(buf.validate.field).string = {const: \"ab\", len: 3}];", "Reply.a: no value keeps all"),
         ("repeated int32 a = 1 [(buf.validate.field).repeated = {min_items: 3, max_items: 2}];", "Reply.a: no number"),
+        ("map<bool, int32> a = 1 [(buf.validate.field).map.min_pairs = 3];", "Reply.a: a map with 2 possible keys"),
+        ("float a = 1 [(buf.validate.field).float.gt = 3.4028235e38];", "Reply.a: no value keeps all"),
         (
             "oneof o { string a = 1 [(buf.validate.field).required = true]; "
             "int32 b = 2 [(buf.validate.field).required = true]; }",

@@ -72,11 +72,12 @@ class RuleForms(FieldForms):
             what = "min_pairs" if is_map(field) else "min_items"
             given[what] = max(given.get(what, 0), 1)
         if is_map(field):
-            return FieldForm(
-                self._value(value_of(field), given.get("values"), field),
-                self._key(field, given.get("keys")),
-                *self._num_entries(field, given, "pairs", {"keys", "values"}),
-            )
+            key = self._key(field, given.get("keys"))
+            least, most = self._num_entries(field, given, "pairs", {"keys", "values"})
+            num_keys = (1 if key else 2) if entry_field(field, "key").type == FieldDescriptor.TYPE_BOOL else None
+            if num_keys is not None and least > num_keys:
+                raise refused(f"{field.full_name}: a map with {num_keys} possible keys has fewer than {least} pairs")
+            return FieldForm(self._value(value_of(field), given.get("values"), field), key, least, most)
         if field.is_repeated:
             form = self._num_entries(field, given, "items", {"items"})
             return FieldForm(self._value(field, given.get("items"), field), "", *form)
@@ -89,7 +90,7 @@ class RuleForms(FieldForms):
         for name in given.keys() - held - {f"min_{what}", f"max_{what}"}:
             if given[name] is not False:
                 self._unheld(field, name)
-        if what == "pairs" and least > 1:
+        if what == "pairs" and least > 1 and entry_field(field, "key").type != FieldDescriptor.TYPE_BOOL:
             self._unheld(field, "min_pairs")  # a parser joins equal keys
         if most is not None and most < least:
             raise refused(f"{field.full_name}: no number of entries is from {least} to {most}")
@@ -99,7 +100,7 @@ class RuleForms(FieldForms):
         key = entry_field(field, "key")
         value = self._value(key, rules, field, is_key=True)
         # The slash within an expression is escaped, so this one ends it.
-        return "" if key.type == FieldDescriptor.TYPE_BOOL else value.replace('"/', '":/')
+        return value.replace('"/', '":/')
 
     def _value(self, field: FieldDescriptor, rules: Any, holder: FieldDescriptor, *, is_key: bool = False) -> str:
         """Return the terminal of one value; "" if its rules do not narrow it."""
@@ -111,27 +112,42 @@ class RuleForms(FieldForms):
         if field is not holder or holder.is_repeated:
             self._note_custom(holder, rules)
 
-        def unheld(name: str) -> None:
-            self._unheld(holder, f"{kind}.{name}")
-
         try:
-            terminal = self._terminal(kind, field, given, unheld, is_key=is_key)
-            if "pattern" in given and _problem(terminal):
-                unheld("pattern")
+            terminal, unheld, problem = self._widened(kind, field, given, is_key=is_key)
+            if problem and "pattern" in given:
                 del given["pattern"]
-                terminal = self._terminal(kind, field, given, unheld, is_key=is_key)
+                terminal, unheld, problem = self._widened(kind, field, given, is_key=is_key)
+                unheld.append("pattern")
         except values.NoValue:
             raise _contradiction(holder, "they contradict each other") from None
-        problem = _problem(terminal) if terminal else ""
         if problem:
             raise _contradiction(holder, problem)
+        for name in unheld:
+            self._unheld(holder, f"{kind}.{name}")
         return terminal
+
+    def _widened(
+        self, kind: str, field: FieldDescriptor, given: Mapping[str, Any], *, is_key: bool
+    ) -> tuple[str, list[str], str]:
+        """Return the terminal, the rules that it does not hold, and why no text has its form.
+
+        Where the rules ask for a longer text than the default bound, it gives way, doubled until one is long enough.
+        """
+        max_chars = self._bounds.chars
+        while True:
+            unheld: list[str] = []
+            terminal = self._terminal(kind, field, given, max_chars, unheld.append, is_key=is_key)
+            problem = _problem(terminal) if terminal else ""
+            if not problem or kind != "string" or max_chars >= texts.MAX_CHARS:
+                return terminal, unheld, problem
+            max_chars *= 2
 
     def _terminal(
         self,
         kind: str,
         field: FieldDescriptor,
         given: Mapping[str, Any],
+        max_chars: int,
         unheld: Callable[[str], None],
         *,
         is_key: bool,
@@ -142,13 +158,13 @@ class RuleForms(FieldForms):
             return values.integer(kind, given, unheld, is_key=is_key)
         match kind:
             case "string":
-                return texts.string(given, self._bounds.chars, unheld)
+                return texts.string(given, max_chars, unheld)
             case "bytes":
-                return texts.string_bytes(given, self._bounds.chars, unheld)
+                return texts.string_bytes(given, max_chars, unheld)
             case "float" | "double":
                 return values.number(kind, given, unheld)
             case "bool":
-                return values.boolean(given, unheld)
+                return values.boolean(given, unheld, is_key=is_key)
             case "enum" if field.enum_type is not None:
                 return values.enum_value(field.enum_type, given, unheld)
             case "duration":

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from photon_grpc.server.services.rules.patterns import whole_text
+from photon_grpc.server.services.rules.values import NoValue
 from photon_grpc.server.typed.json_grammar import ESCAPED, UNESCAPED
 
 #: The longest text that a rule alone can ask for.
-_MAX_CHARS = 2**16
+MAX_CHARS = 2**16
 _CHAR = f"({UNESCAPED}|{ESCAPED})"
 _ASCII = r"[ !#-\[\]-~]"
 _HEX = "[0-9a-f]"
@@ -62,15 +63,45 @@ def string(rules: Mapping[str, Any], max_chars: int, unheld: Callable[[str], Non
 
     `max_chars` is the bound of strings that have none of their own.
     """
-    least, most = _bounds(rules, "", max_chars)
     char = UNESCAPED if _NEED_PLAIN & rules.keys() else _CHAR
-    parts = [f'"{char}{{{least},{most}}}"']
-    least_bytes, most_bytes = _bounds(rules, "_bytes", max_chars)
-    if {"len_bytes", "min_bytes", "max_bytes"} & rules.keys():
-        parts.append(f'"{_ASCII}{{{least_bytes},{most_bytes}}}"')
+    parts = _listed(rules) if {"const", "in"} & rules.keys() else _lengths(rules, max_chars, char, unheld)
     for name, value in rules.items():
         parts += _string_part(name, value, char, unheld)
     return " & ".join([part if part.startswith("~") else f"/{part}/" for part in parts])
+
+
+def _listed(rules: Mapping[str, Any]) -> list[str]:
+    """Return an expression of the listed texts that have the right lengths. Raise NoValue."""
+    (least, most), (least_bytes, most_bytes) = [_bounds(rules, each, MAX_CHARS) for each in ("", "_bytes")]
+    values = [rules["const"]] if "const" in rules else list(rules["in"])
+    kept = [
+        each
+        for each in values
+        if least <= len(each) <= most
+        and least_bytes <= len(each.encode()) <= most_bytes
+        and each in rules.get("in", values)
+    ]
+    if not kept:
+        raise NoValue
+    return [_one_of(kept)]
+
+
+def _lengths(rules: Mapping[str, Any], max_chars: int, char: str, unheld: Callable[[str], None]) -> list[str]:
+    """Return expressions of the texts with the prefix, and of the right lengths."""
+    least_bytes, most_bytes = _bounds(rules, "_bytes", max_chars)
+    least, most = _bounds(rules, "", max(max_chars, least_bytes))
+    # Apart from the length, a long prefix would be too complex.
+    prefix = rules.get("prefix", "")
+    if len(prefix) > most:
+        raise NoValue
+    parts = [f'"{_literal(prefix)}{char}{{{max(least - len(prefix), 0)},{most - len(prefix)}}}"']
+    if not _BYTE_LENGTHS & rules.keys():
+        return parts
+    if most >= least_bytes and all(rules.get(each, "").isascii() for each in ("prefix", "suffix", "contains")):
+        return [*parts, f'"{_ASCII}{{{least_bytes},{most_bytes}}}"']
+    for name in sorted(_BYTE_LENGTHS & rules.keys()):  # only texts beyond ASCII keep them
+        unheld(name)
+    return parts
 
 
 def string_bytes(rules: Mapping[str, Any], max_chars: int, unheld: Callable[[str], None]) -> str:
@@ -104,25 +135,22 @@ def _bounds(rules: Mapping[str, Any], suffix: str, default: int) -> tuple[int, i
     if f"len{suffix}" in rules:
         return rules[f"len{suffix}"], rules[f"len{suffix}"]
     short = suffix or "_len"
-    least = rules.get(f"min{short}", 0)
-    return least, min(rules.get(f"max{short}", max(default, least)), _MAX_CHARS)
+    least = min(rules.get(f"min{short}", 0), MAX_CHARS + 1)
+    return least, min(rules.get(f"max{short}", max(default, least, len(rules.get("prefix", "")))), MAX_CHARS)
 
 
 def _string_part(name: str, value: Any, char: str, unheld: Callable[[str], None]) -> Iterator[str]:
     anything = f"{char}*"
-    if name in _LENGTHS or name in _BYTE_LENGTHS or name == "strict":
+    if name in _LENGTHS or name in _BYTE_LENGTHS or name in ("strict", "const", "in", "prefix"):
         return
     if name in _FORMS and value is True:
         yield f'"({_FORMS[name]})"'
     elif name == "well_known_regex" and value in _KNOWN:
         yield f'"({_KNOWN[value]})"'
-    elif name in ("const", "in"):
-        yield _one_of([value] if name == "const" else value)
     elif name == "not_in":
         yield f"~/{_one_of(value)}/"
-    elif name in ("prefix", "suffix", "contains"):
-        before = "" if name == "prefix" else anything
-        yield f'"{before}{_literal(value)}{"" if name == "suffix" else anything}"'
+    elif name in ("suffix", "contains"):
+        yield f'"{anything}{_literal(value)}{"" if name == "suffix" else anything}"'
     elif name == "not_contains":
         yield f'~/"{anything}{_literal(value)}{anything}"/'
     elif name == "pattern" and (body := whole_text(value, f"{UNESCAPED}*")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -24,11 +25,19 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 _PLACES = 6
 #: What a number without a bound is below; above it they would need many digits.
 _WIDE = Decimal(10) ** 15
+#: Above it an expression of numbers in a range would nest too deep.
+_WRITTEN = Decimal(10) ** 60
+#: Kinds of rules -> their greatest number.
+_GREATEST = {"float": Decimal(2) ** 128 - Decimal(2) ** 104, "double": Decimal(sys.float_info.max)}
 _MAX_DURATION_S = Decimal(315_576_000_000)
 _FIRST, _LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = "%Y-%m-%dT%H:%M:%S"
-_DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = (
+    r"([0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    rf"|{_LEAP_YEAR}-02-29)T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+)
 _ORDER = ("gt", "gte", "lt", "lte")
 _IGNORED = frozenset({"example", "finite"})  # NaN and infinities are never written
 
@@ -47,14 +56,22 @@ def integer(kind: str, rules: Mapping[str, Any], unheld: Unheld, *, is_key: bool
     return _terminal(rules, ways, str, unheld, is_quoted=is_key or kind.endswith("64"))
 
 
-def number(kind: str, rules: Mapping[str, Any], unheld: Unheld) -> str:
+def number(kind: str, given: Mapping[str, Any], unheld: Unheld) -> str:
     """Return a terminal of the floats or doubles that keep `rules`."""
     near = _near_float if kind == "float" else _near_double
-    bounds = {name: rules[name] for name in _ORDER if name in rules and math.isfinite(rules[name])}
-    widest = max([_WIDE, *[abs(Decimal(each)) * 10 for each in bounds.values()]])
-    ways = [decimals(least, most, _PLACES) for least, most in _intervals(bounds, -widest, widest, near)]
-    rules, ways = _coarse(rules, ways, unheld)
+    bounds = {name: given[name] for name in _ORDER if name in given and math.isfinite(given[name])}
+    greatest = _GREATEST[kind]
+    found = [(low, high) for low, high in _intervals(bounds, -greatest, greatest, near) if low <= high]
+    if not found or found[0][0] > greatest or found[-1][1] < -greatest:
+        raise NoValue
+    widest = min(max([_WIDE, *[abs(Decimal(each)) * 10 for each in bounds.values()]]), greatest, _WRITTEN)
+    written = [(max(low, -widest), min(high, widest)) for low, high in found]
+    ways = [decimals(low, high, _PLACES) for low, high in written if low <= high]
+    rules, ways = _coarse(given, ways, unheld)
     terminal = _terminal(rules, ways, json.dumps, unheld)
+    if not terminal and "not_in" in given:
+        unheld("not_in")
+        return ""
     return " & ".join([terminal, *[f"~/{_spelled(each)}/" for each in rules.get("not_in", ())]])
 
 
@@ -94,10 +111,10 @@ def enum_value(descriptor: EnumDescriptor, rules: Mapping[str, Any], unheld: Unh
     return _one_of([value.name for value in descriptor.values if value.number in allowed], is_quoted=True)
 
 
-def boolean(rules: Mapping[str, Any], unheld: Unheld) -> str:
+def boolean(rules: Mapping[str, Any], unheld: Unheld, *, is_key: bool) -> str:
     """Return a terminal of the one value that keeps `rules`; "" if both do."""
     _rest(rules, {"const"}, unheld)
-    return _one_of([json.dumps(rules["const"])], is_quoted=False) if "const" in rules else ""
+    return _one_of([json.dumps(rules["const"])], is_quoted=is_key) if "const" in rules else ""
 
 
 def _intervals(rules: Mapping[str, Any], least: Any, most: Any, near: Callable[[Any, int], Any]) -> Iterator[Interval]:
