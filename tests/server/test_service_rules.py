@@ -269,7 +269,14 @@ def test_rules_that_cannot_be_kept_are_refused_at_start(field: str, words: str) 
             'int32 a = 1; option (buf.validate.message).cel = {id: "a.b", expression: "1 / this.a > 0"};',
             "{}",
             "",
-            "cannot be evaluated",
+            "the rule [a.b] cannot be evaluated: EvaluationError",
+        ),
+        (
+            'repeated int32 a = 1 [(buf.validate.field).cel = {id: "a.b", '
+            'expression: "this.all(x, this.all(y, this.all(z, x + y + z >= 0)))"}];',
+            f'{{"a": {list(range(100))}}}',
+            "",
+            "the rule [a.b] cannot be evaluated: it takes too many steps",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from photon_grpc.server.typed.message_graph import reached_from, refused
 
 #: The extensions of options that hold rules.
 _OF_FIELDS, _OF_MESSAGES = "buf.validate.field", "buf.validate.message"
+#: What the library says of a rule of CEL that fails.
+_EVALUATED, _BUDGET = re.compile(r"error evaluating ([\w.-]+): "), ": Iteration budget exceeded"
 
 
 class Rules:
@@ -101,7 +104,7 @@ class CheckedRules(Rules):
         try:
             violations = self._library.collect_violations(message, fail_fast=True)
         except Exception as error:  # a rule of CEL that divides by zero, for example; the text may quote the message
-            return "", f"a rule cannot be evaluated: {type(error).__name__}"
+            return "", _unevaluated(error)
         if not violations:
             return None
         first = violations[0].proto
@@ -153,6 +156,14 @@ def read_rules(pool: DescriptorPool) -> Rules:
     except ImportError:
         raise InvalidConstraint("its rules of protovalidate need its library: pip install protovalidate") from None
     return CheckedRules(pool, Validator(), EvaluationError)
+
+
+def _unevaluated(error: Exception) -> str:
+    """Return the rule that cannot be evaluated, and whether it takes too much work."""
+    found = _EVALUATED.match(str(error))
+    rule = f"the rule [{found[1]}]" if found else "a rule"
+    why = "it takes too many steps" if str(error).endswith(_BUDGET) else type(error).__name__
+    return f"{rule} cannot be evaluated: {why}"
 
 
 def _path(path: Any) -> str:
