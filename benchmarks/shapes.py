@@ -93,8 +93,17 @@ _GEMMA3: Config = {
     "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6,
 }  # fmt: skip
-#: Of other forms than Llama's; in no sweep.
+_PHI4_MINI: Config = {
+    "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}, "rope_theta": 10000.0,
+}  # fmt: skip
+#: Of other forms than Llama's, and with windows; in no sweep. mistral-window: 8 of the first Mistral's layers, and an
+#: eighth of its window, so that requests of benchmarks pass several. The factors of phi-4-mini are not its own.
 OF_OTHER_FORMS: dict[str, Config] = {
+    "mistral-window": _config(
+        "Mistral", (4096, 8, 32, 8, 128, 14336, 32000), tied=False, rope_theta=10000.0, sliding_window=512
+    ),
+    "phi-4-mini": _config("Phi3", (3072, 32, 24, 8, 128, 8192, 200064), tied=True, **_PHI4_MINI),
     "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
     "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
 }
