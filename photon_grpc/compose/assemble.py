@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import zlib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,6 +42,7 @@ from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.kernels.lang.precompile import hash_compiler_ahead
+from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
@@ -49,8 +50,8 @@ from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.library import forbid_split_k, splits_k
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.numerics import numerics
+from photon_grpc.runner.ranks import ALONE, LeadingRanks, Ranks
 from photon_grpc.runner.start import OnStage, RunnerLimits, RunnerStart
-from photon_grpc.runner.upload import host_memory
 from photon_grpc.runner.warm_up import warm_up
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Assembled:
     token_s: float
     #: The tokenizer's vocabulary for grammars; None: outputs cannot be constrained.
     vocabulary: LLTokenizer | None
+    ranks: LeadingRanks = ALONE
 
     def engine(self, ports: EnginePorts, quarantine: Quarantine | None = None) -> Engine:
         """Make the engine, with a quarantine if another engine replaces it when it dies."""
@@ -87,7 +89,7 @@ class Assembled:
     def mask_memory(self) -> MaskMemory:
         """Return memory for the masks of the runner's steps."""
         device = pick_device(self.config.device.device)
-        return MaskMemory(max(self.runner.depth, 1), partial(host_memory, device=device))
+        return MaskMemory(max(self.runner.depth, 1), self.ranks.mask_memory(device))
 
     def _grammars(self, inbox: Inbox) -> Grammars:
         if self.vocabulary is None:
@@ -95,13 +97,39 @@ class Assembled:
         return GuidanceGrammars(self.vocabulary, inbox.wake, num_threads=max(1, available_cores() - 1))
 
 
-def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model and what computes it, on one rank."""
+
+    model_config: ModelConfig
+    sizes: Sizes
+    kv_form: KVForm
+    decoder: Decoder
+    runner: ModelRunner
+    #: Duration of a step of one token.
+    token_s: float
+    facts: Facts
+
+
+def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE) -> Assembled:
     """Load the model and make all parts of the engine.
 
     `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that
     must be compiled). Raise ConfigError and ModelLoadError.
+
+    Args:
+        ranks: those that compute the model together; each calls `load_runner` alike.
     """
     check_step_trace(config)
+    loaded = load_runner(config, progress, ranks)
+    vocabulary = read_vocabulary(loaded.model_config)
+    facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
+    _tell(loaded)
+    return Assembled(facts, config, loaded.sizes, ranks.lead(loaded.runner), loaded.token_s, vocabulary, ranks)
+
+
+def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) -> Loaded:
+    """Load this rank's part of the model and compute its first steps, with the other ranks. Raise as `assemble`."""
     device, kernels = pick_kernels(config)
     if config.device.numerics == "strict" and device.type == "cuda":
         forbid_split_k()
@@ -110,7 +138,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
-    decoder = _load(model_config, config, kernels, sizes, progress, kv_form)
+    decoder = _load(model_config, config, kernels, sizes, progress, kv_form, ranks.mesh)
     # A draft model has the format of its own checkpoint.
     flags = dataclasses.replace(config.model, quantization="auto", quantization_head="none")
     own = dataclasses.replace(config, model=flags)
@@ -118,20 +146,35 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
         config.speculation, model_config, sizes, lambda draft: _load(draft, own, kernels, sizes, progress, KVForm())
     )
     progress("warm-up", 0, 1)
-    start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted)
+    start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted, ranks)
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
     kv_form.begin_count(decoder)
     progress("warm-up", 1, 1)
-    vocabulary = read_vocabulary(model_config)
-    kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     facts = _facts(model_config, decoder, runner, config, sizes, kv_form)
-    if facts.quantization:
+    _check_equal(ranks, facts.numerics.version)
+    return Loaded(model_config, sizes, kv_form, decoder, runner, token_s, facts)
+
+
+def _tell(loaded: Loaded) -> None:
+    """Log what formats gain."""
+    runner, decoder = loaded.runner, loaded.decoder
+    loaded.kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
+    if loaded.facts.quantization:
         held, in_16_bits = weights.linear_bytes(decoder)
         more = max(0, in_16_bits - held) // runner.kv.block_bytes
         _LOG.info("weights leave room for %d more KV blocks than in 16 bits; there are %d", more, runner.num_blocks)
-    facts = replace(facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
-    return Assembled(facts, config, sizes, runner, token_s, vocabulary)
+
+
+def _check_equal(ranks: Ranks, version: str) -> None:
+    """Raise ConfigError unless all ranks compute with the same numerics: each draws its own copy of every id."""
+    number = zlib.crc32(version.encode())
+    if ranks.least(number) != -ranks.least(-number):
+        raise ConfigError(
+            "the ranks of --tensor-parallel-size compute with different numerics: they need GPUs of one kind and the "
+            "same libraries",
+            field="tensor_parallel_size",
+        )
 
 
 def check_step_trace(config: ServeConfig) -> None:
@@ -167,6 +210,7 @@ def _load(
     sizes: Sizes,
     progress: OnStage,
     kv_form: KVForm,
+    mesh: Mesh | None = None,
 ) -> Decoder:
     dtype = pick_dtype(model_config, config)
     weight_format = format_of(model_config, config.model)
@@ -178,6 +222,7 @@ def _load(
         max_model_len=sizes.max_model_len,
         method=methods(weight_format),
         kv_dtype=kv_form.dtype,
+        mesh=mesh,
     )
     kv_form.set_scales(decoder)
     check_cache(config.cache, decoder, sizes)
@@ -290,7 +335,7 @@ def _facts(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_queue_size=scheduling.max_queue_size,
         max_queued_tokens=scheduling.max_queued_tokens,
-        device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
+        device=_device_name(decoder.device, config.parallel.num_ranks),
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=model_config.revision,
         kernels="torch" if decoder.kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
@@ -304,8 +349,14 @@ def _facts(
             sizes.block_size,
             is_long=model_config.has_long_rotary(sizes.max_model_len),
             kv_form=kv_form.name,
+            num_ranks=config.parallel.num_ranks,
         ),
     )
+
+
+def _device_name(device: torch.device, num_ranks: int) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return name if num_ranks == 1 else f"{num_ranks} x {name}"
 
 
 def _mode(config: ServeConfig, device: torch.device) -> str:

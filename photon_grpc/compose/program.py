@@ -50,15 +50,16 @@ class Program:
     """The threads and their shared state. Raises StartupError if the model cannot be loaded."""
 
     def __init__(self, config: ServeConfig) -> None:
-        limit_threads()
+        limit_threads(config.parallel.num_ranks)
         # Only now: torch reads the number of threads when it is imported.
         from photon_grpc.compose.assemble import assemble
+        from photon_grpc.compose.leading_rank import ranks_of
 
         # There are no messages, whose size would limit log-probabilities.
         model = replace(read_served_model(config), max_message_bytes=sys.maxsize)
         display = LoadingDisplay(sys.stderr)
         try:
-            assembled = assemble(config, display.show)
+            assembled = assemble(config, display.show, ranks_of(config))
         finally:
             display.close()
         #: A fork does not have the threads.

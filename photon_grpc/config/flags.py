@@ -122,6 +122,32 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Several GPUs."""
+
+    tensor_parallel_size: int = flag(
+        1,
+        "GPUs, or processes on a CPU, that compute every layer together, each with a part of its weights and of the KV "
+        "cache. docs/scaling.md says when.",
+        metavar="N",
+        bounds=NumberRange(at_least=1, at_most=64),
+    )
+    expert_parallel_size: int = flag(
+        1, "GPUs that share out the experts of a layer. Not built yet: only 1.", metavar="N",
+        bounds=NumberRange(at_least=1, at_most=64),
+    )  # fmt: skip
+    pipeline_parallel_size: int = flag(
+        1, "GPUs that share out the layers. Not built yet: only 1.", metavar="N",
+        bounds=NumberRange(at_least=1, at_most=64),
+    )  # fmt: skip
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes that compute the model together."""
+        return self.tensor_parallel_size * self.expert_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
 class CacheConfig:
     """KV cache."""
 
@@ -393,6 +419,7 @@ class ServeConfig:
 
     model: ModelFlags = field(default_factory=ModelFlags)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

@@ -47,6 +47,8 @@ class Attention:
         self.spec = spec
         #: The constants of its pages where they are of 8 bits, set by the builder.
         self.scales: PageScales | None = None
+        #: Its key-value heads among those of the model; set by the builder.
+        self.kv_heads = slice(0, kv.format.heads)
         self._heads = (spec.num_heads, kv.format.heads, kv.format.heads)
         self._qkv_shape = (sum(self._heads), kv.format.width)
 

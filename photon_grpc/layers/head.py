@@ -26,6 +26,7 @@ class LMHead(Linear):
     Args:
         name: the name of the projection in the checkpoint.
         sample: the kernel that samples an id from each row of logits.
+        ids: those whose logits are computed; None: all.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LMHead(Linear):
         tied: bool,
         method: LinearMethod,
         sample: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
+        ids: slice | None = None,
     ) -> None:
         #: As a checkpoint names W.
         self.name = name + ".weight"
@@ -46,7 +48,9 @@ class LMHead(Linear):
         self._sample_gemms: dict[int, Gemm] = {}
         self._any: Gemm | None = None
         vocab_size, hidden_size = embedding.weight.shape
-        super().__init__("", hidden_size, {name: vocab_size}, bias=False, dtype=embedding.weight.dtype, method=method)
+        self.ids = ids or slice(0, vocab_size)
+        outputs = {name: self.ids.stop - self.ids.start}
+        super().__init__("", hidden_size, outputs, bias=False, dtype=embedding.weight.dtype, method=method)
 
     @property
     def is_tied(self) -> bool:
@@ -84,6 +88,6 @@ class LMHead(Linear):
     def after_load(self) -> None:
         """Bring W into its final form; a tied embedding has been loaded before."""
         if self.embedding is not None:
-            self.weight = self.embedding.weight
+            self.weight = self.embedding.weight[self.ids]
         super().after_load()
         self._any = self.gemm(0, LOGITS)

@@ -110,10 +110,13 @@ class Linear:
     def num_parameters(self) -> int:
         return self.out_features * (self.in_features + self.has_bias)
 
-    def part(self, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1) -> Part | None:
+    def part(
+        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
+    ) -> Part | None:
         """Return the part of a checkpoint's tensor that one of `shape` is here; None if all of it.
 
-        `rows` and `columns` are the axes along which it has the rows and the columns of W, None if it has not.
+        `output` is a name of `slices`. `rows` and `columns` are the axes along which it has the rows and the columns
+        of W, None if it has not.
         """
         return None
 

@@ -31,10 +31,10 @@ class Unquantized(LinearMethod):
     def targets(self, linear: Linear) -> Iterator[Target]:
         for name, rows in linear.slices():
             weight = linear.weight[rows]
-            yield Target(name + ".weight", weight, part=linear.part(weight.shape))
+            yield Target(name + ".weight", weight, part=linear.part(name, weight.shape))
             if linear.bias is not None:
                 bias = linear.bias[rows]
-                yield Target(name + ".bias", bias, part=linear.part(bias.shape, columns=None))
+                yield Target(name + ".bias", bias, part=linear.part(name, bias.shape, columns=None))
 
     def after_load(self, linear: Linear) -> None:
         packed = pack(linear.weight, linear.bias)

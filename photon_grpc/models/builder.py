@@ -7,7 +7,7 @@ import torch
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
-from photon_grpc.layers.parallel import Mesh
+from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.layers.quantization.methods import Method, methods
 from photon_grpc.layers.rotary import rotary_embedding
 from photon_grpc.models.decoder import Decoder

@@ -26,7 +26,9 @@ from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parallel import ColumnParallelLinear, Mesh, RowParallelLinear
+from photon_grpc.layers.parallel.group import Mesh, can_share, share_of
+from photon_grpc.layers.parallel.linears import ColumnParallelLinear, RowParallelLinear
+from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead, can_share_vocabulary
 from photon_grpc.layers.quantization.methods import Method
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.unquantized import Unquantized
@@ -57,10 +59,22 @@ class DecoderBuilder:
 
     def check_shares(self) -> None:
         """Raise ModelLoadError if the model cannot be shared out over the ranks of the mesh."""
-        for field in ("num_kv_heads", "num_heads", "intermediate_size"):
-            size = getattr(self.config, field)
-            if size % self.mesh.tp.size:
-                raise ModelLoadError(f"{field} {size} cannot be shared out over {self.mesh.tp.size} ranks", field=field)
+        group, config = self.mesh.tp, self.config
+        fits = {
+            "num_kv_heads": can_share(group, config.num_kv_heads),
+            "num_heads": config.num_heads % group.size == 0,
+            "intermediate_size": config.intermediate_size % group.size == 0,
+            "vocab_size": can_share_vocabulary(config.vocab_size, group.size),
+        }
+        for field, is_shared in fits.items():
+            size = getattr(config, field)
+            if not is_shared:
+                raise ModelLoadError(
+                    f"{field} {size} cannot be shared out over {group.size} ranks (--tensor-parallel-size)",
+                    field=field,
+                    needed=group.size,
+                    limit=size,
+                )
 
     def decoder(self) -> Decoder:
         config, embedding = self.config, self.embedding()
@@ -90,7 +104,10 @@ class DecoderBuilder:
         method = self.method(name)
         if tied and not method.reads_floats:
             method = Unquantized()
-        return LMHead(name, embedding, tied=tied, method=method, sample=self.kernels.sample)
+        parts = {"tied": tied, "method": method, "sample": self.kernels.sample}
+        if self.mesh.tp.size == 1:
+            return LMHead(name, embedding, **parts)
+        return VocabularyParallelHead(name, embedding, group=self.mesh.tp, **parts)
 
     def layer(self, layer: int) -> DecoderLayer:
         """Build layer number `layer`, counted from 0."""
@@ -105,16 +122,18 @@ class DecoderBuilder:
 
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
         config, outputs = self.config, self.qkv_outputs()
+        most = dict.fromkeys(("k_proj", "v_proj"), config.num_kv_heads)
         q_size = config.num_heads * config.head_dim
         attention = self.attention_class(
             AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.dtype),
             LayerKV(self.page_format(), self.window(layer)),
-            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm),
+            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm, most=most),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotaries[config.ropes[layer]],
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
         attention.scales = self.page_scales()
+        attention.kv_heads = self.kv_heads
         return attention
 
     def qkv_outputs(self) -> dict[str, int]:
@@ -128,15 +147,23 @@ class DecoderBuilder:
         window = self.config.windows[layer]
         return window if window < self.max_model_len else 0
 
+    @property
+    def kv_heads(self) -> slice:
+        """The key-value heads of this rank among those of the model."""
+        return share_of(self.mesh.tp, self.config.num_kv_heads).of(self.config.num_kv_heads)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads.stop - self.kv_heads.start
+
     def page_format(self) -> PageFormat:
         dtype = self.dtype if self.saturated is None else PAGE_DTYPE
-        num_kv_heads = self.config.num_kv_heads // self.mesh.tp.size
-        return PageFormat(num_kv_heads, self.config.head_dim, str(dtype).removeprefix("torch."))
+        return PageFormat(self.num_kv_heads, self.config.head_dim, str(dtype).removeprefix("torch."))
 
     def page_scales(self) -> PageScales | None:
         if self.saturated is None:
             return None
-        return PageScales.ones(self.config.num_kv_heads // self.mesh.tp.size, self.saturated, self.config.head_dim)
+        return PageScales.ones(self.num_kv_heads, self.saturated, self.config.head_dim)
 
     def qk_norm(self, prefix: str) -> QKNorm:
         head_dim = self.config.head_dim
@@ -160,11 +187,12 @@ class DecoderBuilder:
         return self.norm_class(name + ".weight", size, eps, **shared)
 
     def column_linear(
-        self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool, norm: RMSNorm | None
-    ) -> Linear:
-        """Build a column-parallel Linear; sizes are those of the whole model."""
+        self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool, norm: RMSNorm | None,
+        most: dict[str, int] | None = None,
+    ) -> Linear:  # fmt: skip
+        """Build a column-parallel Linear; sizes are those of the whole model, `most` as there."""
         shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
-        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, norm=norm, **shared)
+        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, norm=norm, most=most, **shared)
 
     def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
         """Build a row-parallel Linear; sizes are those of the whole model."""

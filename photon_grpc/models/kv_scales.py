@@ -66,7 +66,8 @@ def set_kv_scales(decoder: Decoder, found: KVScales) -> None:
     offsets = [None] * len(found.numbers) if found.offsets is None else found.offsets.to(decoder.device)
     for layer, numbers, offset in zip(decoder.layers, found.numbers.to(decoder.device), offsets, strict=True):
         if layer.attention.scales is not None:
-            layer.attention.scales.set(numbers, offset)
+            heads = layer.attention.kv_heads
+            layer.attention.scales.set(numbers[:, heads], None if offset is None else offset[heads])
 
 
 def _of_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> torch.Tensor:

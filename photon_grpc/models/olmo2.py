@@ -55,7 +55,9 @@ class Olmo2Builder(DecoderBuilder):
     def check_shares(self) -> None:
         """Raise ModelLoadError for several ranks: each would normalise its own heads only."""
         if self.mesh.tp.size > 1:
-            raise ModelLoadError(f"q_norm cannot be shared out over {self.mesh.tp.size} ranks", field="q_norm")
+            raise ModelLoadError(
+                f"q_norm cannot be shared out over {self.mesh.tp.size} ranks: it is of all heads", field="q_norm"
+            )
 
     def layer(self, layer: int) -> DecoderLayer:
         prefix = self.named(f"model.layers.{layer}.")

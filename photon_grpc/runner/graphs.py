@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
 from photon_grpc.runner.step import Bounds, Draws, Launch, Rows, Step, StepShape, StepTensors, Tail
@@ -143,6 +144,8 @@ class GraphLaunch:
             column.zero_()
         try:
             return self._capture(function)
+        except StartupError:
+            raise
         except Exception as error:
             # No memory, or (Triton's errors are no RuntimeErrors) no room on this device for a kernel.
             # A lost device raises again when the step is computed.
@@ -208,9 +211,27 @@ class CudaCapture:
         before.wait_stream(self._stream)
         torch.cuda.synchronize(self._stream.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Threads of NCCL ask for the state of events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = function()
         return graph.replay, out
+
+
+class CaptureOrRefuse:
+    """Capture as `capture` does; where one rank cannot, none can start."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
+        try:
+            return self._capture(function)
+        except Exception as error:
+            raise ConfigError(
+                f"a CUDA graph cannot be captured, which all ranks need ({type(error).__name__}: {error}); for want of "
+                "memory lower --gpu-memory-utilization, or set --enforce-eager",
+                field="enforce_eager",
+            ) from error
 
 
 @cache

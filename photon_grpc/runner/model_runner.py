@@ -58,6 +58,8 @@ class ModelRunner:
         self._poisoned = PoisonedSlots()
         self._saturation = saturation
         self._is_held_back = False
+        #: Launches that failed.
+        self.num_failures = 0
 
     @property
     def num_blocks(self) -> int:
@@ -154,6 +156,7 @@ class ModelRunner:
 
         Raise torch.AcceleratorError if the device is lost, which a launch of Triton's reports by a RuntimeError.
         """
+        self.num_failures += 1
         wait_for(self.table.device)
         _LOG.exception("step %d failed", batch.step)
         self._poisoned.failed(batch)

@@ -24,9 +24,10 @@ from photon_grpc.kernels.lang.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
-from photon_grpc.runner.graphs import Capture
+from photon_grpc.runner.graphs import Capture, CaptureOrRefuse, CudaCapture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.ranks import ALONE, Ranks
 from photon_grpc.runner.warm_up import (
     call_once,
     largest_step,
@@ -63,30 +64,38 @@ class RunnerStart:
         progress: called in the stages "warm-up" (steps) and "kernels" (those that must be compiled).
         num_compilers: kernels compiled at a time.
         speculation: how the runner drafts.
+        ranks: those that compute the model together; all start alike.
     """
 
     limits: RunnerLimits
     progress: OnStage
     num_compilers: int
     speculation: Speculation = NO_SPECULATION
+    ranks: Ranks = ALONE
 
     def runner(self, decoder: Decoder) -> ModelRunner:
         """Build the runner; raise ConfigError if memory does not suffice, NumericFailure if the model yields NaN."""
         num_blocks = self.limits.num_blocks
         if decoder.device.type == "cpu":
-            return self._warm_runner(decoder, num_blocks or self._blocks_on_cpu(decoder))
+            num_blocks = self.ranks.least(num_blocks or self._blocks_on_cpu(decoder))
+            self.ranks.join(decoder.device)
+            return self._warm_runner(decoder, num_blocks)
         short = one_layer_of_each_kind(decoder)
         progress = partial(self.progress, "kernels")
         with precompile_on_demand(lambda: self._dry_run(short), progress, self.num_compilers):
             # The first missing kernel is compiled here, where nothing is measured.
-            self._largest_step(short)
-            return self._warm_runner(decoder, num_blocks or self._blocks_on_cuda(decoder))
+            with self.ranks.rehearsal():
+                self._largest_step(short)
+            self.ranks.join(decoder.device)
+            num_blocks = self.ranks.least(num_blocks or self._blocks_on_cuda(decoder))
+            return self._warm_runner(decoder, num_blocks)
 
     def _dry_run(self, short: Decoder) -> None:
         """Compute as `runner` does, on separate objects, and wait for the device."""
-        self._largest_step(short)
         quiet = replace(self, progress=lambda stage, done, total: None)
-        quiet._warm_runner(short, 1, call_once).close()
+        with self.ranks.alone():
+            self._largest_step(short)
+            quiet._warm_runner(short, 1, call_once).close()
 
     def _warm_runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None = None) -> ModelRunner:
         runner = self._runner(decoder, num_blocks, capture)
@@ -108,9 +117,12 @@ class RunnerStart:
             max_num_seqs=sizes.max_num_seqs,
             depth=sizes.depth,
             progress=lambda done, total: self.progress("warm-up", done, total + 1),
-            capture=capture,
+            capture=capture or self._capture(),
             speculation=self.speculation,
         )
+
+    def _capture(self) -> Capture:
+        return CudaCapture() if self.ranks.mesh.tp.size == 1 else CaptureOrRefuse(CudaCapture())
 
     def _is_captured(self, decoder: Decoder) -> bool:
         """Return whether steps are captured; torch's attention reads lengths from the device, which forbids it."""

@@ -21,7 +21,7 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
 from photon_grpc.layers.ends import Logits
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parallel import ColumnParallelLinear, RowParallelLinear
+from photon_grpc.layers.parallel.linears import ColumnParallelLinear, RowParallelLinear
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, load, weights
 from tests.models import quantized, reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import chosen_format
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
+from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
-from photon_grpc.layers.parallel import Mesh
+from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.parallel.group import Mesh, Rehearsal
+from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
+from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.models.fused import with_chains
 from tests.models import reference
@@ -36,12 +41,12 @@ class ThreadGroup:
         self.size = ranks.size
         self._ranks = ranks
 
-    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        self._ranks.partials[self.rank] = partial
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        self._ranks.partials[self.rank] = part
         self._ranks.barrier.wait()
-        total: torch.Tensor = sum(self._ranks.partials[rank] for rank in range(self.size))  # type: ignore[assignment]
+        parts = torch.stack([self._ranks.partials[rank] for rank in range(self.size)])
         self._ranks.barrier.wait()
-        return total
+        return parts
 
 
 def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
@@ -63,7 +68,11 @@ def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama3-tied", "llama-biases", "qwen2", "qwen3", "mistral-window", "smollm3", "gemma3"]
+    "variant",
+    [
+        *("llama3-tied", "llama-biases", "llama-untied-linear", "qwen2", "qwen3", "mistral-window", "smollm3"),
+        "gemma3",
+    ],
 )
 def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:
     model = reference.make_model(variant)
@@ -87,14 +96,59 @@ def test_each_rank_keeps_its_part(tmp_path: Path) -> None:
     assert [layer.mlp.down.in_features for layer in layers] == [whole.layers[0].mlp.down.in_features // 2] * 2
 
 
-def test_a_kernel_never_adds_a_partial_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3"])
+def test_fused_layers_add_the_sums_of_all_ranks(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
-    path = reference.save(reference.make_model("qwen2"), tmp_path)
-    assert with_chains(reference.load_decoder(path)) is not None
-    assert with_chains(of_two_ranks(path)[0]) is None
+    model = reference.make_model(variant)
+    fused = [with_chains(decoder) for decoder in of_two_ranks(reference.save(model, tmp_path))]
+
+    def logits(decoder: Decoder | None) -> list[torch.Tensor]:
+        assert decoder is not None
+        return reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(logits, fused)
+    for ids, mine, others in zip(reference.prompts(), first, second, strict=True):
+        torch.testing.assert_close(mine, reference.reference_logits(model, ids), atol=1e-4, rtol=0)
+        assert torch.equal(mine, others)
 
 
-def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
-    path = reference.save(reference.make_model("llama-untied-linear"), tmp_path)
-    with pytest.raises(ModelLoadError, match="num_kv_heads 1 cannot be shared out over 2 ranks"):
-        of_two_ranks(path)
+@pytest.mark.parametrize(
+    ("field", "changes", "size"),
+    [
+        ("num_kv_heads", {"num_kv_heads": 2, "num_heads": 6}, 3),
+        ("num_heads", {"num_kv_heads": 1, "num_heads": 3}, 2),
+        ("intermediate_size", {"intermediate_size": 65}, 2),
+        ("vocab_size", {"vocab_size": 3}, 4),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_by_name(
+    field: str, changes: dict[str, int], size: int, tmp_path: Path
+) -> None:
+    config = read_model_dir(reference.save(reference.make_model("llama3-tied"), tmp_path))
+    fitting = {"num_kv_heads": 4, "num_heads": 4, "intermediate_size": 64}
+    odd = replace(config, **(fitting | changes))
+    with pytest.raises(ModelLoadError, match=rf"{field} \d+ cannot be shared out over {size} ranks"):
+        build(
+            odd, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=8,
+            mesh=Mesh(tp=Rehearsal(0, size)),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_ids", [64, 100, 1003, 4096])
+def test_the_vocabulary_is_shared_out_whole(num_ids: int) -> None:
+    embedding = Embedding("embed", num_ids, 8, dtype=torch.float32)
+    for size in (2, 3, 4):
+        heads = [
+            VocabularyParallelHead(
+                "head",
+                embedding,
+                tied=False,
+                method=Unquantized(),
+                sample=sample.reference,
+                group=Rehearsal(rank, size),
+            )
+            for rank in range(size)
+        ]
+        assert [one for head in heads for one in range(num_ids)[head.ids]] == list(range(num_ids))
+        assert all(head.num_parameters for head in heads)

@@ -91,11 +91,11 @@ class FromCheckpoint:
         for staged, (name, rows) in zip(linear.weight, linear.slices(), strict=True):
             for stored in staged.stored:
                 tensor = staged.tensors[stored.suffix]
-                part = linear.part(tensor.shape, rows=stored.rows, columns=stored.columns)
+                part = linear.part(name, tensor.shape, rows=stored.rows, columns=stored.columns)
                 yield target_of(name, stored, tensor, part)
             if linear.bias is not None:
                 bias = linear.bias[rows]
-                yield Target(name + ".bias", bias, part=linear.part(bias.shape, columns=None))
+                yield Target(name + ".bias", bias, part=linear.part(name, bias.shape, columns=None))
 
     def codes(self, linear: Linear) -> Codes:
         read = LAYOUTS[self.form.layout].read
@@ -116,6 +116,6 @@ def _shapes(linear: Linear, form: WeightFormat) -> Iterator[tuple[str, WeightSiz
     """Return the name and the sizes of every output's weight."""
     for name, rows in linear.slices():
         sizes = rows.stop - rows.start, linear.in_features
-        part = linear.part(sizes)
+        part = linear.part(name, sizes)
         whole, begin = (sizes, 0) if part is None else (part.whole, part.slices[1].start or 0)
         yield name, WeightSizes(*sizes, form, scale_dtype(linear, form), (whole[0], whole[1]), begin)

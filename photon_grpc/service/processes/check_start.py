@@ -23,7 +23,7 @@ from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dty
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
-from photon_grpc.compose.threads import available_cores
+from photon_grpc.compose.threads import cores_of
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
@@ -33,6 +33,7 @@ from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
+from photon_grpc.layers.parallel.group import Mesh, Rehearsal
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import builder, weights
 from photon_grpc.runner.numerics import numerics
@@ -59,7 +60,7 @@ def numerics_version(config: ServeConfig) -> str:
         kv_form = choose_kv_form(config, model_config, device, kernels).name
         found = numerics(
             config.device.numerics, kernels, device, dtype, weight_format, sizes.block_size, is_long=is_long,
-            kv_form=kv_form,
+            kv_form=kv_form, num_ranks=config.parallel.num_ranks,
         )  # fmt: skip
         return found.version
     return ""
@@ -132,8 +133,9 @@ def check_model(config: ServeConfig) -> None:
     # Behind the sizes: they are checked also where the device is missing.
     choose_kv_form(config, model_config, *pick_kernels(config))
     method = methods(format_of(model_config, config.model))
+    mesh = Mesh(tp=Rehearsal(0, config.parallel.tensor_parallel_size))
     decoder = builder.build(
-        model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method
+        model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method, mesh=mesh
     )
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format != "dummy":
@@ -141,9 +143,9 @@ def check_model(config: ServeConfig) -> None:
 
 
 def main() -> None:
-    # As many as the engine will have, since they are a part of its numerics on a CPU.
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or available_cores()))
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
+    # As many as the engine will have, since they are a part of its numerics on a CPU.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores_of(config.parallel.num_ranks)))
     print(msgspec.json.encode(report(config)).decode())
 
 

@@ -187,15 +187,7 @@ def enter_child(argv: list[str]) -> ChildContext:
     running requests before it ends its children. SIGUSR1 prints the stacks of its threads.
     """
     supervisor_pid, fd, heartbeat_fd, *shared = map(int, argv[1:])
-    die_with(supervisor_pid)
-    faulthandler.enable()
-    faulthandler.register(WHERE_SIGNAL)
-    for signum in _IGNORED_SIGNALS:
-        if signum != WHERE_SIGNAL:
-            signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
-    for each in (fd, heartbeat_fd, *shared):
-        os.set_inheritable(each, False)
+    behave_as_child(supervisor_pid, fd, heartbeat_fd, *shared)
     control = ControlChannel(socket.socket(fileno=fd), max_bytes=_MAX_MESSAGE_BYTES)
     try:
         while not (messages := control.receive()):
@@ -206,6 +198,19 @@ def enter_child(argv: list[str]) -> ChildContext:
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
     return ChildContext(control, begin, messages, SharedHeartbeat(heartbeat_fd), tuple(shared))
+
+
+def behave_as_child(parent_pid: int, *files: int) -> None:
+    """Have this process die with its parent, ignore the signals of a child, and keep the files for itself."""
+    die_with(parent_pid)
+    faulthandler.enable()
+    faulthandler.register(WHERE_SIGNAL)
+    for signum in _IGNORED_SIGNALS:
+        if signum != WHERE_SIGNAL:
+            signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
+    for each in files:
+        os.set_inheritable(each, False)
 
 
 def die_with(parent_pid: int) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import ControlChannel, LoadingProgress, Ready
@@ -56,12 +57,14 @@ def main(argv: list[str]) -> int:
 def _run(context: ChildContext) -> None:
     control, config, heartbeat = context.control, context.begin.config, context.heartbeat
     log_to_stderr(config.server.log_level, "engine", log_format=config.server.log_format)
-    limit_threads()
+    limit_threads(config.parallel.num_ranks)
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble
+    from photon_grpc.compose.leading_rank import ranks_of
     from photon_grpc.kernels.lang.jit import BEFORE_COMPILATION
 
-    assembled = assemble(config, _reporter(control))
+    ranks = ranks_of(config, partial(_refuse, context), _end_as)
+    assembled = assemble(config, _reporter(control), ranks)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     recorder = SharedFlightRecorder(*context.shared)
     quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
@@ -79,6 +82,18 @@ def _run(context: ChildContext) -> None:
     finally:
         # The last collection must see all objects: nanobind, in Triton, reports others as leaked.
         gc.unfreeze()
+
+
+def _refuse(context: ChildContext, reason: str) -> None:
+    """End this process, whose main thread may wait for a rank that has ended."""
+    os._exit(context.refuse(reason))
+
+
+def _end_as(code: int) -> None:
+    """End this process as a rank of it has ended: who sent that a signal, not a request, is the cause."""
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(1)
 
 
 def _reporter(control: ControlChannel) -> Callable[[str, int, int], None]:

@@ -1,0 +1,71 @@
+"""A rank beside rank 0: it loads its part of the model and computes what it is told to.
+
+It decides nothing: rank 0 sends every step, and a step that fails here ends all ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from photon_grpc.bridge.ranks import Launch, Least, NewMemory, Offer, RankChannel, ReadStep, SampleMasked
+from photon_grpc.compose.assemble import load_runner
+from photon_grpc.compose.leading_rank import OneRank
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.ports import Pending
+from photon_grpc.layers.parallel.processes import ProcessGroup
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.ranks import refuse_failure
+
+
+class FollowingRank(OneRank):
+    """A rank that agrees with the others through rank 0."""
+
+    def __init__(self, config: ServeConfig, rank: int, rendezvous: int, channel: RankChannel) -> None:
+        super().__init__(ProcessGroup(rank, config.parallel.num_ranks, rendezvous))
+        self._config = config
+        self._channel = channel
+
+    def load(self) -> ModelRunner:
+        """Load the model and compute the first steps with the others. Raise StartupError."""
+        runner = load_runner(self._config, lambda stage, done, total: None, self).runner
+        gc.collect()
+        gc.freeze()
+        return runner
+
+    def least(self, number: int) -> int:
+        self._channel.send(Offer(number))
+        message = self._channel.receive()
+        if not isinstance(message, Least):
+            raise TypeError(f"rank 0 answered {message}")
+        return message.number
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Compute alone, after rank 0 has."""
+        self.least(0)
+        yield
+
+
+def follow(channel: RankChannel, runner: ModelRunner) -> None:
+    """Compute what rank 0 sends. Raise EOFError once it is gone, RankFailure if a step fails."""
+    memories: list[memoryview] = []
+    unread: deque[Pending] = deque()
+    pending: Pending | None = None
+    while True:
+        message = channel.receive()
+        if isinstance(message, Launch):
+            pending = runner.submit(message.batch)
+            if message.batch.drafts:
+                unread.append(pending)
+        elif isinstance(message, SampleMasked) and pending is not None:
+            pending.sample(memories[message.memory][: message.num_bytes])
+        elif isinstance(message, ReadStep):
+            unread.popleft().result()
+        elif isinstance(message, NewMemory):
+            memories.append(channel.take_memory(message.num_bytes))
+        else:
+            raise TypeError(f"rank 0 sent {message}")
+        refuse_failure(runner)

@@ -1,0 +1,250 @@
+"""Rank 0 and the processes of the other ranks: their start, what it tells them, and the detection of their end.
+
+A thread starts them and waits for their end: the system ends a child when the *thread* that started it ends. No rank
+can go on without the others, and rank 0 may be waiting for one on the device, so that thread reports their end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from photon_grpc.bridge.codec import encode
+from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, shared_file
+from photon_grpc.bridge.ranks import (
+    BeginRank,
+    Launch,
+    Least,
+    Offer,
+    RankChannel,
+    RankMessage,
+    RankRefused,
+    ReadStep,
+    SharedMasks,
+)
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import Runner
+from photon_grpc.errors import StartupError
+from photon_grpc.layers.parallel.group import Mesh
+from photon_grpc.layers.parallel.processes import ProcessGroup
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.ranks import ALONE, LeadingRanks, LeadingRunner
+
+log = logging.getLogger(__name__)
+
+#: What another rank runs: `python -m MODULE PID CHANNEL_FD HEARTBEAT_FD RENDEZVOUS_FD`.
+MODULE = "photon_grpc.service.processes.rank"
+#: Time for rank 0 to report by itself why a rank could not start, before the thread that watches ends it.
+_GRACE_S = 2.0
+
+
+def ranks_of(
+    config: ServeConfig,
+    on_refused: Callable[[str], None] | None = None,
+    on_lost: Callable[[int], None] | None = None,
+) -> LeadingRanks:
+    """Start the other ranks that the settings ask for; arguments as of LeadingRank, by default nothing is called."""
+    if config.parallel.num_ranks == 1:
+        return ALONE
+    return LeadingRank(config, on_refused or (lambda reason: None), on_lost or (lambda code: None))
+
+
+class OneRank:
+    """This process among the ranks; `mesh` has their group."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self.mesh = Mesh(tp=group)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._group.alone()
+
+    def join(self, device: torch.device) -> None:
+        self._group.join(device)
+
+    def leave(self) -> None:
+        """Give up the group."""
+        self._group.leave()
+
+
+class RankProcess:
+    """One of the other ranks: its process, its socket and its heartbeat."""
+
+    def __init__(self, rank: int, rendezvous: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.rank = rank
+        self.watchdog = Watchdog()
+        self.channel = RankChannel(ours)
+        with theirs:
+            files = theirs.fileno(), self.watchdog.fd, rendezvous
+            command = [sys.executable, "-m", MODULE, str(os.getpid()), *map(str, files)]
+            # In a session of its own no signal of a terminal reaches it.
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def close(self) -> None:
+        """End it: it has nothing to wait for without a socket."""
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+        self.watchdog.close()
+        os.close(self.pidfd)
+
+    @property
+    def end(self) -> str:
+        """Return how it ended."""
+        code = self.process.wait()
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+class LeadingRank(OneRank):
+    """Rank 0 and the processes of the others.
+
+    Args:
+        on_refused: called with the reason why the ranks cannot start, while this rank may wait for them.
+        on_lost: called with the exit code of a rank that has ended after the start; negative for a signal.
+    """
+
+    def __init__(self, config: ServeConfig, on_refused: Callable[[str], None], on_lost: Callable[[int], None]) -> None:
+        self._size = config.parallel.num_ranks
+        self._rendezvous = shared_file("rendezvous")
+        super().__init__(ProcessGroup(0, self._size, self._rendezvous))
+        self._on_refused, self._on_lost = on_refused, on_lost
+        self._is_started = self._is_refused = self._is_closed = False
+        self._ranks: list[RankProcess] = []
+        self._are_begun = threading.Event()
+        self._error: OSError | None = None
+        threading.Thread(target=self._start_and_watch, name="ranks", daemon=True).start()
+        self._are_begun.wait()
+        if self._error is not None:
+            raise StartupError(f"a process for another rank cannot be started: {self._error}")
+        channels = [rank.channel for rank in self._ranks]
+        self._masks = SharedMasks(channels)
+        for rank in self._ranks:
+            rank.channel.send(BeginRank(config, rank.rank))
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    # -- the start -----------------------------------------------------------------------------------------------------
+
+    def least(self, number: int) -> int:
+        for rank in self._ranks:
+            number = min(number, self._offer(rank))
+        self._tell(Least(number))
+        return number
+
+    def _offer(self, rank: RankProcess) -> int:
+        try:
+            message = rank.channel.receive()
+        except EOFError:
+            self._is_refused = True
+            raise StartupError(f"rank {rank.rank} has ended {rank.end} while it started") from None
+        if isinstance(message, RankRefused):
+            self._is_refused = True
+            raise StartupError(_reason(rank, message))
+        if not isinstance(message, Offer):
+            raise TypeError(f"rank {rank.rank} sent {message}")
+        return message.number
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Compute alone, then let the others begin: they find all kernels compiled."""
+        yield
+        self.least(0)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def lead(self, runner: ModelRunner) -> Runner:
+        self._is_started = True
+        return LeadingRunner(runner, self)
+
+    def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
+        return self._masks.allocate
+
+    def launch(self, batch: Batch) -> None:
+        self._tell(Launch(batch))
+
+    def sample(self, masks: memoryview) -> None:
+        self._tell(self._masks.message(masks))
+
+    def read(self) -> None:
+        self._tell(ReadStep())
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._is_closed = True
+        for rank in self._ranks:
+            rank.close()
+        self._group.leave()
+
+    def _tell(self, message: RankMessage) -> None:
+        frame = encode(message)
+        for rank in self._ranks:
+            rank.channel.send_encoded(frame)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _start_and_watch(self) -> None:
+        try:
+            self._ranks = [RankProcess(rank, self._rendezvous) for rank in range(1, self._size)]
+        except OSError as error:
+            self._error = error
+        finally:
+            self._are_begun.set()
+        if self._error is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        by_file = {rank.pidfd: rank for rank in self._ranks}
+        for pidfd in by_file:
+            poll.register(pidfd, select.POLLIN)
+        while not (ended := poll.poll(TICK_S * 1000)):
+            if self._is_closed:
+                return
+            for rank in self._ranks:
+                if silence := rank.watchdog.tick():
+                    log.error("rank %d %s: it is killed", rank.rank, silence)
+                    rank.process.kill()
+        self._lost(by_file[ended[0][0]])
+
+    def _lost(self, rank: RankProcess) -> None:
+        """End this process as the rank has ended."""
+        if self._is_closed:
+            return
+        if not self._is_started:
+            # Where this rank waits for the other one on its socket, it reports the reason by itself.
+            time.sleep(_GRACE_S)
+            if not self._is_refused:
+                self._on_refused(_last_words(rank))
+            return
+        log.error("rank %d has ended %s: the engine ends as well", rank.rank, rank.end)
+        self._on_lost(rank.process.wait())
+
+
+def _last_words(rank: RankProcess) -> str:
+    """Return why a rank that has ended could not start."""
+    try:
+        while True:
+            if isinstance(message := rank.channel.receive(), RankRefused):
+                return _reason(rank, message)
+    except EOFError:
+        return f"rank {rank.rank} has ended {rank.end} while it started"
+
+
+def _reason(rank: RankProcess, refused: RankRefused) -> str:
+    return f"rank {rank.rank}: {refused.message}"

@@ -1,0 +1,74 @@
+"""Ranks that compute the same step, each with its part of every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Group(Protocol):
+    """Ranks 0 … size - 1 that compute the same step."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Return every rank's `part`, in the order of ranks: [...] -> [size, ...], equal on all to the bit."""
+
+
+class GroupOfOne:
+    """This process alone."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part[None]
+
+
+class Rehearsal(NamedTuple):
+    """A rank without the others, whose part it takes for theirs: shapes and kernels are right, numbers are not."""
+
+    rank: int
+    size: int
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return part[None].repeat(self.size, *(1 for _ in part.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks that compute one model together, in a group for each way of splitting it.
+
+    tp: each rank holds a part of the heads and of the intermediate size of every layer, and of the vocabulary.
+    """
+
+    tp: Group = field(default_factory=GroupOfOne)
+
+
+class Share(NamedTuple):
+    """Part number `index` of `count` equal parts."""
+
+    index: int
+    count: int
+
+    def of(self, size: int) -> slice:
+        """Return its place among `size` elements, a multiple of `count`."""
+        part = size // self.count
+        return slice(self.index * part, (self.index + 1) * part)
+
+
+def share_of(group: Group, most: int) -> Share:
+    """Return this rank's share of something that can be cut into `most` parts; neighbours share one where it is few."""
+    count = min(group.size, most)
+    return Share(group.rank * count // group.size, count)
+
+
+def can_share(group: Group, most: int) -> bool:
+    """Return whether every rank gets equally many of `most` parts, or all parts are with equally many ranks."""
+    return most % group.size == 0 or group.size % most == 0

@@ -1,0 +1,109 @@
+"""Linears of which every rank has a part: columns of y, or partial sums of all of y."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.linear import slices
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.parallel.group import Group, Share, share_of
+from photon_grpc.layers.parameter_owner import Part
+from photon_grpc.layers.workspace import Workspace
+
+#: The end that leaves sums as they are, in float32.
+SUMS = Logits()
+
+
+class ColumnParallelLinear(Linear):
+    """A Linear of which every rank has an equal part of each output's features, the columns of y.
+
+    Sizes and `options` are those of a Linear of the whole model.
+
+    Args:
+        most: the parts that an output can be cut into, where there may be fewer than ranks; ranks then share them.
+    """
+
+    def __init__(
+        self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group,
+        most: Mapping[str, int] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.group = group
+        self._shares = {prefix + name: share_of(group, (most or {}).get(name, group.size)) for name in outputs}
+        sizes = {name: features // self._shares[prefix + name].count for name, features in outputs.items()}
+        super().__init__(prefix, in_features, sizes, **options)
+
+    def part(
+        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
+    ) -> Part | None:
+        return None if rows is None else part_of(shape, rows, self._shares[output])
+
+
+class RowParallelLinear(Linear):
+    """A Linear of which every rank has an equal part of the input's features.
+
+        y = round(partial[0] + … + partial[size - 1]) + b       partial sums in float32, added in the order of ranks
+
+    Sizes and `options` are those of a Linear of the whole model. All ranks have the bias.
+    """
+
+    def __init__(
+        self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, **options: Any
+    ) -> None:
+        self.group = group
+        #: Added once to the sum, not to a rank's part of it.
+        self._bias: torch.Tensor | None = None
+        self._sums: Gemm | None = None
+        super().__init__(prefix, in_features // group.size, outputs, **options)
+
+    def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        if self.group.size == 1:
+            return super().__call__(x, ctx)
+        sums = super().__call__(x, ctx).float() if self._sums is None else self._sums(x)
+        y = in_order(self.group.gather(sums)).to(x.dtype)
+        return y if self._bias is None else y.add_(self._bias)
+
+    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+        """Return the product whose partial sums all ranks add to the residual stream; None for other ends."""
+        if self.group.size == 1:
+            return super().gemm(num_rows, end)
+        sums = super().gemm(num_rows, SUMS) if isinstance(end, AddResidual) else None
+        return None if sums is None else partial(self._add, sums)
+
+    def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
+        work.outdated()
+        slices.add_launch(work.h, self.group.gather(sums(x)), self._bias)
+
+    def part(
+        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
+    ) -> Part | None:
+        return None if columns is None else part_of(shape, columns, share_of(self.group, self.group.size))
+
+    def after_load(self) -> None:
+        if self.group.size > 1:
+            self._bias, self.bias = self.bias, None
+        super().after_load()
+        if self.group.size > 1:
+            self._sums = super().gemm(0, SUMS)
+
+
+def in_order(parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the first axis, added in its order."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def part_of(shape: tuple[int, ...], axis: int, share: Share) -> Part | None:
+    """Return the part that a tensor of `shape` is, split along `axis`; None if it is all."""
+    if share.count == 1:
+        return None
+    whole = tuple(size * share.count if at == axis else size for at, size in enumerate(shape))
+    slices = tuple(share.of(whole[axis]) if at == axis else slice(None) for at in range(len(shape)))
+    return Part(slices, whole)

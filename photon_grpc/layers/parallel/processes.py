@@ -1,0 +1,82 @@
+"""Ranks in processes of this machine: NCCL between CUDA devices, gloo on CPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from photon_grpc.layers.parallel.group import Group, Rehearsal
+
+#: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
+#: Longer than any step, and than the compilation of a kernel that one rank meets first. The end of a rank is noticed at
+#: once, elsewhere.
+TIMEOUT_S = 1800.0
+
+
+class ProcessGroup:
+    """A group whose ranks rehearse alone until they join.
+
+    Args:
+        file: the number of a shared file, by which the ranks find each other.
+    """
+
+    def __init__(self, rank: int, size: int, file: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._file = file
+        self._alone = Rehearsal(rank, size)
+        self._group: Group = self._alone
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return self._group.gather(part)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Rehearse in this block."""
+        before, self._group = self._group, self._alone
+        try:
+            yield
+        finally:
+            self._group = before
+
+    def join(self, device: torch.device) -> None:
+        """Meet the others; all ranks call it. From then on `gather` waits for them."""
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        on_cuda = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            store=dist.FileStore(f"/proc/self/fd/{self._file}", self.size),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            device_id=device if on_cuda else None,
+        )
+        self._group = Joined(self.rank, self.size, dist.group.WORLD)
+
+    def leave(self) -> None:
+        """Compute alone again; the others have ended."""
+        if self._group is not self._alone:
+            self._group = self._alone
+            dist.destroy_process_group()
+
+
+class Joined:
+    """Ranks that have met."""
+
+    def __init__(self, rank: int, size: int, group: Any) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = group
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        parts = part.new_empty((self.size * part.numel(),))
+        dist.all_gather_into_tensor(parts, part.contiguous().view(-1), group=self._group)
+        return parts.view(self.size, *part.shape)

@@ -1,0 +1,152 @@
+"""The ranks that compute a model together: what they agree on at their start, and the steps that rank 0 leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.ports import Pending, Runner
+from photon_grpc.layers.parallel.group import Mesh
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.upload import host_memory
+
+
+class Ranks(Protocol):
+    """This process among those that compute a model together. All do the same in the same order."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    def least(self, number: int) -> int:
+        """Return the least number of all ranks; wait for them. Raise StartupError if one cannot start."""
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Return a block in which this rank computes alone; rank 0 leaves it before another enters it."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a block in which this rank computes alone, whatever the others do."""
+
+    def join(self, device: torch.device) -> None:
+        """Have layers compute with those of the others from now on."""
+
+
+class LeadingRanks(Ranks, Protocol):
+    """The ranks as rank 0 has them."""
+
+    def lead(self, runner: ModelRunner) -> Runner:
+        """Return a runner that has all ranks compute."""
+
+    def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
+        """Return what allocates memory for masks, which all ranks read."""
+
+
+class NoRanks:
+    """A process that computes a model alone."""
+
+    mesh = Mesh()
+
+    def least(self, number: int) -> int:
+        return number
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self, device: torch.device) -> None:
+        """Do nothing."""
+
+    def lead(self, runner: ModelRunner) -> Runner:
+        return runner
+
+    def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
+        return partial(host_memory, device=device)
+
+
+ALONE = NoRanks()
+
+
+class Followers(Protocol):
+    """The other ranks, told by rank 0 what it does. Raise OSError when one is gone."""
+
+    def launch(self, batch: Batch) -> None: ...
+
+    def sample(self, masks: memoryview) -> None: ...
+
+    def read(self) -> None:
+        """Read the oldest step with drafts."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class RankFailure(Exception):
+    """A step failed on one rank: the ranks' states are no longer equal, and none can go on."""
+
+
+class LeadingRunner:
+    """Rank 0's runner, which tells the others each step before it computes it."""
+
+    def __init__(self, runner: ModelRunner, followers: Followers) -> None:
+        self._runner = runner
+        self._followers = followers
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runner.num_blocks
+
+    @property
+    def kv(self) -> KVPlan:
+        return self._runner.kv
+
+    @property
+    def depth(self) -> int:
+        return self._runner.depth
+
+    def submit(self, batch: Batch) -> Pending:
+        """Launch a step on all ranks. Raise RankFailure if it fails, which ends the process."""
+        self._followers.launch(batch)
+        pending = self._runner.submit(batch)
+        refuse_failure(self._runner)
+        return LedStep(pending, self._runner, self._followers, has_drafts=bool(batch.drafts))
+
+    def close(self) -> None:
+        self._runner.close()
+        self._followers.close()
+
+
+class LedStep:
+    """A step of all ranks."""
+
+    def __init__(self, pending: Pending, runner: ModelRunner, followers: Followers, *, has_drafts: bool) -> None:
+        self._pending = pending
+        self._runner = runner
+        self._followers = followers
+        self._has_drafts = has_drafts
+
+    def drafts(self) -> tuple[int, ...]:
+        return self._pending.drafts()
+
+    def sample(self, masks: memoryview) -> None:
+        self._followers.sample(masks)
+        self._pending.sample(masks)
+        refuse_failure(self._runner)
+
+    def result(self) -> StepOutput:
+        # What was kept of drafts changes the bounds by which all ranks choose shapes.
+        if self._has_drafts:
+            self._followers.read()
+        return self._pending.result()
+
+
+def refuse_failure(runner: ModelRunner) -> None:
+    """Raise RankFailure if a launch has failed; its reason is in the log."""
+    if runner.num_failures:
+        raise RankFailure("a step failed on one of several ranks")
