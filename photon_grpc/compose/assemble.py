@@ -138,12 +138,12 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
-    decoder = _load(model_config, config, kernels, sizes, progress, kv_form, ranks.mesh)
+    decoder = _load(model_config, config, sizes, progress, kv_form, ranks.mesh)
     # A draft model has the format of its own checkpoint.
     flags = dataclasses.replace(config.model, quantization="auto", quantization_head="none")
     own = dataclasses.replace(config, model=flags)
     drafted = speculation(
-        config.speculation, model_config, sizes, lambda draft: _load(draft, own, kernels, sizes, progress, KVForm())
+        config.speculation, model_config, sizes, lambda draft: _load(draft, own, sizes, progress, KVForm())
     )
     progress("warm-up", 0, 1)
     start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted, ranks)
@@ -206,18 +206,18 @@ def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
 def _load(
     model_config: ModelConfig,
     config: ServeConfig,
-    kernels: Kernels,
     sizes: Sizes,
     progress: OnStage,
     kv_form: KVForm,
     mesh: Mesh | None = None,
 ) -> Decoder:
+    device, kernels = pick_kernels(config)
     dtype = pick_dtype(model_config, config)
     weight_format = format_of(model_config, config.model)
     decoder = build(
         model_config,
         dtype=dtype,
-        device=pick_device(config.device.device),
+        device=device,
         kernels=kernels,
         max_model_len=sizes.max_model_len,
         method=methods(weight_format),

@@ -13,7 +13,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any
 
-from photon_grpc.config.flags import NumberRange, ServeConfig
+from photon_grpc.config.flag_field import NumberRange
+from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import ConfigError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})

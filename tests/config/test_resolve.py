@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from photon_grpc.config import flags
 from photon_grpc.config import settings as catalogue
-from photon_grpc.config.flags import NumberRange, ServeConfig, ServerConfig, flag
+from photon_grpc.config.flag_field import NumberRange, flag
+from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.config.resolve import is_model_id, resolve, split_address
 from photon_grpc.config.settings import Setting, settings
 from photon_grpc.errors import ConfigError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,53 +50,63 @@ def listening(pids: list[int]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with serving("--tensor-parallel-size", "2") as running:
-        running.wait_ready()
-        yield running
-
-
-def test_two_ranks_answer_as_one_process_and_start_again_when_one_is_killed(service: RunningService) -> None:
+def expected() -> list[list[tuple[int, ...]]]:
+    """What one process answers."""
     with LLM(device="cpu") as llm:
-        expected = [[output.token_ids for output in llm.generate(PROMPTS, **asked)] for asked in ASKED]
-    address = service.wait_ready()[0]
+        return [[output.token_ids for output in llm.generate(PROMPTS, **asked)] for asked in ASKED]
+
+
+def answers(address: str) -> list[list[tuple[int, ...]]]:
     with SyncClient(address) as client:
-
-        def answers() -> list[list[tuple[int, ...]]]:
-            return [
-                [
-                    tuple(output.token_ids)
-                    for prompt in PROMPTS
-                    for output in client.generate(prompt, token_ids=True, **asked).outputs
-                ]
-                for asked in ASKED
-            ]
-
         assert "2 ranks" in client.model().numerics["device"]
-        assert answers() == expected
+        return [
+            [
+                tuple(output.token_ids)
+                for prompt in PROMPTS
+                for output in client.generate(prompt, token_ids=True, **asked).outputs
+            ]
+            for asked in ASKED
+        ]
+
+
+def test_two_ranks_answer_as_one_process_and_the_engine_ends_with_one(expected: list[list[tuple[int, ...]]]) -> None:
+    with serving("--tensor-parallel-size", "2") as service:
+        assert answers(service.wait_ready()[0]) == expected
         engine, (rank,) = service.children()["engine"], rank_pids(service)
         assert listening([engine, rank]) <= {"0100007F"}, "gloo listens elsewhere than on the loopback interface"
         os.kill(rank, signal.SIGKILL)
         wait_until(lambda: not is_alive(engine), "the end of the engine")
-        service.wait_ready(times=2)
-        assert answers() == expected
-        assert rank not in rank_pids(service)
+        service.end()
+    assert any("rank 1 has ended by SIGKILL" in line for line in service.lines)
 
 
-def test_a_rank_that_stands_still_ends_the_engine(service: RunningService) -> None:
-    times = len(service.ready_lines())
-    engine, (rank,) = service.children()["engine"], rank_pids(service)
-    os.kill(rank, signal.SIGSTOP)
-    wait_until(lambda: not is_alive(engine) and not is_alive(rank), "the end of both")
-    service.wait_ready(times=times + 1)
+@pytest.mark.full
+def test_the_engine_starts_again_whatever_becomes_of_ranks(expected: list[list[tuple[int, ...]]]) -> None:
+    with serving("--tensor-parallel-size", "2") as service:
+        address = service.wait_ready()[0]
+        for times, (name, signum) in enumerate(
+            [("rank", signal.SIGKILL), ("rank", signal.SIGSTOP), ("engine", signal.SIGKILL)], 2
+        ):
+            pids = {"engine": service.children()["engine"], "rank": rank_pids(service)[0]}
+            os.kill(pids[name], signum)
+            wait_until(lambda: not any(map(is_alive, pids.values())), "the end of both")
+            service.wait_ready(times=times)
+        assert answers(address) == expected
+        (rank,) = rank_pids(service)
+        assert service.end() == 0
+        wait_until(lambda: not is_alive(rank), "the end of the rank")
 
 
-def test_ranks_end_with_the_engine_and_with_the_service(service: RunningService) -> None:
-    times = len(service.ready_lines())
-    engine, (rank,) = service.children()["engine"], rank_pids(service)
-    os.kill(engine, signal.SIGKILL)
-    wait_until(lambda: not is_alive(rank), "the end of the rank")
-    service.wait_ready(times=times + 1)
-    (rank,) = rank_pids(service)
-    assert service.end() == 0
-    wait_until(lambda: not is_alive(rank), "the end of the rank")
+@pytest.mark.full
+@pytest.mark.parametrize("delay_s", [0.1, 2.0, 3.0, 4.0])
+def test_a_rank_that_ends_while_it_starts_is_named(delay_s: float) -> None:
+    with serving("--tensor-parallel-size", "2") as service:
+        wait_until(lambda: "engine" in service.children() and rank_pids(service), "a rank")
+        engine, (rank,) = service.children()["engine"], rank_pids(service)
+        time.sleep(delay_s)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: not is_alive(engine), "the end of the engine")
+        if not service.ready_lines():
+            assert service.process.wait() == 2
+            assert "rank 1 has ended by SIGKILL while it started" in service.lines[-1]
+        service.end()

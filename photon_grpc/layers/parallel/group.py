@@ -51,7 +51,7 @@ class Mesh:
     tp: Group = field(default_factory=GroupOfOne)
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Part number `index` of `count` equal parts."""
 
     index: int
@@ -63,10 +63,10 @@ class Share(NamedTuple):
         return slice(self.index * part, (self.index + 1) * part)
 
 
-def share_of(group: Group, most: int) -> Share:
+def share_of(group: Group, most: int) -> RankShare:
     """Return this rank's share of something that can be cut into `most` parts; neighbours share one where it is few."""
     count = min(group.size, most)
-    return Share(group.rank * count // group.size, count)
+    return RankShare(group.rank * count // group.size, count)
 
 
 def can_share(group: Group, most: int) -> bool:

@@ -12,7 +12,7 @@ from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits
 from photon_grpc.layers.linear import Linear
-from photon_grpc.layers.parallel.group import Group, Share, share_of
+from photon_grpc.layers.parallel.group import Group, RankShare, share_of
 from photon_grpc.layers.parameter_owner import Part
 from photon_grpc.layers.workspace import Workspace
 
@@ -100,7 +100,7 @@ def in_order(parts: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def part_of(shape: tuple[int, ...], axis: int, share: Share) -> Part | None:
+def part_of(shape: tuple[int, ...], axis: int, share: RankShare) -> Part | None:
     """Return the part that a tensor of `shape` is, split along `axis`; None if it is all."""
     if share.count == 1:
         return None
