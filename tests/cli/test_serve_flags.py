@@ -119,7 +119,6 @@ def test_an_open_port_without_tls_and_keys_is_warned_about(
         (["--port", "8000"], "--http-listen HOST:PORT for HTTP"),
         (["--allowed-origins", "[]"], "use --http-allowed-origin ORIGIN"),
         (["--api-key", "secret"], "use --api-keys-file"),
-        (["--tensor-parallel-size", "2"], "one GPU"),
     ],
 )
 def test_flags_of_vllm_without_a_namesake_get_a_pointer(

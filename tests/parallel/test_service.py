@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,10 @@ def child_pids(pid: int) -> list[int]:
 
 def rank_pids(service: RunningService) -> list[int]:
     return [pid for pid in child_pids(service.children()["engine"]) if is_alive(pid)]
+
+
+def wait_until_gone(*pids: int) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
 def sockets(pid: int) -> set[str]:
@@ -75,7 +79,7 @@ def test_two_ranks_answer_as_one_process_and_the_engine_ends_with_one(expected: 
         engine, (rank,) = service.children()["engine"], rank_pids(service)
         assert listening([engine, rank]) <= {"0100007F"}, "gloo listens elsewhere than on the loopback interface"
         os.kill(rank, signal.SIGKILL)
-        wait_until(lambda: not is_alive(engine), "the end of the engine")
+        wait_until_gone(engine)
         service.end()
     assert any("rank 1 has ended by SIGKILL" in line for line in service.lines)
 
@@ -89,12 +93,12 @@ def test_the_engine_starts_again_whatever_becomes_of_ranks(expected: list[list[t
         ):
             pids = {"engine": service.children()["engine"], "rank": rank_pids(service)[0]}
             os.kill(pids[name], signum)
-            wait_until(lambda: not any(map(is_alive, pids.values())), "the end of both")
+            wait_until_gone(*pids.values())
             service.wait_ready(times=times)
         assert answers(address) == expected
         (rank,) = rank_pids(service)
         assert service.end() == 0
-        wait_until(lambda: not is_alive(rank), "the end of the rank")
+        wait_until_gone(rank)
 
 
 @pytest.mark.full
@@ -105,7 +109,7 @@ def test_a_rank_that_ends_while_it_starts_is_named(delay_s: float) -> None:
         engine, (rank,) = service.children()["engine"], rank_pids(service)
         time.sleep(delay_s)
         os.kill(rank, signal.SIGKILL)
-        wait_until(lambda: not is_alive(engine), "the end of the engine")
+        wait_until_gone(engine)
         if not service.ready_lines():
             assert service.process.wait() == 2
             assert "rank 1 has ended by SIGKILL while it started" in service.lines[-1]

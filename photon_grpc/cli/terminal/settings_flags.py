@@ -29,7 +29,6 @@ _ELSEWHERE = {
     "--port": "use --listen HOST:PORT for gRPC, --http-listen HOST:PORT for HTTP",
     "--allowed-origins": "use --http-allowed-origin ORIGIN, one flag for each",
     "--api-key": "use --api-keys-file FILE",
-    "--tensor-parallel-size": "a server uses one GPU",
 }
 
 
