@@ -17,6 +17,20 @@ Slides = Literal["never", "from_layer", "without_rotary", "every_layer", "patter
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """What the code of an architecture says about its experts, beside config.json.
+
+    size: the key of the intermediate size of one expert. number: of experts, if config.json has none. renormalises: whether the weights of a token's experts add up
+    to one; None: as `norm_topk_prob` says. may_mix: whether config.json may name layers without experts.
+    """
+
+    size: str
+    number: int
+    renormalises: bool | None = None
+    may_mix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """The facts about an architecture that are in its code, not in config.json."""
 
@@ -48,6 +62,8 @@ class Family:
     tensor_prefix: str = ""
     #: What the names of tensors begin with that other parts have.
     other_parts: tuple[str, ...] = ()
+    #: What the code says about experts; None: the family has none.
+    experts: ExpertKind | None = None
     #: Further names of kinds of rotary scaling.
     rope_synonyms: Mapping[str, str] = field(default_factory=dict)
     #: What transformers takes for keys that config.json lacks, where it is not our default.
@@ -81,6 +97,32 @@ FAMILIES = {
     "LlamaForCausalLM": Family("llama"),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False, slides="from_layer", defaults=_WINDOW),
     "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, slides="from_layer", defaults=_WINDOW),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        mlp_bias=False,
+        qk_norm=True,
+        experts=ExpertKind("moe_intermediate_size", 128, may_mix=True),
+        defaults={
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "vocab_size": 151_936,
+        },
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        slides="every_layer",
+        experts=ExpertKind("intermediate_size", 8, renormalises=True),
+        defaults={
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+    ),
     "MistralForCausalLM": Family(
         "mistral", qkv_bias=False, output_bias=False, mlp_bias=False, slides="every_layer", defaults=_WINDOW
     ),

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from photon_grpc.config.checkpoint import fingerprint, read_checkpoint
+from photon_grpc.config.experts import ExpertSpec, read_experts
 from photon_grpc.config.families import FAMILIES, Family
 from photon_grpc.config.json_file import T, as_struct, parse_object, read_bytes, refusal, shown
 from photon_grpc.config.model_json import (
@@ -86,6 +87,8 @@ class ModelConfig:
     qk_norm: bool
     #: For each layer the number of tokens that a token attends to, itself included; 0: all.
     windows: tuple[int, ...]
+    #: None: no layer has any.
+    experts: ExpertSpec | None
     #: The format of quantized weights; None: they are not.
     quantization: WeightFormat | None
     #: "float32", "bfloat16" or "float16": as in config.json, else that of most bytes of the weights, else float32.
@@ -216,6 +219,7 @@ def _dimensions(config: ConfigJson, values: dict[str, Any], family: Family) -> d
         "mlp_bias": config.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         "qk_norm": family.qk_norm,
         "windows": windows,
+        "experts": read_experts(config, values, family.experts, config.num_layers),
     }
 
 

@@ -19,6 +19,8 @@ from photon_grpc.kernels import accept, geglu, ngram, rms_norm, slot_state, swig
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
+from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe.stacks import Stacks
 from photon_grpc.kernels.rotary import rotary
 from photon_grpc.kernels.sampling import (
     histogram,
@@ -47,6 +49,9 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     geglu: Callable[[torch.Tensor], torch.Tensor]
+    route: Callable[[torch.Tensor, torch.Tensor, route.RouterForm, torch.Tensor | None], route.Routing]
+    #: None: each expert is computed on its own.
+    experts: Callable[[torch.Tensor, route.Routing, Stacks], torch.Tensor] | None
     attention: Callable[..., GroupAttention]
     process_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LogitsProcessing], torch.Tensor]
     sample: Callable[[torch.Tensor, SamplingMetadata, LogitsProcessing | None], torch.Tensor]
@@ -70,6 +75,8 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     geglu=geglu.reference,
+    route=route.reference,
+    experts=None,
     attention=torch_backend,
     process_logits=process_logits.reference,
     sample=sample.reference,
@@ -91,6 +98,8 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     geglu=geglu.launch,
+    route=route.launch,
+    experts=experts.launch,
     attention=dispatch,
     process_logits=process_logits.launch,
     sample=sample.launch,

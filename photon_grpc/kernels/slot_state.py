@@ -43,12 +43,16 @@ class StepRows(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of T tokens and B rows; a decode step has no use for the last two."""
+    """The inputs of T tokens and B rows; a decode step has no use for the last two.
+
+    num_real: int32 [1], the tokens of rows; those behind them are padding.
+    """
 
     token: torch.Tensor
     position: torch.Tensor
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
+    num_real: torch.Tensor
     query_start: torch.Tensor | None = None
     last: torch.Tensor | None = None
 
@@ -61,7 +65,9 @@ def decode_inputs_reference(
     tables = state.block_table[slots].transpose(0, 1)
     block = tables.gather(2, (position // block_size).expand(len(tables), -1)[:, :, None])[:, :, 0].long()
     torch.add(position, 1, out=context_len)
-    return Inputs(state.token_ids[slots, position], position, block * block_size + position % block_size, tables)
+    num_real = (slots > 0).sum(0, keepdim=True).int()
+    slot_mapping = block * block_size + position % block_size
+    return Inputs(state.token_ids[slots, position], position, slot_mapping, tables, num_real)
 
 
 def mixed_inputs_reference(
@@ -81,12 +87,14 @@ def mixed_inputs_reference(
     position = torch.where(is_real, number + (before - ends + counts)[row], 0)
     block = state.block_table[slot, :, position // block_size].t().long()
     context_len.copy_(before + counts)
+    query_start = torch.nn.functional.pad(ends, (1, 0)).int()
     return Inputs(
         state.token_ids[slot, position],
         position,
         block * block_size + position % block_size,
         state.block_table[slots].transpose(0, 1),
-        torch.nn.functional.pad(ends, (1, 0)).int(),
+        query_start[-1:],
+        query_start,
         (ends - 1).clamp(min=0),
     )
 
@@ -111,7 +119,7 @@ def decode_inputs_kernel(
 ):  # fmt: skip
     """Fill the inputs of one row and group per program; every group stores what all groups share."""
     token_ids, num_computed, block_table, _num_known = state
-    token, position, slot_mapping, tables, _query_start, _last = inputs
+    token, position, slot_mapping, tables, num_real, _query_start, _last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = tl.load(num_computed + slot)
@@ -123,6 +131,12 @@ def decode_inputs_kernel(
     tl.store(position + row, at)
     tl.store(slot_mapping + place + group * (num_rows % 2), block * BLOCK_SIZE + at % BLOCK_SIZE)
     tl.store(context_len + row, (at + 1).to(tl.int32))
+    # Padding rows are behind all others, in slot 0.
+    following = tl.load(slots + row + 1, mask=row + 1 < num_rows, other=0)
+    if slot != 0 and following == 0:
+        tl.store(num_real, row + 1)
+    if slot == 0 and row == 0:
+        tl.store(num_real, 0)
     # Nothing reads pages after the last one.
     for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -138,13 +152,14 @@ def mixed_inputs_kernel(
 ):  # fmt: skip
     """Fill the inputs of one row and group per program, and in one more a group those after the last row."""
     token_ids, num_computed, block_table, _num_known = state
-    token, position, slot_mapping, tables, query_start, last = inputs
+    token, position, slot_mapping, tables, num_real, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot_mapping += group.to(tl.int64) * (num_tokens + num_tokens % 2)
     other = tl.arange(0, ROWS_PAD)
     first = tl.sum(tl.load(counts + other, mask=other < tl.minimum(row, num_rows), other=0), axis=0)
     tl.store(query_start + row, first.to(tl.int32))
     if row == num_rows:
+        tl.store(num_real, first.to(tl.int32))
         page = tl.load(block_table + group * num_columns).to(tl.int64)
         id_of_padding = tl.load(token_ids)
         for start in range(first, num_tokens, BLOCK):
@@ -203,7 +218,8 @@ def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotSta
     token = torch.empty(num_rows, dtype=torch.int32, device=slots.device)
     position, slot_mapping = _places(num_groups, num_rows, slots.device)
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=slots.device)
-    inputs = Inputs(token, position, slot_mapping, tables)
+    num_real = torch.empty(1, dtype=torch.int32, device=slots.device)
+    inputs = Inputs(token, position, slot_mapping, tables, num_real)
     decode_inputs_kernel[(num_rows, num_groups)](
         slots, state, inputs, context_len, state.token_ids.stride(0), state.block_table.stride(0), num_columns,
         BLOCK_SIZE=block_size, BLOCK=64, num_warps=1,
@@ -228,7 +244,8 @@ def mixed_inputs(
     query_start = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int64, device=device)
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=device)
-    inputs = Inputs(token, position, slot_mapping, tables, query_start, last)
+    num_real = torch.empty(1, dtype=torch.int32, device=device)
+    inputs = Inputs(token, position, slot_mapping, tables, num_real, query_start, last)
     strides = state.token_ids.stride(0), state.block_table.stride(0)
     mixed_inputs_kernel[(num_rows + 1, num_groups)](
         slots, counts, state, inputs, context_len, *strides, num_columns, num_rows, num_tokens,

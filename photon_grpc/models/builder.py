@@ -15,13 +15,16 @@ from photon_grpc.models.decoder_builder import DecoderBuilder
 from photon_grpc.models.gemma3 import Gemma3Builder
 from photon_grpc.models.olmo2 import Olmo2Builder
 from photon_grpc.models.phi3 import Phi3Builder
+from photon_grpc.models.sparse import MixtralBuilder, SparseBuilder
 
 #: Architecture -> its builder, for those that have one of their own.
 BUILDERS: dict[str, type[DecoderBuilder]] = {
     "Gemma3ForCausalLM": Gemma3Builder,
     "Gemma3ForConditionalGeneration": Gemma3Builder,
+    "MixtralForCausalLM": MixtralBuilder,
     "Olmo2ForCausalLM": Olmo2Builder,
     "Phi3ForCausalLM": Phi3Builder,
+    "Qwen3MoeForCausalLM": SparseBuilder,
 }
 
 

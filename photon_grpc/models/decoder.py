@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.head import LMHead
-from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner
 
@@ -33,6 +32,15 @@ class LayerPlace(NamedTuple):
     spec: AttentionSpec
 
 
+class FeedForward(Protocol):
+    """What follows attention in a layer: a block, or experts."""
+
+    def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """Compute [T, hidden] -> [T, hidden]."""
+
+    def leaves(self) -> tuple[ParameterOwner, ...]: ...
+
+
 class DecoderLayer:
     """Pre-norm attention and feed-forward.
 
@@ -42,7 +50,7 @@ class DecoderLayer:
     #: The chain of its fused kernels.
     chain: FusedChain | None = None
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: FeedForward) -> None:
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm

@@ -32,7 +32,7 @@ from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead, can_s
 from photon_grpc.layers.quantization.methods import Method
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.unquantized import Unquantized
-from photon_grpc.models.decoder import Decoder, DecoderLayer
+from photon_grpc.models.decoder import Decoder, DecoderLayer, FeedForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,12 @@ class DecoderBuilder:
             norms[0],
             self.attention(layer, prefix + "self_attn.", norms[0]),
             norms[1],
-            self.gated_mlp(prefix + "mlp.", norms[1]),
+            self.feed_forward(layer, prefix, norms[1]),
         )
+
+    def feed_forward(self, layer: int, prefix: str, norm: RMSNorm | None) -> FeedForward:
+        """Build what follows attention in a layer; `prefix` is the layer's."""
+        return self.gated_mlp(prefix + "mlp.", norm)
 
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
         config, outputs = self.config, self.qkv_outputs()

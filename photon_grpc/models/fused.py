@@ -48,9 +48,15 @@ def llama_ends(layer: DecoderLayer) -> Ends:
     return (
         Rotary(head_dim // 2, layer.input_norm.eps, norms, layer.attention.scales),
         AddResidual(),
-        SwiGLU(layer.mlp.down.in_features, layer.post_attention_norm.eps),
+        SwiGLU(_block(layer).down.in_features, layer.post_attention_norm.eps),
         AddResidual(),
     )
+
+
+def _block(layer: DecoderLayer) -> GatedMLP:
+    """Return the feed-forward block of a layer whose form has one."""
+    assert isinstance(layer.mlp, GatedMLP)
+    return layer.mlp
 
 
 LLAMA = LayerForm(
@@ -164,7 +170,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
     if ends is None or not _suits(layer):
         return None
     gemms = _layer_gemms(layer, ends(layer))
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, _block(layer)
     if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in (attention.qkv, mlp.gate_up)):
         return None
     sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
@@ -190,7 +196,8 @@ def _suits(layer: DecoderLayer) -> bool:
 
 def _layer_gemms(layer: DecoderLayer, ends: Ends) -> dict[int, LayerGemms]:
     """Return the products for the buckets of tokens in which all four have one."""
-    linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
+    mlp = _block(layer)
+    linears = layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down
     found: dict[int, LayerGemms] = {}
     for rows in (*tiles.BUCKETS, 0):
         qkv, output, gate_up, down = (linear.gemm(rows, end) for linear, end in zip(linears, ends, strict=True))

@@ -20,6 +20,7 @@ from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoi
 from photon_grpc.config.kv_calibration import is_kv_scale
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.layers.experts import Experts, Router
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.models.decoder import Decoder
@@ -40,6 +41,9 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
     Raise ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
     """
     checkpoint = read_checkpoint(config.path)
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Router | Experts):
+            leaf.read_as(checkpoint.tensors)
     check(decoder, checkpoint, config)
     with ExitStack() as stack:
         files = {name: _open(stack, config, name) for name in checkpoint.files}
@@ -134,9 +138,18 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, 
         )
 
 
+def linears_of(decoder: Decoder) -> Iterator[Linear]:
+    """Return every Linear, those of experts among them."""
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Linear):
+            yield leaf
+        elif isinstance(leaf, Experts):
+            yield from leaf.linears()
+
+
 def linear_bytes(decoder: Decoder) -> tuple[int, int]:
     """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits."""
-    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear)]
+    linears = list(linears_of(decoder))
     # A tied head has no parameters of its own; quantized, it takes memory all the same.
     held = (leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple))
     return sum(leaf.method.num_bytes(leaf) for leaf in held), 2 * sum(leaf.num_parameters for leaf in linears)

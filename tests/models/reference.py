@@ -81,6 +81,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"rope_parameters": DEFAULT_ROPE, "head_dim": 24, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        | {"num_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "qwen3moe-between": (
+        "Qwen3Moe",
+        {"rope_parameters": DEFAULT_ROPE, "head_dim": 16, "moe_intermediate_size": 24, "tie_word_embeddings": True}
+        | {"num_experts": 6, "num_experts_per_tok": 3, "mlp_only_layers": [1]},
+    ),
+    "mixtral": ("Mixtral", {"rope_parameters": DEFAULT_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "mistral": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": None, "head_dim": 20}),
     "mistral-window": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": 13}),
     "phi3": ("Phi3", {"rope_parameters": DEFAULT_ROPE, "pad_token_id": 0}),
@@ -139,6 +150,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: Classes of configurations that are not named as their models.
 CONFIG_NAMES = {"Gemma3": "Gemma3TextConfig"}
+#: Names of variants with experts.
+SPARSE = ("qwen3moe", "qwen3moe-between", "mixtral")
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 112,

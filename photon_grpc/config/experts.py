@@ -1,0 +1,117 @@
+"""The experts of a model's sparse layers, from the keys of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from photon_grpc.config.families import ExpertKind
+from photon_grpc.config.json_file import refusal, shown
+from photon_grpc.config.rope import CONFIG_FILE, RopeKeys
+
+MAX_EXPERTS = 1024
+MAX_TOP_K = 32
+SCORINGS = ("softmax", "sigmoid")
+
+_Number = Annotated[int, Meta(ge=0, le=2**20)]
+
+
+class ExpertKeys(RopeKeys, kw_only=True):
+    """The keys of config.json that are about experts, with those about rotary embedding."""
+
+    num_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
+    #: Mixtral's name of num_experts.
+    num_local_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
+    num_experts_per_tok: _Number | None = None
+    moe_intermediate_size: _Number | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: _Number = 1
+    mlp_only_layers: list[_Number] | None = None
+    scoring_func: str = "softmax"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The experts of a model: each sparse layer has `num_experts`, of which a token takes `top_k`.
+
+    intermediate_size: that of one expert. scoring: of a router's numbers. renormalises: whether a token's weights add
+    up to one. layers: whether each layer of the model has experts.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    scoring: Literal["softmax", "sigmoid"]
+    renormalises: bool
+    layers: tuple[bool, ...]
+
+
+def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind | None, num_layers: int
+) -> ExpertSpec | None:  # fmt: skip
+    """Return the experts; None if no layer has any. Raise ModelLoadError for what is not computed.
+
+    `values` are all keys of config.json, of which `config` has those that are known.
+    """
+    if kind is None:
+        return None
+    _refuse_capacities(values)
+    num_experts = _num_experts(config, kind)
+    layers = _sparse_layers(config, kind, num_layers)
+    if not num_experts or not any(layers):
+        return None
+    if config.scoring_func not in SCORINGS:
+        problem = f"must be one of {', '.join(SCORINGS)}, is {shown(config.scoring_func)}"
+        raise refusal(CONFIG_FILE, "scoring_func", problem)
+    return ExpertSpec(
+        num_experts,
+        _top_k(config, num_experts),
+        _size(values, kind),
+        "softmax" if config.scoring_func == "softmax" else "sigmoid",
+        config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
+        layers,
+    )
+
+
+def _refuse_capacities(values: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for a bound on an expert's tokens: here no token is dropped, whatever its company."""
+    for key, value in values.items():
+        if "capacity" in key and value is not None:
+            problem = f"is {shown(value)}; a capacity of experts is not supported: no token is dropped"
+            raise refusal(CONFIG_FILE, key, problem)
+
+
+def _num_experts(config: ExpertKeys, kind: ExpertKind) -> int:
+    counts = {config.num_experts, config.num_local_experts} - {None}
+    if len(counts) > 1:
+        problem = f"is {config.num_local_experts}, but num_experts is {config.num_experts}"
+        raise refusal(CONFIG_FILE, "num_local_experts", problem)
+    return (counts.pop() or 0) if counts else kind.number
+
+
+def _top_k(config: ExpertKeys, num_experts: int) -> int:
+    top_k, most = config.num_experts_per_tok, min(num_experts, MAX_TOP_K)
+    if top_k is None:
+        raise refusal(CONFIG_FILE, "num_experts_per_tok", "is missing")
+    if not 1 <= top_k <= most:
+        problem = f"must be between 1 and {most} where there are {num_experts} experts, is {top_k}"
+        raise refusal(CONFIG_FILE, "num_experts_per_tok", problem)
+    return top_k
+
+
+def _size(values: Mapping[str, Any], kind: ExpertKind) -> int:
+    size = values.get(kind.size)
+    if not isinstance(size, int) or size < 1:
+        raise refusal(CONFIG_FILE, kind.size, f"must be at least 1, is {shown(size)}")
+    return size
+
+
+def _sparse_layers(config: ExpertKeys, kind: ExpertKind, num_layers: int) -> tuple[bool, ...]:
+    if not kind.may_mix:
+        return (True,) * num_layers
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+    if not step:
+        raise refusal(CONFIG_FILE, "decoder_sparse_step", "must be at least 1, is 0")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers))

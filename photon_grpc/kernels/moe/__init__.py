@@ -1,0 +1,1 @@
+"""Experts: which of them a token reaches, and the products of many experts at once."""

@@ -1,0 +1,189 @@
+"""Feed-forward by experts: a router gives each token a few of them, whose results are added by weight.
+
+    y = Σ_j w_j · down_e(silu(gate_e(x)) · up_e(x)),  e = e_j of x,  j = 1 … top_k
+
+The sum is taken in float32 in the order of j, the token's own order of preference, so a token has the same bits in any
+company. Padding reaches no expert. On CUDA the experts' weights are stacked, and one kernel multiplies for all experts;
+elsewhere each expert is computed on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.moe.route import RouterForm, Routing
+from photon_grpc.kernels.moe.stacks import Stacks, stacked
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
+
+
+#: Tokens that are computed at once.
+MOST_TOKENS = 4096
+
+
+class Router:
+    """Choice of each token's experts, in float32.
+
+    `name` is [num_experts, hidden]; `other_name` is what a checkpoint with stacked experts calls it.
+    """
+
+    def __init__(
+        self, names: tuple[str, str], sizes: tuple[int, int], form: RouterForm, dtype: torch.dtype, kernels: Kernels
+    ) -> None:
+        self.names = names
+        self.name = names[0]
+        self.form = form
+        self.dtype = dtype
+        self.weight = torch.empty(sizes, dtype=dtype, device="meta")
+        self._route = kernels.route
+
+    def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
+        return self._route(x, self.weight, self.form, ctx.num_real)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.weight.numel()
+
+    def allocate(self, device: torch.device) -> None:
+        self.weight = torch.empty(self.weight.shape, dtype=self.dtype, device=device)
+
+    def targets(self) -> Iterator[Target]:
+        yield Target(self.name, self.weight)
+
+    def after_load(self) -> None:
+        if self.weight.device.type == "cpu":
+            self.weight = self.weight.float()
+
+    def read_as(self, names: Collection[str]) -> None:
+        """Take the name that is among those of a checkpoint."""
+        self.name = next((name for name in self.names if name in names), self.names[0])
+
+
+class Expert(NamedTuple):
+    """The projections of one expert."""
+
+    gate_up: Linear
+    down: Linear
+
+
+class StackNames(NamedTuple):
+    """What a checkpoint calls the experts of a layer where they are stacked: [E, 2 · I, H], gate first, and [E, H, I]."""
+
+    gate_up: str
+    down: str
+
+
+class Experts:
+    """The experts of one layer, each with tensors of its own in a checkpoint, or all of them stacked."""
+
+    def __init__(self, experts: Sequence[Expert], names: StackNames, kernels: Kernels) -> None:
+        self.experts = tuple(experts)
+        self.names = names
+        #: Whether the checkpoint has them stacked.
+        self.reads_stacks = False
+        #: The weights of all experts; None where each is computed on its own.
+        self.stacks: Stacks | None = None
+        self._swiglu = kernels.swiglu
+        self._multiply = kernels.experts
+
+    def __call__(self, x: torch.Tensor, routing: Routing, ctx: StepContext) -> torch.Tensor:
+        """Compute [T, hidden] -> [T, hidden]; rows of padding are zeros."""
+        if self.stacks is not None and self._multiply is not None:
+            return self._multiply(x, routing, self.stacks)
+        parts = self._computed(x, routing, ctx)
+        # Expert -1 of padding has weight 0.
+        y = parts[:, 0] * routing.weights[:, :1]
+        for place in range(1, parts.shape[1]):
+            y.addcmul_(parts[:, place], routing.weights[:, place : place + 1])
+        return y.to(x.dtype)
+
+    def _computed(self, x: torch.Tensor, routing: Routing, ctx: StepContext) -> torch.Tensor:
+        """Return the results of each token's experts, float32 [T, top_k, hidden]."""
+        top_k = routing.experts.shape[1]
+        parts = x.new_zeros((x.shape[0] * top_k, x.shape[1]), dtype=torch.float32)
+        chosen, pairs = routing.experts.flatten().sort(stable=True)
+        numbers, counts = chosen.unique_consecutive(return_counts=True)
+        for number, of in zip(numbers.tolist(), pairs.split(counts.tolist()), strict=True):
+            if number >= 0:
+                gate_up, down = self.experts[number]
+                parts[of] = down(self._swiglu(gate_up(x[of // top_k], ctx)), ctx).float()
+        return parts.view(-1, top_k, x.shape[1])
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(linear.num_parameters for linear in self.linears())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(linear.method.num_bytes(linear) for linear in self.linears())
+
+    def linears(self) -> Iterator[Linear]:
+        for expert in self.experts:
+            yield from expert
+
+    def allocate(self, device: torch.device) -> None:
+        for linear in self.linears():
+            linear.allocate(device)
+
+    def targets(self) -> Iterator[Target]:
+        if not self.reads_stacks:
+            for linear in self.linears():
+                yield from linear.targets()
+            return
+        for number, expert in enumerate(self.experts):
+            for name, linear in zip(self.names, expert, strict=True):
+                whole = len(self.experts), *linear.weight.shape
+                yield Target(name, linear.weight, part=Part((slice(number, number + 1),), whole))
+
+    def after_load(self) -> None:
+        for linear in self.linears():
+            linear.after_load()
+        if self._multiply is not None:
+            self.stacks = _stack(self.experts)
+
+    def read_as(self, names: Collection[str]) -> None:
+        """Read stacks if they are among the names of a checkpoint and all weights are floats."""
+        has_floats = all(linear.method.reads_floats for linear in self.linears())
+        self.reads_stacks = has_floats and any(name in names for name in self.names)
+
+
+def _stack(experts: Sequence[Expert]) -> Stacks | None:
+    """Return the weights stacked, each Linear's own a view; None if a Linear's can not be read any more."""
+    gate_up = stacked([expert.gate_up.weight for expert in experts])
+    down = stacked([expert.down.weight for expert in experts])
+    if gate_up is None or down is None:
+        return None
+    for number, expert in enumerate(experts):
+        expert.gate_up.weight, expert.down.weight = gate_up.at(number), down.at(number)
+    return Stacks(gate_up, down)
+
+
+class SparseMLP:
+    """A feed-forward block of experts."""
+
+    def __init__(self, router: Router, experts: Experts) -> None:
+        self.router = router
+        self.experts = experts
+
+    def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """Compute [T, hidden] -> [T, hidden]."""
+        if x.shape[0] <= MOST_TOKENS:
+            return self._computed(x, ctx)
+        # Results of all experts lie in float32 until they are added.
+        parts = []
+        for begin in range(0, x.shape[0], MOST_TOKENS):
+            num_real = None if ctx.num_real is None else ctx.num_real - begin
+            parts.append(self._computed(x[begin : begin + MOST_TOKENS], replace(ctx, num_real=num_real)))
+        return torch.cat(parts)
+
+    def _computed(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        return self.experts(x, self.router(x, ctx), ctx)
+
+    def leaves(self) -> tuple[ParameterOwner, ...]:
+        return self.router, self.experts

@@ -1,0 +1,64 @@
+"""Mixture of experts: Qwen3-MoE and Mixtral, Llama's layer with experts in place of its feed-forward block."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels.moe.route import RouterForm
+from photon_grpc.layers.experts import Expert, Experts, Router, SparseMLP, StackNames
+from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.models.decoder import FeedForward
+from photon_grpc.models.decoder_builder import DecoderBuilder
+
+
+class SparseNames(NamedTuple):
+    """What a checkpoint calls the parts of a sparse block, and each expert's projections."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+#: The names of a block whose experts are stacked.
+STACKED = "mlp."
+
+
+class SparseBuilder(DecoderBuilder):
+    """Builder of layers with experts, in those layers that have them."""
+
+    names: ClassVar[SparseNames] = SparseNames("mlp.", "gate_proj", "up_proj", "down_proj")
+
+    def check_shares(self) -> None:
+        """Raise ModelLoadError for several ranks: experts are not shared out."""
+        if self.mesh.tp.size > 1:
+            raise ModelLoadError(f"experts cannot be shared out over {self.mesh.tp.size} ranks", field="num_experts")
+
+    def feed_forward(self, layer: int, prefix: str, norm: RMSNorm | None) -> FeedForward:
+        spec = self.config.experts
+        if spec is None or not spec.layers[layer]:
+            return self.gated_mlp(prefix + STACKED, norm)
+        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises)
+        block, stacked = prefix + self.names.block, prefix + STACKED
+        router_names = block + "gate.weight", stacked + "gate.weight"
+        sizes = spec.num_experts, self.config.hidden_size
+        router = Router(router_names, sizes, form, self.dtype, self.kernels)
+        experts = [self.expert(f"{block}experts.{number}.") for number in range(spec.num_experts)]
+        names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
+        return SparseMLP(router, Experts(experts, names, self.kernels))
+
+    def expert(self, prefix: str) -> Expert:
+        spec, hidden = self.config.experts, self.config.hidden_size
+        size = spec.intermediate_size if spec else 0
+        outputs = {self.names.gate: size, self.names.up: size}
+        return Expert(
+            self.column_linear(prefix, hidden, outputs, bias=False, norm=None),
+            self.row_linear(prefix, size, {self.names.down: hidden}, bias=False),
+        )
+
+
+class MixtralBuilder(SparseBuilder):
+    """Builder of layers whose experts have Mixtral's names."""
+
+    names: ClassVar[SparseNames] = SparseNames("block_sparse_moe.", "w1", "w3", "w2")
