@@ -1,0 +1,108 @@
+"""Experts in Triton's interpreter: the choice, the work list, the products, against torch and float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe.route import RouterForm, Routing
+from photon_grpc.kernels.moe.stacks import Stack, Stacks
+
+FORMS = [RouterForm(2), RouterForm(3, renormalises=False), RouterForm(1, is_softmax=False), RouterForm(8)]
+
+
+def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def check_work(routing: Routing, num_experts: int) -> None:
+    """Every pair of a token and a place is in the list once, at its expert, and nothing else is."""
+    work, found = routing.work, []
+    assert work is not None
+    for entry in range(int(work.size)):
+        expert, first, count = (int(column[entry]) for column in work[:3])
+        assert first < count
+        for place in range(first, min(first + routing.block, count)):
+            found.append((int(work.pairs[expert, place]), expert))
+    expected = [(pair, int(expert)) for pair, expert in enumerate(routing.experts.flatten()) if expert >= 0]
+    assert sorted(found) == expected
+    assert int(work.size) <= work.expert.shape[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (5, None), (33, 20), (4, 0)])
+def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: int | None) -> None:
+    x, weight = numbers(1, num_tokens, 40), numbers(2, 10, 40)
+    real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32)
+    for _ in range(2):  # The counters are zero again.
+        found, expected = route.launch(x, weight, form, real), route.reference(x, weight, form, real)
+        assert torch.equal(found.experts, expected.experts)
+        torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+        check_work(found, 10)
+
+
+def test_of_equal_numbers_the_lower_expert_is_chosen_and_nan_fails_its_token_alone() -> None:
+    x = numbers(1, 4, 16)
+    x[1] = 0.0
+    x[2, 3] = torch.nan
+    weight = numbers(2, 6, 16)
+    weight[5] = weight[0]
+    for route_of in (route.launch, route.reference):
+        found = route_of(x, weight, RouterForm(6), None)
+        assert found.experts[1].tolist() == found.experts[2].tolist() == list(range(6))
+        assert found.weights[2].isnan().all()
+        assert not found.weights[[0, 1, 3]].isnan().any()
+        for token in (0, 3):
+            order = found.experts[token].tolist()
+            assert order.index(5) == order.index(0) + 1
+
+
+def made(num_tokens: int, num_experts: int, size: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, Stacks]:
+    x, router = numbers(3, num_tokens, hidden), numbers(4, num_experts, hidden)
+    gate_up = numbers(5, num_experts, 2 * size, hidden, scale=hidden**-0.5)
+    return x, router, Stacks(Stack(gate_up), Stack(numbers(6, num_experts, hidden, size, scale=size**-0.5)))
+
+
+def exact(x: torch.Tensor, routing: Routing, stacks: Stacks) -> torch.Tensor:
+    """Return the sums of each token in float64, expert by expert."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token, place in itertools.product(*map(range, routing.experts.shape)):
+        number = int(routing.experts[token, place])
+        if number >= 0:
+            gate, up = (stacks.gate_up.values[number].double() @ x[token].double()).chunk(2)
+            y = torch.nn.functional.silu(gate) * up
+            out[token] += routing.weights[token, place].double() * (stacks.down.values[number].double() @ y)
+    return out
+
+
+@pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (7, 5), (40, None)])
+@pytest.mark.parametrize(("size", "hidden"), [(24, 40), (48, 64)])
+def test_sums_of_experts_are_those_of_float64(num_tokens: int, num_real: int | None, size: int, hidden: int) -> None:
+    x, router, stacks = made(num_tokens, 6, size, hidden)
+    if num_real is not None:
+        x[num_real:] = torch.nan
+    real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32)
+    routing = route.launch(x, router, RouterForm(2), real)
+    found = experts.launch(x, routing, stacks)
+    torch.testing.assert_close(found.double(), exact(x, routing, stacks), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(experts.reference(x, routing, stacks), found, atol=1e-5, rtol=1e-5)
+
+
+def test_all_tokens_may_reach_one_expert() -> None:
+    x, router, stacks = made(40, 5, 24, 32)
+    router.zero_()
+    routing = route.launch(x, router, RouterForm(1), None)
+    assert set(routing.experts.flatten().tolist()) == {0}
+    torch.testing.assert_close(experts.launch(x, routing, stacks).double(), exact(x, routing, stacks), atol=1e-5, rtol=1e-5)
+
+
+def test_a_token_has_the_same_bits_in_any_company() -> None:
+    x, router, stacks = made(40, 6, 24, 32)
+    form = RouterForm(3)
+    together = experts.launch(x, route.launch(x, router, form, None), stacks)
+    for some in (slice(0, 1), slice(7, 24), slice(39, 40)):
+        alone = experts.launch(x[some].contiguous(), route.launch(x[some].contiguous(), router, form, None), stacks)
+        assert torch.equal(alone, together[some])
