@@ -97,6 +97,10 @@ _PHI4_MINI: Config = {
     "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}, "rope_theta": 10000.0,
 }  # fmt: skip
+_QWEN3_MOE: Config = {
+    "model_type": "qwen3_moe", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+}  # fmt: skip
 #: Of other forms than Llama's, and with windows; in no sweep. mistral-window: 8 of the first Mistral's layers, and an
 #: eighth of its window, so that requests of benchmarks pass several. The factors of phi-4-mini are not its own.
 OF_OTHER_FORMS: dict[str, Config] = {
@@ -106,20 +110,32 @@ OF_OTHER_FORMS: dict[str, Config] = {
     "phi-4-mini": _config("Phi3", (3072, 32, 24, 8, 128, 8192, 200064), tied=True, **_PHI4_MINI),
     "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
     "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
+    "qwen3-30b-a3b": _config("Qwen3Moe", (2048, 48, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
+    "mixtral-8x7b": _config(
+        "Mixtral", (4096, 32, 32, 8, 128, 14336, 32000), tied=False, rope_theta=1000000.0, num_local_experts=8
+    ),
 }
 #: A few of each, where all of them take too long.
 SAMPLE = ("3b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b", "70b/8")
 
 
-def weight_bytes(config: Config) -> int:
-    """Bytes that one decode step reads of the weights (a tied head is read as the head)."""
-    return config["num_hidden_layers"] * layer_bytes(config) + 2 * config["vocab_size"] * config["hidden_size"]
+def weight_bytes(config: Config, num_experts: float = 0) -> int:
+    """Bytes that one decode step reads of the weights (a tied head is read as the head).
+
+    num_experts: those that it reaches in a layer; 0: those of one token.
+    """
+    num_layers, head = config["num_hidden_layers"], 2 * config["vocab_size"] * config["hidden_size"]
+    return num_layers * layer_bytes(config, num_experts) + head
 
 
-def layer_bytes(config: Config) -> int:
+def layer_bytes(config: Config, num_experts: float = 0) -> int:
     """Of a layer's projections; 16 bits each."""
     hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
-    return 2 * hidden * (config["head_dim"] * (2 * heads + 2 * kv) + 3 * config["intermediate_size"])
+    size, of_router = config["intermediate_size"], 0
+    if all_experts := config.get("num_experts") or config.get("num_local_experts"):
+        size = (num_experts or config.get("num_experts_per_tok", 2)) * config.get("moe_intermediate_size", size)
+        of_router = all_experts
+    return round(2 * hidden * (config["head_dim"] * (2 * heads + 2 * kv) + 3 * size + of_router))
 
 
 def layer_kv_bytes(config: Config, num_tokens: int) -> int:

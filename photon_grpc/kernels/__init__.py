@@ -49,7 +49,7 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     geglu: Callable[[torch.Tensor], torch.Tensor]
-    route: Callable[[torch.Tensor, torch.Tensor, route.RouterForm, torch.Tensor | None], route.Routing]
+    route: Callable[..., route.Routing]
     #: None: each expert is computed on its own.
     experts: Callable[[torch.Tensor, route.Routing, Stacks], torch.Tensor] | None
     attention: Callable[..., GroupAttention]

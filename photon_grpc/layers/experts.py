@@ -30,21 +30,29 @@ MOST_TOKENS = 4096
 class Router:
     """Choice of each token's experts, in float32.
 
-    `name` is [num_experts, hidden]; `other_name` is what a checkpoint with stacked experts calls it.
+    The weight is [num_experts, hidden]; `names`: where experts have tensors of their own, and where they are stacked.
     """
 
     def __init__(
-        self, names: tuple[str, str], sizes: tuple[int, int], form: RouterForm, dtype: torch.dtype, kernels: Kernels
+        self,
+        names: tuple[str, str],
+        sizes: tuple[int, int],
+        form: RouterForm,
+        *,
+        dtype: torch.dtype,
+        kernels: Kernels,
     ) -> None:
         self.names = names
         self.name = names[0]
         self.form = form
+        #: Shared by the routers of a decoder.
+        self.tally: torch.Tensor | None = None
         self.dtype = dtype
         self.weight = torch.empty(sizes, dtype=dtype, device="meta")
         self._route = kernels.route
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
-        return self._route(x, self.weight, self.form, ctx.num_real)
+        return self._route(x, self.weight, self.form, ctx.num_real, self.tally)
 
     @property
     def num_parameters(self) -> int:

@@ -16,6 +16,7 @@ from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.experts import Router
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.head import LMHead
@@ -149,6 +150,11 @@ class Decoder:
         """The count of numbers beyond the range of pages of 8 bits; None if there are no such pages."""
         scales = next((layer.attention.scales for layer in self.layers if layer.attention.scales is not None), None)
         return None if scales is None else scales.saturated
+
+    @property
+    def expert_tally(self) -> torch.Tensor | None:
+        """What routers have counted (`kernels/moe/route.py`); None if there are no experts."""
+        return next((leaf.tally for leaf in self.leaves() if isinstance(leaf, Router)), None)
 
     def _scales_of(self, place: int) -> tuple[PageScales, ...] | None:
         group, section, _ = self.places[place]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
+import torch
+
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, Experts, Router, SparseMLP, StackNames
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.models.decoder import FeedForward
+from photon_grpc.models.decoder import Decoder, FeedForward
 from photon_grpc.models.decoder_builder import DecoderBuilder
 
 
@@ -35,6 +37,14 @@ class SparseBuilder(DecoderBuilder):
         if self.mesh.tp.size > 1:
             raise ModelLoadError(f"experts cannot be shared out over {self.mesh.tp.size} ranks", field="num_experts")
 
+    def decoder(self) -> Decoder:
+        decoder = super().decoder()
+        tally = torch.zeros(4, dtype=torch.int64, device=self.device)
+        for leaf in decoder.leaves():
+            if isinstance(leaf, Router):
+                leaf.tally = tally
+        return decoder
+
     def feed_forward(self, layer: int, prefix: str, norm: RMSNorm | None) -> FeedForward:
         spec = self.config.experts
         if spec is None or not spec.layers[layer]:
@@ -43,7 +53,7 @@ class SparseBuilder(DecoderBuilder):
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
         sizes = spec.num_experts, self.config.hidden_size
-        router = Router(router_names, sizes, form, self.dtype, self.kernels)
+        router = Router(router_names, sizes, form, dtype=self.dtype, kernels=self.kernels)
         experts = [self.expert(f"{block}experts.{number}.") for number in range(spec.num_experts)]
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
         return SparseMLP(router, Experts(experts, names, self.kernels))

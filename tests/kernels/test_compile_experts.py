@@ -30,7 +30,7 @@ def test_routing(name: str, dtype: torch.dtype) -> None:
     constants = {"EXPERTS": num_experts, "HIDDEN": hidden, "PRECISION": "ieee", "PDL": True}
     check(compiled(route.scores_kernel, types, constants | route.SCORES), "mma" if dtype == torch.bfloat16 else "fma")
     types = {"scores": "*fp32", "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
-    types |= {"counters": "*i32", "num_tokens": "i32"}
+    types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
     constants = route.choose_config(num_experts, RouterForm(top_k)) | {"BLOCK": 16, "PDL": True}
     check(compiled(route.choose_kernel, types, constants), "atom")
 

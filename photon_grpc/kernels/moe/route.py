@@ -4,6 +4,8 @@
     experts: the top_k largest of s, of equal ones the lower numbers, in falling order
     weights: softmax(s) or 1 / (1 + exp(-s)) at those, divided by their sum if the form renormalises
 
+`tally` int64 [4] counts for whoever watches: calls, experts that were reached, pairs of the busiest expert, all pairs.
+
 A token whose numbers hold a NaN has the experts 0 … top_k - 1 and weights NaN: it alone fails. Tokens from num_real on
 are padding: their experts are -1, their weights 0.
 
@@ -53,8 +55,11 @@ class Routing(NamedTuple):
     block: int = 0
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None) -> Routing:
-    """Route in torch."""
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
+    tally: torch.Tensor | None = None,
+) -> Routing:  # fmt: skip
+    """Route in torch; add to the tally."""
     scores = x.float() @ weight.float().t()
     chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]
     weights = (scores.softmax(-1) if form.is_softmax else scores.sigmoid()).gather(1, chosen)
@@ -63,10 +68,13 @@ def reference(x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real:
     fails = scores.isnan().any(-1, keepdim=True)
     experts = torch.where(fails, torch.arange(form.top_k, device=x.device), chosen).int()
     weights = torch.where(fails, torch.nan, weights)
-    if num_real is None:
-        return Routing(experts, weights)
-    is_real = (torch.arange(x.shape[0], device=x.device) < num_real)[:, None]
-    return Routing(torch.where(is_real, experts, -1), torch.where(is_real, weights, 0.0))
+    if num_real is not None:
+        is_real = (torch.arange(x.shape[0], device=x.device) < num_real)[:, None]
+        experts, weights = torch.where(is_real, experts, -1), torch.where(is_real, weights, 0.0)
+    if tally is not None:
+        counts = torch.bincount(experts.flatten() + 1, minlength=weight.shape[0] + 1)[1:]
+        tally += torch.stack(((counts.max() > 0).long(), (counts > 0).sum(), counts.max(), counts.sum()))
+    return Routing(experts, weights)
 
 
 @jit
@@ -94,7 +102,7 @@ def scores_kernel(
 
 @jit
 def choose_kernel(
-    scores, num_real, experts, weights, work, counters, num_tokens,
+    scores, num_real, experts, weights, work, counters, tally, num_tokens,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr,
     IS_SOFTMAX: tl.constexpr, RENORMALISES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -154,6 +162,12 @@ def choose_kernel(
         blocks = (count + BLOCK - 1) // BLOCK
         begin = tl.cumsum(blocks, 0) - blocks
         tl.store(work_size, tl.sum(blocks, 0))
+        if tally is not None:
+            most = tl.max(count, 0).to(tl.int64)
+            tl.store(tally, tl.load(tally) + tl.minimum(most, 1))
+            tl.store(tally + 1, tl.load(tally + 1) + tl.sum((count > 0).to(tl.int64), 0))
+            tl.store(tally + 2, tl.load(tally + 2) + most)
+            tl.store(tally + 3, tl.load(tally + 3) + tl.sum(count.to(tl.int64), 0))
         for block in range(tl.max(blocks, 0)):
             has = blocks > block
             tl.store(work_expert + begin + block, number, mask=has)
@@ -183,10 +197,13 @@ def _counters(device: torch.device, num_experts: int) -> torch.Tensor:
     return torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None) -> Routing:
+def launch(
+    x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
+    tally: torch.Tensor | None = None,
+) -> Routing:  # fmt: skip
     """Return what `reference` returns, with a work list."""
     if not launches(x):
-        return reference(x, weight, form, num_real)
+        return reference(x, weight, form, num_real, tally)
     (num_tokens, hidden), num_experts, device = x.shape, weight.shape[0], x.device
     scores = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, form.top_k), dtype=torch.int32, device=device)
@@ -203,7 +220,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: to
             x, weight, scores, num_tokens, EXPERTS=num_experts, HIDDEN=hidden, PRECISION="ieee", **SCORES, **dependent
         )
         choose_kernel[(num_tokens,)](
-            scores, num_real, experts, weights, work, _counters(device, num_experts), num_tokens,
+            scores, num_real, experts, weights, work, _counters(device, num_experts), tally, num_tokens,
             **choose_config(num_experts, form), BLOCK=block, **dependent,
         )  # fmt: skip
     return Routing(experts, weights, work, block)

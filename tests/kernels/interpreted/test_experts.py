@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
 from photon_grpc.kernels.moe import experts, route
-from photon_grpc.kernels.moe.route import RouterForm, Routing
+from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
+from tests.kernels.experts import check_work, exact
 
 FORMS = [RouterForm(2), RouterForm(3, renormalises=False), RouterForm(1, is_softmax=False), RouterForm(8)]
 
@@ -18,27 +17,18 @@ def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def check_work(routing: Routing, num_experts: int) -> None:
-    """Every pair of a token and a place is in the list once, at its expert, and nothing else is."""
-    work, found = routing.work, []
-    assert work is not None
-    for entry in range(int(work.size)):
-        expert, first, count = (int(column[entry]) for column in work[:3])
-        assert first < count
-        for place in range(first, min(first + routing.block, count)):
-            found.append((int(work.pairs[expert, place]), expert))
-    expected = [(pair, int(expert)) for pair, expert in enumerate(routing.experts.flatten()) if expert >= 0]
-    assert sorted(found) == expected
-    assert int(work.size) <= work.expert.shape[0]
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (5, None), (33, 20), (4, 0)])
 def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: int | None) -> None:
     x, weight = numbers(1, num_tokens, 40), numbers(2, 10, 40)
     real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32)
+    tallies = torch.zeros(2, 4, dtype=torch.int64)
     for _ in range(2):  # The counters are zero again.
-        found, expected = route.launch(x, weight, form, real), route.reference(x, weight, form, real)
+        found, expected = (
+            of(x, weight, form, real, tally)
+            for of, tally in zip((route.launch, route.reference), tallies, strict=True)
+        )
+        assert torch.equal(*tallies)
         assert torch.equal(found.experts, expected.experts)
         torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
         check_work(found, 10)
@@ -64,18 +54,6 @@ def made(num_tokens: int, num_experts: int, size: int, hidden: int) -> tuple[tor
     x, router = numbers(3, num_tokens, hidden), numbers(4, num_experts, hidden)
     gate_up = numbers(5, num_experts, 2 * size, hidden, scale=hidden**-0.5)
     return x, router, Stacks(Stack(gate_up), Stack(numbers(6, num_experts, hidden, size, scale=size**-0.5)))
-
-
-def exact(x: torch.Tensor, routing: Routing, stacks: Stacks) -> torch.Tensor:
-    """Return the sums of each token in float64, expert by expert."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
-    for token, place in itertools.product(*map(range, routing.experts.shape)):
-        number = int(routing.experts[token, place])
-        if number >= 0:
-            gate, up = (stacks.gate_up.values[number].double() @ x[token].double()).chunk(2)
-            y = torch.nn.functional.silu(gate) * up
-            out[token] += routing.weights[token, place].double() * (stacks.down.values[number].double() @ y)
-    return out
 
 
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (7, 5), (40, None)])
