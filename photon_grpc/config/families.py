@@ -18,10 +18,11 @@ Slides = Literal["never", "from_layer", "without_rotary", "every_layer", "patter
 
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
-    """What the code of an architecture says about its experts, beside config.json.
+    """The facts about an architecture's experts that are in its code, not in config.json.
 
-    size: the key of the intermediate size of one expert. number: of experts, if config.json has none. renormalises: whether the weights of a token's experts add up
-    to one; None: as `norm_topk_prob` says. may_mix: whether config.json may name layers without experts.
+    size: the key of the intermediate size of one expert. number: of experts, if config.json has none. renormalises:
+    whether the weights of a token's experts add up to one; None: as `norm_topk_prob` says. may_mix: whether config.json
+    may name layers without experts.
     """
 
     size: str

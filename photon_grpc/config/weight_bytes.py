@@ -60,13 +60,22 @@ def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (model.intermediate_size, hidden),
-        "mlp.up_proj": (model.intermediate_size, hidden),
-        "mlp.down_proj": (hidden, model.intermediate_size),
     }
     for layer in range(model.num_layers):
-        for name, (rows, columns) in sizes.items():
-            yield f"{model.tensor_prefix}model.layers.{layer}.{name}", rows, columns
+        prefix = f"{model.tensor_prefix}model.layers.{layer}."
+        for name, (rows, columns) in (sizes | _feed_forward(model, layer)).items():
+            yield prefix + name, rows, columns
+
+
+def _feed_forward(model: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    """Return the rows and columns of a layer's projections behind attention, or of all of its experts'."""
+    experts, hidden = model.experts, model.hidden_size
+    if experts is None or not experts.layers[layer]:
+        prefixes, size = ["mlp."], model.intermediate_size
+    else:
+        prefixes, size = [f"mlp.experts.{n}." for n in range(experts.num_experts)], experts.intermediate_size
+    of_each = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
+    return {prefix + name: sizes for prefix in prefixes for name, sizes in of_each.items()}
 
 
 def _head_bytes(model: ModelConfig, form: WeightFormat | None, itemsize: int) -> int:

@@ -22,7 +22,6 @@ from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
 
-
 #: Tokens that are computed at once.
 MOST_TOKENS = 4096
 
@@ -81,7 +80,7 @@ class Expert(NamedTuple):
 
 
 class StackNames(NamedTuple):
-    """What a checkpoint calls the experts of a layer where they are stacked: [E, 2 · I, H], gate first, and [E, H, I]."""
+    """The names in a checkpoint of a layer's stacked experts: [E, 2 · I, H], gate first, and [E, H, I]."""
 
     gate_up: str
     down: str
@@ -147,7 +146,7 @@ class Experts:
         for number, expert in enumerate(self.experts):
             for name, linear in zip(self.names, expert, strict=True):
                 whole = len(self.experts), *linear.weight.shape
-                yield Target(name, linear.weight, part=Part((slice(number, number + 1),), whole))
+                yield Target(name, linear.weight, part=Part((number,), whole))
 
     def after_load(self) -> None:
         for linear in self.linears():

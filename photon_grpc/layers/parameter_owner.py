@@ -13,9 +13,9 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 
 
 class Part(NamedTuple):
-    """The part `slices` of a tensor of shape `whole`."""
+    """The part `slices` of a tensor of shape `whole`; a number is one of a stack."""
 
-    slices: tuple[slice, ...]
+    slices: tuple[slice | int, ...]
     whole: tuple[int, ...]
 
 

@@ -34,7 +34,7 @@ class LayerPlace(NamedTuple):
 
 
 class FeedForward(Protocol):
-    """What follows attention in a layer: a block, or experts."""
+    """The part of a layer behind attention: a block, or experts."""
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
@@ -51,7 +51,9 @@ class DecoderLayer:
     #: The chain of its fused kernels.
     chain: FusedChain | None = None
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: FeedForward) -> None:
+    def __init__(
+        self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: FeedForward
+    ) -> None:
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm
@@ -153,7 +155,7 @@ class Decoder:
 
     @property
     def expert_tally(self) -> torch.Tensor | None:
-        """What routers have counted (`kernels/moe/route.py`); None if there are no experts."""
+        """The counts of all routers (`kernels/moe/route.py`); None if there are no experts."""
         return next((leaf.tally for leaf in self.leaves() if isinstance(leaf, Router)), None)
 
     def _scales_of(self, place: int) -> tuple[PageScales, ...] | None:

@@ -15,7 +15,7 @@ from photon_grpc.models.decoder_builder import DecoderBuilder
 
 
 class SparseNames(NamedTuple):
-    """What a checkpoint calls the parts of a sparse block, and each expert's projections."""
+    """The names in a checkpoint of a sparse block and of each expert's projections."""
 
     block: str
     gate: str

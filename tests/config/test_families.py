@@ -16,7 +16,9 @@ from photon_grpc.errors import ModelLoadError
 
 CONFIGS = {
     "MistralForCausalLM": transformers.MistralConfig,
+    "MixtralForCausalLM": transformers.MixtralConfig,
     "Phi3ForCausalLM": transformers.Phi3Config,
+    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
     "SmolLM3ForCausalLM": transformers.SmolLM3Config,
     "Olmo2ForCausalLM": transformers.Olmo2Config,
     "Gemma3ForCausalLM": transformers.Gemma3TextConfig,
@@ -82,7 +84,7 @@ def test_what_transformers_writes_and_what_it_takes_for_missing_keys_are_read_al
         assert card.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
         assert card.rms_norm_eps == theirs.rms_norm_eps
         assert card.tie_word_embeddings == theirs.tie_word_embeddings
-        assert card.eos_token_ids == (theirs.eos_token_id,)
+        assert card.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
     assert (found.ropes, found.windows, found.attention_scale) == (bare.ropes, bare.windows, bare.attention_scale)
     named = theirs.rope_parameters
     by_type = named.values() if "full_attention" in named else [named]

@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -26,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -80,6 +84,18 @@ FURTHER: dict[str, tuple[type, type, dict[str, Any]]] = {
         _SMALL | {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 512},
     ),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, _SMALL | {"no_rope_layers": [1, 0, 1]}),
+    "qwen3moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        _SMALL
+        | {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "mixtral": (
+        MixtralConfig,
+        MixtralForCausalLM,
+        _SMALL | {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, _SMALL),
     "gemma3": (
         Gemma3TextConfig,

@@ -33,7 +33,7 @@ class RouterForm(NamedTuple):
 
 
 class WorkList(NamedTuple):
-    """What experts multiply: entry i is the pairs `first[i]` to `min(first[i] + block, count[i])` of `expert[i]`.
+    """The products of experts: entry i is the pairs `first[i]` to `min(first[i] + block, count[i])` of `expert[i]`.
 
     expert, first, count: int32 [entries]; size: int32 [1], the entries in use. pairs: int32 [E, T], of each expert its
     token · top_k + place in any order.

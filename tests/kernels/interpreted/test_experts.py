@@ -25,8 +25,7 @@ def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: 
     tallies = torch.zeros(2, 4, dtype=torch.int64)
     for _ in range(2):  # The counters are zero again.
         found, expected = (
-            of(x, weight, form, real, tally)
-            for of, tally in zip((route.launch, route.reference), tallies, strict=True)
+            of(x, weight, form, real, tally) for of, tally in zip((route.launch, route.reference), tallies, strict=True)
         )
         assert torch.equal(*tallies)
         assert torch.equal(found.experts, expected.experts)
@@ -74,7 +73,8 @@ def test_all_tokens_may_reach_one_expert() -> None:
     router.zero_()
     routing = route.launch(x, router, RouterForm(1), None)
     assert set(routing.experts.flatten().tolist()) == {0}
-    torch.testing.assert_close(experts.launch(x, routing, stacks).double(), exact(x, routing, stacks), atol=1e-5, rtol=1e-5)
+    found = experts.launch(x, routing, stacks)
+    torch.testing.assert_close(found.double(), exact(x, routing, stacks), atol=1e-5, rtol=1e-5)
 
 
 def test_a_token_has_the_same_bits_in_any_company() -> None:

@@ -1,0 +1,163 @@
+"""Models with experts: names of checkpoints, ties, busy and idle experts, padding, NaN, formats, ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import FORMATS
+from photon_grpc.config.weight_bytes import linear_bytes
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels import TORCH
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
+from photon_grpc.layers.parallel import Mesh
+from photon_grpc.models import build
+from photon_grpc.models.weights import dummy, linears_of
+from tests.models import reference
+
+
+@pytest.fixture(scope="module", params=reference.SPARSE)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Path]:
+    model = reference.make_model(request.param)
+    return request.param, model, reference.save(model, tmp_path_factory.mktemp("sparse") / request.param)
+
+
+def block_of(path: Path, layer: int = 0) -> SparseMLP:
+    block = reference.load_decoder(path).layers[layer].mlp
+    assert isinstance(block, SparseMLP)
+    return block
+
+
+def hidden(num_tokens: int, seed: int = 9) -> torch.Tensor:
+    return torch.randn(num_tokens, reference.SIZES["hidden_size"], generator=torch.Generator().manual_seed(seed))
+
+
+def context(num_tokens: int, num_real: int | None = None) -> StepContext:
+    real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32)
+    return StepContext(torch.arange(num_tokens), (), real)
+
+
+def test_stacked_tensors_load_as_those_of_each_expert(saved: tuple[str, Any, Path], tmp_path: Path) -> None:
+    variant, model, path = saved
+    model.save_pretrained(tmp_path, save_original_format=False)
+    stacked = load_file(tmp_path / "model.safetensors")
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in stacked), variant
+    assert any(".experts.0." in name for name in load_file(path / "model.safetensors"))
+    ids = reference.prompts()[0]
+    found, expected = (
+        reference.paged_logits(reference.load_decoder(of), [ids], block_size=16, chunks=[11])[0]
+        for of in (tmp_path, path)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_missing_expert_is_named(saved: tuple[str, Any, Path], tmp_path: Path) -> None:
+    _, _, path = saved
+    tensors = load_file(path / "model.safetensors")
+    name = next(name for name in sorted(tensors) if ".experts.3." in name)
+    del tensors[name]
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"missing: {name}".replace(".", "[.]")):
+        reference.load_decoder(tmp_path)
+
+
+def test_all_tokens_may_reach_the_same_experts_and_equal_numbers_reach_the_first(
+    saved: tuple[str, Any, Path],
+) -> None:
+    block, x = block_of(saved[2]), hidden(40)
+    block.router.weight.zero_()
+    routing = block.router(x, context(40))
+    top_k = block.router.form.top_k
+    assert torch.equal(routing.experts, torch.arange(top_k).expand(40, -1).int())
+    y = block(x, context(40))
+    parts = [down(TORCH.swiglu(gate_up(x, None)), None) for gate_up, down in block.experts.experts[:top_k]]
+    torch.testing.assert_close(y, (torch.stack(parts) * routing.weights.t()[:, :, None]).sum(0))
+
+
+def test_padding_reaches_no_expert_and_may_be_nan(saved: tuple[str, Any, Path]) -> None:
+    block, x = block_of(saved[2]), hidden(9)
+    x[6:] = torch.nan
+    before = block.router.tally.clone()  # type: ignore[union-attr]
+    y = block(x, context(9, 6))
+    calls, reached, busiest, pairs = (block.router.tally - before).tolist()  # type: ignore[operator]
+    torch.testing.assert_close(y[:6], block(x[:6], context(6)))
+    assert not y[6:].any()
+    assert (calls, pairs) == (1, 6 * block.router.form.top_k)
+    assert 0 < busiest <= 6 <= reached * busiest
+    assert not block(x, context(9, 0)).any()
+
+
+def test_a_token_that_is_nan_fails_alone(saved: tuple[str, Any, Path]) -> None:
+    block, x = block_of(saved[2]), hidden(5)
+    expected = block(x, context(5))
+    x[2, 7] = torch.nan
+    y = block(x, context(5))
+    others = [0, 1, 3, 4]
+    assert y[2].isnan().all()
+    torch.testing.assert_close(y[others], expected[others])
+
+
+def test_long_steps_are_computed_in_parts(saved: tuple[str, Any, Path]) -> None:
+    block, num_tokens = block_of(saved[2]), MOST_TOKENS + 70
+    x = hidden(64).repeat(-(-num_tokens // 64), 1)[:num_tokens]
+    y = block(x, context(num_tokens, num_tokens - 30))
+    torch.testing.assert_close(y[:64], block(x[:64], context(64)))
+    torch.testing.assert_close(y[MOST_TOKENS : MOST_TOKENS + 40], y[:40])
+    assert not y[-30:].any()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("int8-g64",)])
+def test_every_format_is_computed(name: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128, "head_dim": 64}
+    model = reference.make_model("qwen3moe", **sizes)
+    path = reference.save(model, tmp_path)
+    x = torch.randn(37, 128, generator=torch.Generator().manual_seed(9))
+    expected = block_of(path)(x, context(37))
+    decoder = reference.load_decoder(path, quantization=name)
+    block = decoder.layers[0].mlp
+    assert isinstance(block, SparseMLP)
+    assert all(not isinstance(linear.weight, torch.Tensor) for linear in block.experts.linears())
+    found = block(x, context(37))
+    rounded = 0.2 if name.startswith("int4") else 0.08
+    assert 0 < (found - expected).norm() <= rounded * expected.norm()
+    (logits,) = reference.paged_logits(decoder, [reference.prompts()[0]], block_size=16, chunks=[11, 26])
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("form", [None, FORMATS["int8"]])
+def test_bytes_told_before_a_start_are_those_held(form: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
+    monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
+    path = reference.save(reference.make_model("qwen3moe-between"), tmp_path)
+    config = read_model_dir(path)
+    decoder = reference.load_decoder(path, quantization="auto" if form is None else form.name)
+    assert linear_bytes(config, form) == sum(linear.method.num_bytes(linear) for linear in linears_of(decoder))
+
+
+def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> None:
+    config = read_model_dir(saved[2])
+    decoder = build(config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=16)
+    dummy(decoder)
+    block = decoder.layers[0].mlp
+    assert isinstance(block, SparseMLP)
+    first, second = (expert.gate_up(hidden(1), None) for expert in block.experts.experts[:2])
+    assert first.abs().max() > 0
+    assert not torch.equal(first, second)
+    assert block(hidden(3), context(3)).isfinite().all()
+
+
+class TwoRanks:
+    rank, size = 0, 2
+
+
+def test_experts_are_not_shared_out(saved: tuple[str, Any, Path]) -> None:
+    config = read_model_dir(saved[2])
+    with pytest.raises(ModelLoadError, match="experts cannot be shared out over 2 ranks"):
+        build(config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=8, mesh=Mesh(TwoRanks()))  # type: ignore[arg-type]
