@@ -64,7 +64,7 @@ def test_64_tokens_equal_transformers_from_every_length(family: str, scheduler: 
         assert output == most_likely(reference, prompt, output)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "qwen3moe"])
 def test_prefix_hits_and_several_outputs_across_a_window_say_the_same(family: str) -> None:
     directory, _ = model(family)
     asked = prompts(4)

@@ -4,7 +4,7 @@
     experts: the top_k largest of s, of equal ones the lower numbers, in falling order
     weights: softmax(s) or 1 / (1 + exp(-s)) at those, divided by their sum if the form renormalises
 
-`tally` int64 [4] counts for whoever watches: calls, experts that were reached, pairs of the busiest expert, all pairs.
+`tally` int64 [4] counts calls, experts that were reached, pairs of the busiest expert, all pairs.
 
 A token whose numbers hold a NaN has the experts 0 … top_k - 1 and weights NaN: it alone fails. Tokens from num_real on
 are padding: their experts are -1, their weights 0.
