@@ -16,7 +16,7 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
-from photon_grpc.layers.parallel import Mesh
+from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.models import build
 from photon_grpc.models.weights import dummy, linears_of
 from tests.models import reference
