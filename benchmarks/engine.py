@@ -19,6 +19,7 @@ from benchmarks.service import write_tokenizer
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.cli import serve
 from photon_grpc.compose.assemble import Assembled, assemble
+from photon_grpc.compose.leading_rank import ranks_of
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.frames import Add, Down, StepFrame, Up
@@ -50,7 +51,8 @@ def loaded(shape: str, flags: Sequence[str] = (), max_len: int = 0, *, has_token
             vocab_size = workloads.SHAPES[shape]["vocab_size"]
             write_tokenizer(Path(directory), min(vocab_size, workloads.VOCAB_SIZE))
         start_s = time.perf_counter()
-        assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
+        config = config_of([*model, *flags])
+        assembled = assemble(config, lambda stage, done, total: None, ranks_of(config))
     facts = assembled.facts
     print(
         f"\n## {shape} on {facts.device}, {facts.dtype}, "
@@ -77,6 +79,7 @@ class Work:
     def __init__(self, assembled: Assembled) -> None:
         self._frames: list[tuple[int, Down]] = []
         self.runner = assembled.runner
+        self.ranks = assembled.ranks
         self.vocabulary = assembled.vocabulary
         self.mask_memory = assembled.mask_memory()
         self._engine = assembled.engine(EnginePorts(self, self, NoHeartbeat()))
@@ -155,7 +158,7 @@ class Work:
     def close(self) -> None:
         """Lets go of the model, whoever else may still hold this object."""
         self.runner.close()
-        del self._engine, self.runner
+        del self._engine, self.runner, self.ranks
 
     def slow_step_ms(self) -> float:
         """The 99th percentile of the distances between steps that brought tokens, since the last submission."""

@@ -53,6 +53,9 @@ devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_
 print(json.dumps({
     "cuda": torch.version.cuda,
     "threads": torch.get_num_threads(),
+    "apart": [
+        [i, j] for i in range(len(devices)) for j in range(i) if not torch.cuda.can_device_access_peer(i, j)
+    ],
     "devices": [
         {"name": d.name, "bytes": d.total_memory, "capability": f"{d.major}.{d.minor}"} for d in devices
     ],
@@ -234,9 +237,19 @@ def _devices(torch: dict[str, Any] | None, device: str, resolved: Resolved) -> l
         rows.append((f"cuda:{index}", f"{found['name']}, {memory}, compute capability {found['capability']}"))
     if not torch["devices"]:
         rows.append(("cuda", f"no device (torch is built for CUDA {torch['cuda']})" if torch["cuda"] else "no device"))
+    if len(torch["devices"]) > 1:
+        rows.append(("peers", _peers(torch["apart"])))
     if device == "cuda" and not torch["devices"]:
         return [*rows, ("serves on", "cuda, which is missing")]
     return [*rows, ("serves on", device), ("kernels", _kernels(resolved.config.device.kernels, device))]
+
+
+def _peers(apart: list[list[int]]) -> str:
+    """Say whether GPUs reach each other; `apart` are the pairs that do not."""
+    if not apart:
+        return "all GPUs reach each other directly"
+    pairs = ", ".join(f"cuda:{second} and cuda:{first}" for first, second in apart)
+    return f"not directly, through the host's memory, which slows --tensor-parallel-size: {pairs}"
 
 
 def _num_cpus() -> int:

@@ -18,7 +18,7 @@ from photon_grpc.compose.kv_form import KVForm, choose_kv_form
 from photon_grpc.compose.speculation import drafting, num_drafts, speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
-from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
+from photon_grpc.config.flags import CacheConfig, ParallelConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.config.weight_bytes import format_of
@@ -175,6 +175,20 @@ def _check_equal(ranks: Ranks, version: str) -> None:
             "same libraries",
             field="tensor_parallel_size",
         )
+
+
+def check_parallel(parallel: ParallelConfig, device: torch.device) -> None:
+    """Raise ConfigError for a way of splitting a model that is not built yet, and for more ranks than GPUs."""
+    for name in ("expert_parallel_size", "pipeline_parallel_size"):
+        size = getattr(parallel, name)
+        if size > 1:
+            flag = "--" + name.replace("_", "-")
+            message = f"{flag} {size} is not supported yet, only 1; --tensor-parallel-size splits every layer"
+            raise ConfigError(message, field=flag, needed=size, limit=1)
+    found, needed = torch.cuda.device_count(), parallel.num_ranks
+    if device.type == "cuda" and found < needed:
+        message = f"--tensor-parallel-size {needed} needs as many GPUs, there are {found} (CUDA_VISIBLE_DEVICES)"
+        raise ConfigError(message, field="tensor_parallel_size", needed=needed, limit=found)
 
 
 def check_step_trace(config: ServeConfig) -> None:

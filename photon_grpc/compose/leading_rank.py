@@ -33,6 +33,7 @@ from photon_grpc.bridge.ranks import (
     ReadStep,
     SharedMasks,
 )
+from photon_grpc.compose.assemble import check_parallel, pick_device
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Runner
@@ -55,7 +56,11 @@ def ranks_of(
     on_refused: Callable[[str], None] | None = None,
     on_lost: Callable[[int], None] | None = None,
 ) -> LeadingRanks:
-    """Start the other ranks that the settings ask for; arguments as of LeadingRank, by default nothing is called."""
+    """Start the other ranks that the settings ask for; arguments as of LeadingRank, by default nothing is called.
+
+    Raise ConfigError for a way of splitting that is not built, StartupError if a process cannot be started.
+    """
+    check_parallel(config.parallel, pick_device(config.device.device))
     if config.parallel.num_ranks == 1:
         return ALONE
     return LeadingRank(config, on_refused or (lambda reason: None), on_lost or (lambda code: None))

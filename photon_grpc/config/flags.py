@@ -96,13 +96,17 @@ class ParallelConfig:
         bounds=NumberRange(at_least=1, at_most=64),
     )
     expert_parallel_size: int = flag(
-        1, "GPUs that share out the experts of a layer. Not built yet: only 1.", metavar="N",
+        1,
+        "GPUs that share out the experts of a layer. Not built yet: only 1.",
+        metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
-    )  # fmt: skip
+    )
     pipeline_parallel_size: int = flag(
-        1, "GPUs that share out the layers. Not built yet: only 1.", metavar="N",
+        1,
+        "GPUs that share out the layers. Not built yet: only 1.",
+        metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
-    )  # fmt: skip
+    )
 
     @property
     def num_ranks(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.config.flags import NO_ADMIN, ParallelConfig, ServeConfig, ServerConfig
+from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
 from photon_grpc.config.formats import WANTED, foreign_weights
 from photon_grpc.config.http_callers import check_http_callers
 from photon_grpc.config.label_key import LABEL_KEY, LABEL_KEY_RULE, MAX_LABELS
@@ -89,7 +89,6 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
     """Check values against each other and against the file system. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
-    _check_parallel(config.parallel)
     _check_replica_id(config.server.replica_id, origins["replica_id"])
     _check_collector(config.server.otlp_endpoint)
     _check_tls(config.server)
@@ -108,15 +107,6 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
         raise ConfigError(f"{origins['model']}: {config.model.model}: {error.strerror}", field="--model") from None
-
-
-def _check_parallel(parallel: ParallelConfig) -> None:
-    for name in ("expert_parallel_size", "pipeline_parallel_size"):
-        size = getattr(parallel, name)
-        if size > 1:
-            flag = "--" + name.replace("_", "-")
-            message = f"{flag} {size} is not supported yet, only 1; --tensor-parallel-size splits every layer"
-            raise ConfigError(message, field=flag, needed=size, limit=1)
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:

@@ -19,7 +19,14 @@ import torch
 
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
-from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_dtype, pick_kernels
+from photon_grpc.compose.assemble import (
+    check_cache,
+    check_parallel,
+    check_step_trace,
+    pick_device,
+    pick_dtype,
+    pick_kernels,
+)
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
@@ -92,6 +99,7 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     yield partial(check_tracing, server)
     yield partial(check_services, server)
     yield partial(check_step_trace, config)
+    yield lambda: check_parallel(config.parallel, pick_device(config.device.device))
     yield partial(pick_kernels, config)
     if not resolve.is_model_id(config.model.model):
         yield from _model_checks(config)

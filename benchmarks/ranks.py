@@ -1,0 +1,117 @@
+"""Measure one replica on several GPUs beside one GPU: equal ids, ms a step, tok/s of prompts, time to the first token.
+
+    python -m benchmarks.ranks --shape 8b --ranks 2 [--turn FILE] [--kill] [-- FLAGS OF serve]
+    python -m benchmarks.ranks --ids ids.json --shape 1b --ranks 2 -- --dtype float32
+
+Weights are random. With `--ids` the greedy ids of 32 prompts are compared with those in the file, which the first run
+writes. `--turn` waits for a lock on that file before it measures, so that several runs may load at a time. `--kill`
+ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import workloads
+from benchmarks.engine import Work, loaded
+
+
+def decode_ms(work: Work, rows: int) -> float:
+    prompts = [workloads.prompt(900, request, 128) for request in range(rows)]
+    long, short = (work.run(prompts, [count] * rows) for count in (96, 32))
+    return (long - short) / 64 * 1e3
+
+
+def prefill(work: Work, length: int) -> float:
+    return 16 * length / work.run([workloads.prompt(901, request, length) for request in range(16)], [1] * 16)
+
+
+def first_ms(work: Work, length: int) -> float:
+    return statistics.median(work.run([workloads.prompt(902, i, length)], [1]) for i in range(3)) * 1e3
+
+
+def measure(work: Work, rows: Sequence[int], prompts: Sequence[int]) -> dict[str, float]:
+    decode_ms(work, 1)
+    found = {f"decode, ms a step, {count} rows": decode_ms(work, count) for count in rows}
+    for length in prompts:
+        prefill(work, length)
+        found[f"prefill 16 x {length}, tok/s"] = prefill(work, length)
+        found[f"first token after {length}, ms"] = first_ms(work, length)
+    return found
+
+
+def compare(work: Work, file: Path) -> dict[str, float]:
+    """Return how many of the ids differ from those in the file, and how many outputs do at all."""
+    prompts = [workloads.prompt(903, request, 16 + 7 * request) for request in range(32)]
+    work.run(prompts, [32] * len(prompts))
+    first = min(work.ids)
+    mine = {str(handle - first): ids for handle, ids in work.ids.items()}
+    if not file.exists():
+        file.write_text(json.dumps(mine))
+        return {"ids written": sum(map(len, mine.values()))}
+    theirs = json.loads(file.read_text())
+    outputs = [(theirs[key], ids) for key, ids in mine.items()]
+    equal = sum(a == b for a, b in outputs)
+    at = [next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), -1) for a, b in outputs]
+    print(f"first differences: {[place for place in at if place >= 0]}", flush=True)
+    return {"outputs": len(outputs), "outputs with equal ids": equal}
+
+
+def kill(work: Work) -> dict[str, float]:
+    """End rank 1 in a step; tell when the thread that watches it says so, and end this process."""
+    leading = work.ranks
+    (pid,) = leading.pids[:1]
+    killed_s = 0.0
+
+    def lost(code: int) -> None:
+        print(f"| rank 1 killed, told after ms | {(time.perf_counter() - killed_s) * 1e3:.1f} |", flush=True)
+        os._exit(0)
+
+    def end() -> None:
+        nonlocal killed_s
+        killed_s = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+
+    leading._on_lost = lost
+    threading.Timer(0.5, end).start()
+    while True:
+        work.run([workloads.prompt(904, i, 128) for i in range(8)], [64] * 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="demo", help="of benchmarks/shapes.py; demo: the embedded model")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 64, 256])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[2048])
+    parser.add_argument("--ids", type=Path)
+    parser.add_argument("--turn", type=Path)
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("flags", nargs="*")
+    args = parser.parse_args()
+    flags = ["--tensor-parallel-size", str(args.ranks), *args.flags]
+    max_len = 4096 if args.shape != "demo" else 0
+    with loaded(args.shape, flags, max_len) as work:
+        lock: Any = args.turn.open("w") if args.turn else None
+        if lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        found = compare(work, args.ids) if args.ids else measure(work, args.rows, args.prompts)
+        print(f"\n| {args.shape}, {args.ranks} ranks | |\n|---|--:|", flush=True)
+        for name, value in found.items():
+            print(f"| {name} | {value:,.3f} |", flush=True)
+        if args.kill and args.ranks > 1:
+            kill(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A program whose model is on several ranks answers as one process, whatever the options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from photon_grpc import LLM
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.errors import StartupError
+from tests.compose.matrix import FEATURES, answer, request
+from tests.models import reference
+from tests.properties.drawn_requests import Output
+from tests.runner.models import model
+
+#: Small enough that rows wait, are chunked and preempted.
+CROWDED = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 40}
+PROMPTS = [tuple((7 * at + number) % 320 for at in range(11 * number + 3)) for number in range(8)]
+
+
+def equal(mine: list[Output] | str, theirs: list[Output] | str) -> bool:
+    """Ids and texts to the last one, log-probabilities within rounding."""
+    if isinstance(mine, str) or isinstance(theirs, str):
+        return mine == theirs
+    return all(
+        (a.ids, a.text, a.reason) == (b.ids, b.text, b.reason) and _close(a.scores, b.scores)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _close(mine: object, theirs: object) -> bool:
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return math.isclose(mine, theirs, abs_tol=1e-3)
+    if isinstance(mine, tuple | list) and isinstance(theirs, tuple | list):
+        return len(mine) == len(theirs) and all(map(_close, mine, theirs))
+    return mine == theirs
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    with LLM(device="cpu") as llm:
+        yield llm
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> None:
+    expected = {name: answer(alone, request((name,))) for name in FEATURES}
+    with LLM(device="cpu", tensor_parallel_size=num_ranks, **CROWDED) as llm:
+        found = {name: answer(llm, request((name,))) for name in FEATURES}
+    assert [name for name in FEATURES if not equal(found[name], expected[name])] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "options"),
+    [
+        ("llama", 2, {}),
+        ("qwen2", 2, {}),
+        ("qwen3", 2, {}),
+        ("qwen3", 2, {"quantization": "int8-g32"}),
+        ("qwen2", 2, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
+        ("llama", 2, {"speculative_model": "ngram"}),
+        ("llama", 2, {"kv_cache_dtype": "fp8"}),
+        ("llama", 2, {"kv_layout": "contiguous"}),
+    ],
+)
+def test_families_and_formats_answer_as_in_one_process(
+    family: str, num_ranks: int, options: dict[str, object]
+) -> None:
+    directory = model(family)[0]
+    asked = {"max_tokens": 16, "temperature": 0.0, "num_outputs": 1, "ignore_eos": True}
+    drawn = asked | {"temperature": 0.8, "top_p": 0.9, "seed": 5, "num_outputs": 2}
+
+    def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
+        return [[output.token_ids for output in llm.generate(PROMPTS, **each)] for each in (asked, drawn)]
+
+    with LLM(str(directory), device="cpu", **options) as one:
+        expected = answers(one)
+    with LLM(str(directory), device="cpu", tensor_parallel_size=num_ranks, **(CROWDED | options)) as several:
+        assert answers(several) == expected
+
+
+@pytest.mark.full
+def test_a_draft_model_is_whole_on_every_rank(alone: LLM) -> None:
+    from photon_grpc import demo
+
+    prompt = "def fib(n):\n    "
+    expected = [output.token_ids for output in alone.generate(prompt, max_tokens=32, temperature=0.0)]
+    drafts = {"speculative_model": str(demo.DRAFT), "speculation_control": "fixed"}
+    with LLM(device="cpu", tensor_parallel_size=2, **drafts) as llm:
+        outputs = llm.generate(prompt, max_tokens=32, temperature=0.0)
+    assert [output.token_ids for output in outputs] == expected
+    assert outputs[0].accepted_draft_tokens > 0
+
+
+@pytest.mark.full
+def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
+    reference.save(reference.make_model("olmo2"), tmp_path)
+    assert read_model_dir(tmp_path)
+    with pytest.raises(StartupError, match="q_norm cannot be shared out over 2 ranks"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=2)
