@@ -26,7 +26,8 @@ def equal(mine: list[Output] | str, theirs: list[Output] | str) -> bool:
     if isinstance(mine, str) or isinstance(theirs, str):
         return mine == theirs
     return all(
-        (a.ids, a.text, a.reason) == (b.ids, b.text, b.reason) and _close(a.scores, b.scores)
+        (a.token_ids, a.text, a.finish) == (b.token_ids, b.text, b.finish)
+        and _close((a.scores, a.prompt_scores), (b.scores, b.prompt_scores))
         for a, b in zip(mine, theirs, strict=True)
     )
 
@@ -70,9 +71,7 @@ def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> N
         ("llama", 2, {"kv_layout": "contiguous"}),
     ],
 )
-def test_families_and_formats_answer_as_in_one_process(
-    family: str, num_ranks: int, options: dict[str, object]
-) -> None:
+def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: int, options: dict[str, object]) -> None:
     directory = model(family)[0]
     asked = {"max_tokens": 16, "temperature": 0.0, "num_outputs": 1, "ignore_eos": True}
     drawn = asked | {"temperature": 0.8, "top_p": 0.9, "seed": 5, "num_outputs": 2}
