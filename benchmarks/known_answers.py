@@ -10,7 +10,7 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.ports import Pending
-from photon_grpc.runner.drafting import NoDrafter, drafting_rows
+from photon_grpc.runner.drafting import Drafter, NoDrafter, drafting_rows
 from photon_grpc.runner.model_runner import ModelRunner
 
 
@@ -26,6 +26,13 @@ class Key(NamedTuple):
         return cls(admission.ids[: admission.num_prompt], admission.sampling.seed, admission.output_index)
 
 
+class NoDrafts(NoDrafter):
+    """A drafter that leaves what stands behind the known ids."""
+
+    def draft(self, batch: Batch) -> None:
+        """Do nothing."""
+
+
 class KnownAnswers(NoDrafter):
     """Drafts of a runner from known outputs.
 
@@ -33,9 +40,17 @@ class KnownAnswers(NoDrafter):
         runner: the runner, whose drafter this becomes; its steps must allow `max_drafts`.
         answers: the ids of each output.
         acceptance: the share of right drafts.
+        is_dear: whether the runner's own drafter drafts as well, for what that costs.
     """
 
-    def __init__(self, runner: ModelRunner, answers: Mapping[Key, Sequence[int]], acceptance: float) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        answers: Mapping[Key, Sequence[int]],
+        acceptance: float,
+        *,
+        is_dear: bool = False,
+    ) -> None:
         self.max_drafts = runner.drafter.max_drafts
         self._runner = runner
         self._answers = answers
@@ -47,6 +62,7 @@ class KnownAnswers(NoDrafter):
         self._drafts = torch.zeros_like(table.token_ids)
         self._numbers = torch.arange(self.max_drafts, device=table.device)
         self._before = runner.drafter
+        self._works: Drafter = runner.drafter if is_dear else NoDrafts()
         self._submit = runner.submit
         runner.drafter = self
         runner.submit = self.submit  # type: ignore[method-assign]
@@ -66,8 +82,12 @@ class KnownAnswers(NoDrafter):
 
     @torch.inference_mode()
     def draft(self, batch: Batch) -> None:
+        self._works.draft(batch)
         slots, counts = drafting_rows(batch, self._table)
         places = (self._table.num_known[slots][:, None] + self._numbers).clamp(max=self._drafts.shape[1] - 1)
         rows = slots[:, None].expand_as(places)
         ids = self._table.token_ids
         ids[rows, places] = torch.where(self._numbers < counts[:, None], self._drafts[rows, places], ids[rows, places])
+
+    def ingest(self, batch: Batch) -> None:
+        self._works.ingest(batch)

@@ -3,11 +3,11 @@
     python -m benchmarks.profile [--shape 1b] [--work decode] [--batch 64] [--steps 32] [--trace FILE.json.gz] [-- FLAGS
     OF serve]
 
-decode: so many steps of `batch` sequences, well after their prompts; prefill: prompts of 2048 tokens, one token out;
-    mixed: the first `batch` requests of mixed-512, whole. On CUDA the table shows what ran on the device, also inside
-    graphs, else operators by the time of their own on the CPU. Where launches depend on each other programmatically,
-    kernels overlap and their waiting counts: shares may add up to more than the wall. Open the trace at
-    ui.perfetto.dev.
+decode: so many steps of `batch` sequences, well after their prompts (with drafts: steps that verify them); prefill:
+    prompts of 2048 tokens, one token out; mixed: the first `batch` requests of mixed-512, whole. On CUDA the table
+    shows what ran on the device, also inside graphs, else operators by the time of their own on the CPU. Where launches
+    depend on each other programmatically, kernels overlap and their waiting counts: shares may add up to more than the
+    wall. Open the trace at ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 def decode(work: Work, batch: int, steps: int) -> Callable[[], int]:
     """Run steps in the middle of the answers."""
     prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
-    work.submit(prompts, [steps + 32] * batch)
+    work.submit(prompts, [(1 + work.facts.max_drafts) * steps + 32] * batch)
     while work.num_tokens < 8 * batch:
         work.step()
 

@@ -1,21 +1,28 @@
 """Steps that verify drafts: their time beside plain steps, and the time of a token at a given acceptance.
 
     python -m benchmarks.speculation [--shape 8b] [--rows 1 16 64] [--drafts 1 3 7] [--acceptance 1 0.7 0] [--ngram]
+        [--with eagle3 | --with 1b]
 
 Every row has a random prompt and greedy output. Outputs are first made without drafts; then a drafter that knows them
 is right as often as `--acceptance` says, so that steps cost what they cost with a real drafter, less the drafter.
-`--ngram` drafts by prompt lookup instead, whose cost is measured with it. It is checked that all outputs are equal.
+`--with eagle3` lets an EAGLE-3 head with random weights draft as well, and `--with SHAPE` a draft model: its drafts are
+then replaced, and its cost is part of the steps. `--ngram` drafts by prompt lookup instead, whose cost is measured with
+it. It is checked that all outputs are equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
+from benchmarks import workloads
 from benchmarks.engine import Work, loaded
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
@@ -64,7 +71,7 @@ def measure(work: Work, args: argparse.Namespace, num_rows: int) -> None:
     for drafts in args.drafts:
         scheduler.drafting = FixedDrafting(drafts)
         for acceptance in args.acceptance:
-            drafter = KnownAnswers(runner, known, acceptance)
+            drafter = KnownAnswers(runner, known, acceptance, is_dear=bool(args.beside))
             try:
                 report(work, (prompts, lengths, expected), f"{num_rows} | {drafts} | {acceptance:g}", plain)
             finally:
@@ -95,6 +102,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 3, 7])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 0.7, 0.0])
     parser.add_argument("--ngram", action="store_true", help="draft by prompt lookup, too")
+    parser.add_argument(
+        "--with", dest="beside", metavar="SHAPE", default="", help="what drafts as well: eagle3, a shape"
+    )
     parser.add_argument("--prompt", type=int, default=200, help="tokens of every prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every output")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
@@ -102,9 +112,29 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def drafter_dir(shape: str, beside: str, directory: Path) -> str:
+    """Write the directory of what drafts, without weights; return its name, or ngram for nothing."""
+    if not beside:
+        return "ngram"
+    if beside != "eagle3":
+        served = workloads.SHAPES[shape]
+        config = workloads.SHAPES[beside] | {"vocab_size": served["vocab_size"]}
+    else:
+        sizes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": False}
+        config = workloads.SHAPES[shape] | sizes | {"draft_vocab_size": 32000}
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
 def main() -> int:
     args = arguments()
-    flags = ["--speculative-model", "ngram", "--num-speculative-tokens", str(MAX_DRAFTS)]
+    with tempfile.TemporaryDirectory() as directory:
+        return run(args, drafter_dir(args.shape, args.beside, Path(directory)))
+
+
+def run(args: argparse.Namespace, drafter: str) -> int:
+    flags = ["--speculative-model", drafter, "--num-speculative-tokens", str(MAX_DRAFTS)]
     flags += ["--speculation-control", "fixed", "--max-num-seqs", str(max(args.rows)), *args.flags]
     with saved(args.save), loaded(args.shape, flags) as work:
         print("\n| rows | drafts | right | ms a step | of a plain one | tokens a row | ms a token | times as fast |")

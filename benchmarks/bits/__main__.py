@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from benchmarks.engine import config_of
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags
+from photon_grpc import demo
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.runner.model_runner import ModelRunner
@@ -136,7 +138,8 @@ class Run:
     def load(self, instance: Instance) -> Assembled:
         rows = () if "--max-num-seqs" in instance.flags else ("--max-num-seqs", str(self._args.rows))
         begin_s = time.monotonic()
-        assembled = assemble(config_of([*self._flags, *rows, *instance.flags, *self._args.flags]), lambda *_: None)
+        own = [str(shorter(self._flags)) if flag == "{shorter}" else flag for flag in instance.flags]
+        assembled = assemble(config_of([*self._flags, *rows, *own, *self._args.flags]), lambda *_: None)
         facts = assembled.facts
         self.device = facts.device
         self.clock.say(
@@ -301,6 +304,24 @@ class Run:
             "traits": dict(self.report.traits),
             "steps": dict(self.report.steps),
         }
+
+
+def shorter(flags: Sequence[str]) -> Path:
+    """Return the directory of a draft model for the one of these flags: a layer less, else alike.
+
+    With random weights of one seed both have the same layers but the last, so that they agree often, and not always.
+    """
+    if "--model" not in flags:
+        return demo.DRAFT
+    model = Path(flags[flags.index("--model") + 1])
+    draft = model / "shorter"
+    if not draft.exists():
+        config = json.loads((model / "config.json").read_text())
+        draft.mkdir()
+        shorter_config = config | {"num_hidden_layers": config["num_hidden_layers"] - 1}
+        (draft / "config.json").write_text(json.dumps(shorter_config))
+        shutil.copy(model / "tokenizer.json", draft)
+    return draft
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

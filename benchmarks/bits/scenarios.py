@@ -11,7 +11,7 @@ ALONE = Scenario("alone", company=1, max_num_batched_tokens=1 << 20)
 
 
 class Instance(NamedTuple):
-    """A loaded model."""
+    """A loaded model; a flag {shorter} stands for the directory of the same model with a layer less."""
 
     name: str
     flags: tuple[str, ...]
@@ -67,8 +67,8 @@ _DRAFTED = (
 )  # fmt: skip
 
 
-def _drafts(count: int) -> tuple[str, ...]:
-    flags = ("--speculative-model", "ngram", "--speculation-control", "fixed")
+def _drafts(count: int, model: str = "ngram") -> tuple[str, ...]:
+    flags = ("--speculative-model", model, "--speculation-control", "fixed")
     return (*flags, "--num-speculative-tokens", str(count))
 
 
@@ -90,6 +90,7 @@ INSTANCES = (
         for count, acceptance in ((1, 0.8), (3, 0.9), (7, 0.95))
     ),
     Instance("3 drafts, n-grams", _drafts(3), _DRAFTED[:2]),
+    Instance("3 drafts of a draft model", _drafts(3, "{shorter}"), _DRAFTED),
     Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
     Instance(
         "speculating",

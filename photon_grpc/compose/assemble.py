@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from photon_grpc import demo
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
-from photon_grpc.compose.speculation import drafting, num_drafts, speculation
+from photon_grpc.compose.speculation import Drafts, drafting, num_drafts, speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ParallelConfig, ServeConfig, ServerConfig
@@ -139,12 +139,11 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
     decoder = _load(model_config, config, sizes, progress, kv_form, ranks.mesh)
-    # A draft model has the format of its own checkpoint.
-    flags = dataclasses.replace(config.model, quantization="auto", quantization_head="none")
-    own = dataclasses.replace(config, model=flags)
-    drafted = speculation(
-        config.speculation, model_config, sizes, lambda draft: _load(draft, own, sizes, progress, KVForm())
-    )
+    drafts = Drafts(
+        config, decoder, sizes, lambda draft, own: _load(draft, own, sizes, progress, KVForm()),
+        partial(progress, "weights"),
+    )  # fmt: skip
+    drafted = speculation(config.speculation, model_config, sizes, drafts)
     progress("warm-up", 0, 1)
     start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted, ranks)
     runner = _runner(start, decoder, config.model.model or "the embedded model")
@@ -240,10 +239,7 @@ def _load(
     )
     kv_form.set_scales(decoder)
     check_cache(config.cache, decoder, sizes)
-    if config.model.load_format == "dummy":
-        weights.dummy(decoder, config.model.seed)
-    else:
-        weights.load(decoder, model_config, progress=lambda done, total: progress("weights", done, total))
+    weights.fill(decoder, model_config, config.model.load_format, config.model.seed, partial(progress, "weights"))
     if weight_format is not None:
         held, in_16_bits = weights.linear_bytes(decoder)
         _LOG.info("weights: %s, %s%s", weight_format.name, _saving(held, in_16_bits), _peak(decoder.device))

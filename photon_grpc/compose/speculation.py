@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from photon_grpc.config.flags import DRAFT_COUNTS, SpeculationConfig
+from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir
+from photon_grpc.config.flags import ServeConfig, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
-from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDrafting
+from photon_grpc.core.batch import DRAFT_COUNTS
+from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting, OnlyForcedThatPay
+from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDrafting, OnlyForced
 from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.models import weights
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.models.eagle3 import Eagle3Head, build_head
+from photon_grpc.models.weights import OnProgress
+from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.draft_model import ModelSpeculation
-from photon_grpc.runner.drafting import NO_SPECULATION, NgramSpeculation, Speculation
+from photon_grpc.runner.drafting import NO_SPECULATION, GivenSpeculation, NgramSpeculation, Speculation
+from photon_grpc.runner.eagle3 import Eagle3Speculation
 
-NGRAM = "ngram"
+NGRAM, GRAMMAR = "ngram", "grammar"
 _FIELD = "speculative_model"
 _DEFAULT_COUNT = 3
 
@@ -43,21 +51,51 @@ def num_drafts(config: SpeculationConfig) -> int:
     return (config.num_speculative_tokens or _DEFAULT_COUNT) if config.speculative_model else 0
 
 
-def speculation(
-    config: SpeculationConfig, served: ModelConfig, sizes: Sizes, load: Callable[[ModelConfig], Decoder]
-) -> Speculation:
-    """Return how the runner drafts for the served model. Raise ConfigError and ModelLoadError.
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Loads what drafts for a loaded model.
 
     Args:
-        load: loads a draft model.
+        config: of the server.
+        target: the model.
+        sizes: its limits.
+        load: loads another model, by its own config and one of the server.
+        progress: called with (bytes done, bytes in all) while a head is loaded.
     """
+
+    config: ServeConfig
+    target: Decoder
+    sizes: Sizes
+    load: Callable[[ModelConfig, ServeConfig], Decoder]
+    progress: OnProgress
+
+    def model(self, config: ModelConfig) -> Decoder:
+        """Load a draft model, in the format of its own checkpoint."""
+        flags = replace(self.config.model, quantization="auto", quantization_head="none")
+        return self.load(config, replace(self.config, model=flags))
+
+    def head(self, config: Eagle3Config) -> Eagle3Head:
+        """Load an EAGLE-3 head. Raise ModelLoadError if it does not fit."""
+        # Steps of few tokens are padded to larger shapes.
+        head = build_head(config, self.target, max(self.sizes.max_num_batched_tokens, LONG_BUCKETS[-1]))
+        flags = self.config.model
+        weights.fill(head, config.layer, flags.load_format, flags.seed, self.progress)
+        return head
+
+
+def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, drafts: Drafts) -> Speculation:
+    """Return how the runner drafts for the served model. Raise ConfigError and ModelLoadError."""
     check(config)
-    if not config.speculative_model:
+    name, count = config.speculative_model, num_drafts(config)
+    if not name:
         return NO_SPECULATION
-    if config.speculative_model == NGRAM:
-        return NgramSpeculation(num_drafts(config))
-    draft = _read_draft(config.speculative_model, served, sizes)
-    return ModelSpeculation(num_drafts(config), load(draft))
+    if name == NGRAM:
+        return NgramSpeculation(count)
+    if name == GRAMMAR:
+        return GivenSpeculation(count)
+    if _is_head(name):
+        return Eagle3Speculation(count, _head(name, drafts))
+    return ModelSpeculation(count, drafts.model(_read_draft(name, served, sizes)))
 
 
 def drafting(config: SpeculationConfig) -> Drafting:
@@ -65,9 +103,24 @@ def drafting(config: SpeculationConfig) -> Drafting:
     count = num_drafts(config)
     if not count:
         return NoDrafting()
-    if config.speculation_control == "fixed":
-        return FixedDrafting(count)
-    return AdaptiveDrafting(tuple(each for each in DRAFT_COUNTS if each <= count))
+    counts = tuple(each for each in DRAFT_COUNTS if each <= count)
+    if config.speculative_model == GRAMMAR:
+        return OnlyForced(count) if config.speculation_control == "fixed" else OnlyForcedThatPay(counts)
+    return FixedDrafting(count) if config.speculation_control == "fixed" else AdaptiveDrafting(counts)
+
+
+def _is_head(directory: str) -> bool:
+    try:
+        return is_eagle3(Path(directory))
+    except ModelLoadError as error:
+        raise ConfigError(f"--speculative-model {directory} (or {NGRAM}, {GRAMMAR}): {error}", field=_FIELD) from None
+
+
+def _head(directory: str, drafts: Drafts) -> Eagle3Head:
+    try:
+        return drafts.head(read_eagle3_dir(Path(directory)))
+    except ModelLoadError as error:
+        raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
 
 
 def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfig:
@@ -75,7 +128,7 @@ def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfi
     try:
         draft = read_model_dir(Path(directory))
     except ModelLoadError as error:
-        raise ConfigError(f"--speculative-model {directory} (or {NGRAM}): {error}", field=_FIELD) from None
+        raise ConfigError(f"--speculative-model {directory} (or {NGRAM}, {GRAMMAR}): {error}", field=_FIELD) from None
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(
             f"--speculative-model {directory}: its vocabulary has {draft.vocab_size} ids, that of the model "

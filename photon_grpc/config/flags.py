@@ -207,10 +207,6 @@ class SchedulerConfig:
     )
 
 
-#: Values of --num-speculative-tokens.
-DRAFT_COUNTS = (1, 3, 5, 7)
-
-
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """Speculation."""
@@ -218,8 +214,10 @@ class SpeculationConfig:
     speculative_model: str = flag(
         "",
         "What drafts tokens, which the model then checks several at a time; answers stay as they are. ngram: earlier "
-        "text of the same sequence. A directory: a smaller model with the same vocabulary. Unset: no speculation.",
-        metavar="DIR_OR_NGRAM",
+        "text of the same sequence. grammar: text that the constraint of an output leaves no choice about, which all "
+        "others draft as well. A directory: an EAGLE-3 head for the model, or a smaller model with the same "
+        "vocabulary. Unset: no speculation.",
+        metavar="WHAT",
     )
     num_speculative_tokens: int | None = flag(
         None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,12 @@ class ModelConfig:
         return any(rope is not None and rope.is_long(max_model_len) for rope in self.ropes)
 
 
-def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig:
+def read_model_dir(
+    path: str | Path, *, has_weights: bool = True, families: Mapping[str, Family] = FAMILIES
+) -> ModelConfig:
     """Read and check a model directory, without the data of its weights, and without `has_weights` their headers.
+
+    Its architecture must be one of `families`.
 
     The weights may be absent in any case (see --load-format dummy). Accepts the spellings of transformers 4
     (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`). Raise ModelLoadError naming the
@@ -126,8 +131,8 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
         raise ModelLoadError(f"the model directory {path} does not exist")
     raw_config = read_bytes(path / CONFIG_FILE)
     values = parse_object(raw_config, CONFIG_FILE)
-    architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE))
-    family = FAMILIES[architecture]
+    architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE), families)
+    family = families[architecture]
     values = dict(family.defaults) | (_text_values(values) if family.has_text_config else values)
     config = _read_config(values, family)
     headers = fingerprint(path) if has_weights else b""
@@ -175,12 +180,12 @@ def _read_optional(path: Path, kind: type[T]) -> T:
     return as_struct(parse_object(read_bytes(path), path.name) if path.exists() else {}, kind, path.name)
 
 
-def _architecture(config: ArchitectureJson) -> str:
+def _architecture(config: ArchitectureJson, families: Mapping[str, Family]) -> str:
     """Return the first of `architectures`, or that of model_type, the only key in a config saved without weights."""
-    of_type = (name for name, family in FAMILIES.items() if family.model_type == config.model_type)
+    of_type = (name for name, family in families.items() if family.model_type == config.model_type)
     architecture = config.architectures[0] if config.architectures else next(of_type, config.model_type)
-    if architecture not in FAMILIES:
-        problem = f"names {shown(architecture)}, which is not supported; supported: {', '.join(FAMILIES)}"
+    if architecture not in families:
+        problem = f"names {shown(architecture)}, which is not supported; supported: {', '.join(families)}"
         raise refusal(CONFIG_FILE, "architectures", problem)
     return architecture
 

@@ -13,6 +13,9 @@ from photon_grpc.errors import InvalidConstraint, NumericFailure
 #: bans and masks.
 NAN_LOGITS, NOTHING_TO_SAMPLE = -1, -2
 
+#: `Batch.drafts` that runners have shapes for; any other number is computed as well.
+DRAFT_COUNTS = (1, 3, 5, 7)
+
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
     """Everything the runner must know about a sequence, sent once, when it gets a slot."""
@@ -48,9 +51,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One step: columns over its rows, then the changes since the previous step.
 
     The runner applies `left`, `admissions`, `grown` and `copies`, in this order. It then computes `counts[i]` further
-    tokens of `slots[i]`: first the known ones, then `yields[i] - 1` drafts that it makes itself. It samples an id after
-    the last known token and after every draft. It keeps the first, and each next one as long as the draft before it
-    equals the id kept there. The kept ids are therefore those of a runner without drafts.
+    tokens of `slots[i]`: first the known ones, then `yields[i] - 1` drafts that it is given or makes. It samples an id
+    after the last known token and after every draft. It keeps the first, and each next one as long as the draft before
+    it equals the id kept there. The kept ids are therefore those of a runner without drafts.
     """
 
     step: int
@@ -73,6 +76,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     #: [a, a + n) scores the prompt ids at first ... min(a + n, num_prompt - 1), first > a. The logits at position p
     #: score the id at p + 1.
     prompt_logprob_rows: tuple[tuple[int, int], ...] = ()
+    #: (slot, its first drafts) where the engine knows them; the runner makes those behind.
+    given: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 #: NAN_LOGITS and NOTHING_TO_SAMPLE as faults. In place of a row's first id, a code fails the row; after kept ids it

@@ -98,6 +98,20 @@ class DecoderLayer:
         yield from self.mlp.leaves()
 
 
+class Observer(Protocol):
+    """Sees the residual stream before every layer of a step."""
+
+    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        """See what layer number `layer` is called with; it may change the tensors in place."""
+
+
+class NoObserver:
+    """An observer that looks at nothing."""
+
+    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        """Do nothing."""
+
+
 class Decoder:
     """A decoder without memory for its weights: `load` or `dummy` of `models/weights.py` fills them."""
 
@@ -132,6 +146,7 @@ class Decoder:
         #: Of each place: the constants of its layers' pages in the order of their rows, None if they have none.
         self.kv_scales = tuple(self._scales_of(number) for number in range(len(self.places)))
         self.vocab_size = embedding.weight.shape[0]
+        self.observer: Observer = NoObserver()
         #: Tied weights count once.
         self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
 
@@ -192,7 +207,8 @@ class Decoder:
         """
         x = self.embedding(token_ids, ctx)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            self.observer.before(number, x, residual)
             x, residual = layer(x, residual, ctx)
         hidden = self.norm(x) if residual is None else self.norm.add(x, residual)[0]
         # Free the buffers before the head runs; another pass over the same context makes new ones.

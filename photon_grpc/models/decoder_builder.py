@@ -131,7 +131,9 @@ class DecoderBuilder:
         attention = self.attention_class(
             AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.dtype),
             LayerKV(self.page_format(), self.window(layer)),
-            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias, norm=norm, most=most),
+            qkv=self.column_linear(
+                prefix, self.attention_features(), outputs, bias=config.qkv_bias, norm=norm, most=most
+            ),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotaries[config.ropes[layer]],
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
@@ -139,6 +141,10 @@ class DecoderBuilder:
         attention.scales = self.page_scales()
         attention.kv_heads = self.kv_heads
         return attention
+
+    def attention_features(self) -> int:
+        """Return the size of an input of attention."""
+        return self.config.hidden_size
 
     def qkv_outputs(self) -> dict[str, int]:
         """Return the names and sizes of the projections of queries, keys and values, in this order."""

@@ -35,6 +35,14 @@ DUMMY_STD = 0.02
 DUMMY_PERIOD = 1_048_583
 
 
+def fill(decoder: Decoder, config: ModelConfig, load_format: str, seed: int, progress: OnProgress) -> None:
+    """Load the weights, or with the format "dummy" fill them at random; raise as `load`."""
+    if load_format == "dummy":
+        dummy(decoder, seed)
+    else:
+        load(decoder, config, progress=progress)
+
+
 def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None = None) -> None:
     """Load the safetensors files of `config.path` into `decoder`, converting to its dtype.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from photon_grpc.core.batch import Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Batch
 from photon_grpc.runner.step import StepShape, is_decode, is_verify
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -25,8 +25,7 @@ MEDIUM_ROWS = 64
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
-#: Drafts of a row in verify steps, and the most tokens of these.
-DRAFT_BUCKETS = (1, 3, 5, 7)
+#: The most tokens of verify steps.
 MAX_VERIFY_TOKENS = 256
 
 
@@ -36,7 +35,7 @@ class Buckets:
     def __init__(self, max_num_seqs: int, max_drafts: int = 0) -> None:
         self.rows = decode_buckets(max_num_seqs)
         self.mixed = mixed_buckets(max_num_seqs)
-        numbers = [drafts for drafts in DRAFT_BUCKETS if drafts <= max_drafts]
+        numbers = [drafts for drafts in DRAFT_COUNTS if drafts <= max_drafts]
         found = (verify_shape(rows, drafts) for rows in self.rows for drafts in numbers)
         #: The largest first.
         self.verify = sorted({shape for shape in found if shape is not None}, reverse=True)

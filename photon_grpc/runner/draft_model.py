@@ -21,7 +21,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.drafting import Drafter
+from photon_grpc.runner.drafting import Drafter, write_drafts
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
@@ -122,9 +122,7 @@ class ModelDrafter:
     def _write(
         self, hidden: torch.Tensor, slots: torch.Tensor, number: int, context_len: torch.Tensor, level: SamplingLevel
     ) -> None:
-        ids = self._sampler(hidden, slots, context_len, level).ids
-        # What cannot be sampled is id 0, which is refused.
-        self._table.token_ids[slots, self._table.num_known[slots] + number] = ids.clamp(min=0).int()
+        write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
 
 
 @dataclass(frozen=True, slots=True)

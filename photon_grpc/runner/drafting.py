@@ -46,6 +46,23 @@ class NoDrafter:
         """Do nothing."""
 
 
+class GivenDrafter:
+    """A drafter that leaves all drafts to the engine.
+
+    Args:
+        max_drafts: the most drafts of a row.
+    """
+
+    def __init__(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+
+    def draft(self, batch: Batch) -> None:
+        """Do nothing: what stands behind the known ids of a row without given drafts is refused."""
+
+    def ingest(self, batch: Batch) -> None:
+        """Do nothing."""
+
+
 class NgramDrafter:
     """A drafter that looks for a row's newest ids among its older ones.
 
@@ -75,6 +92,11 @@ def drafting_rows(batch: Batch, table: SlotTable) -> tuple[torch.Tensor, torch.T
     padded = rows + [(0, 0)] * (len(rows) % 2)
     slots, numbers = table.to_device(list(zip(*padded, strict=True)), torch.int64)
     return slots[: len(rows)], numbers[: len(rows)]
+
+
+def write_drafts(table: SlotTable, slots: torch.Tensor, number: int, ids: torch.Tensor) -> None:
+    """Write draft `number` of each slot, counted from 0; what cannot be sampled becomes id 0, which is refused."""
+    table.token_ids[slots, table.num_known[slots] + number] = ids.clamp(min=0).int()
 
 
 class Speculation(Protocol):
@@ -113,3 +135,14 @@ class NgramSpeculation:
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
         return NgramDrafter(self.max_drafts, table, kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSpeculation:
+    """Drafts that the engine knows from the constraints of outputs, and no others."""
+
+    max_drafts: int
+    guests: ClassVar[tuple[KVGroup, ...]] = ()
+
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+        return GivenDrafter(self.max_drafts)

@@ -113,6 +113,8 @@ class ModelRunner:
         if not batch.drafts:
             return None
         self.drafter.draft(batch)
+        if batch.given:
+            self.table.give(batch.given)
         return DraftCopy(batch, self.table) if batch.masked else None
 
     @torch.inference_mode()
@@ -309,7 +311,8 @@ def _verified(
         if yields:
             kept[row] = sampled[start : start + numbers[row]]
             start += yields
-    faults = {row: FAULTS[mine[0]] for row, mine in kept.items() if mine[0] < 0}
+    # A dry run, whose kernels compute nothing, keeps nothing.
+    faults = {row: FAULTS[mine[0]] for row, mine in kept.items() if mine and mine[0] < 0}
     sizes = {row: len(mine) for row, mine in kept.items()}
     of_outputs, of_prompts = records
     return StepOutput(

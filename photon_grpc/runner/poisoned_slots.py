@@ -49,6 +49,7 @@ class PoisonedSlots:
             grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
             masked=tuple(place[row] for row in batch.masked if row in place),
             prompt_logprob_rows=tuple((place[row], first) for row, first in batch.prompt_logprob_rows if row in place),
+            given=tuple(each for each in batch.given if each[0] not in self._slots),
         )
 
 

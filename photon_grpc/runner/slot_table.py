@@ -173,6 +173,13 @@ class SlotTable:
         places = self.num_known[rows] + torch.arange(count, device=self.device)
         return self.token_ids[rows, places.clamp(max=self.token_ids.shape[1] - 1)]
 
+    def give(self, given: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Write drafts, (slot, ids), behind the known ids of their slots."""
+        slots = [slot for slot, ids in given for _ in ids]
+        numbers = [number for _, ids in given for number in range(len(ids))]
+        sent = self.to_device([slots, numbers, [draft for _, ids in given for draft in ids]], torch.int64)
+        self.token_ids[sent[0], self.num_known[sent[0]] + sent[1]] = sent[2].int()
+
     def apply(self, batch: Batch) -> None:
         """Apply departures, admissions and growth."""
         for slot in batch.left:

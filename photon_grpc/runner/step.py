@@ -194,11 +194,15 @@ class Step:
 
     def decode(self, rows: Rows, bounds: Bounds, state: SlotState | None = None) -> torch.Tensor:
         """Compute one token of each row, none of which is new, at the positions of `state` (None: the table's)."""
+        found, ctx = self.decode_inputs(rows, bounds, state)
+        return self._decoder.forward(found.token, ctx)
+
+    def decode_inputs(self, rows: Rows, bounds: Bounds, state: SlotState | None = None) -> tuple[Inputs, StepContext]:
+        """Return the inputs of `decode`."""
         table, query_start = self.table, self._starts[: rows.slots.shape[0] + 1]
         found = self._kernels.decode_inputs(rows.slots, rows.context_len, state or table.state, table.block_size)
         # Only a row's own newest key is written while it attends.
-        ctx = self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
-        return self._decoder.forward(found.token, ctx)
+        return found, self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
 
     def _decode(self, rows: Rows, bounds: Bounds) -> HiddenStates:
         hidden = self.decode(rows, bounds)
@@ -212,11 +216,18 @@ class Step:
         self, rows: Rows, shape: StepShape, bounds: Bounds, state: SlotState | None = None
     ) -> tuple[Inputs, torch.Tensor]:
         """Compute tokens of rows from the positions of `state` on (None: the table's); return all hidden states."""
+        found, ctx = self.inputs(rows, shape, bounds, state)
+        return found, self._decoder.forward(found.token, ctx)
+
+    def inputs(
+        self, rows: Rows, shape: StepShape, bounds: Bounds, state: SlotState | None = None
+    ) -> tuple[Inputs, StepContext]:
+        """Return the inputs of `forward`."""
         table = self.table
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, state or table.state, table.block_size
         )
-        return found, self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
+        return found, self._context(found, rows, bounds, history_is_settled=False)
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []

@@ -248,6 +248,10 @@ class FakeRunner:
             return Landed(self._failed(batch))
         firsts = [self.slots[number].computed for number in batch.slots]
         drafts = [self._draft(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True)]
+        for row, slot in enumerate(batch.slots):
+            given = dict(batch.given).get(slot, ())
+            drafts[row] = [*given, *drafts[row][len(given) :]]
+            assert len(drafts[row]) == max(batch.yields[row] - 1, 0)
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):

@@ -94,6 +94,16 @@ class TableMatcher:
         assert 0 < num_tokens <= len(self.ids)
         del self.ids[-num_tokens:]
 
+    def forced(self) -> tuple[int, ...]:
+        """Return the least id of the only class, while there is one: what is drawn may be another of the class."""
+        ids = list(self.ids)
+        while len(ids) < len(self.ids) + 8:
+            allowed = self._table.allowed(ids)
+            if len({token % NUM_CLASSES for token in allowed}) != 1 or END in allowed:
+                break
+            ids.append(min(allowed))
+        return tuple(ids[len(self.ids) :])
+
     @property
     def is_complete(self) -> bool:
         return self._table.is_complete(self.ids)

@@ -190,6 +190,21 @@ def test_a_matcher_walks_back_and_refuses_what_may_not_follow(compiled: Compiled
     assert allowed(matcher) == beginning and not matcher.is_complete
 
 
+def test_text_without_a_choice_is_forced_up_to_where_there_is_one(compiled: Compiled) -> None:
+    matcher = compiled.matcher(regex('"customer_name":(1|2)x'))
+    forced = matcher.forced()
+    # The last bytes before a choice may be spelled together with it.
+    assert TOKENIZER.decode(forced).startswith('"customer_name') and not {*ids("1"), *ids("2")} & set(forced)
+    beginning = allowed(matcher)
+    assert all(matcher.accept(token) for token in forced)
+    matcher.roll_back(len(forced))
+    assert allowed(matcher) == beginning and matcher.forced() == forced
+    assert matcher.advance(forced[0]) and matcher.forced() == forced[1:]
+    free = compiled.matcher(regex("(a|b)c"))
+    assert free.forced() == ()
+    assert free.advance(ids("a")[0]) and free.forced() in ((), tuple(ids("c")))
+
+
 def test_tokens_taken_as_a_whole_are_those_that_are_walked_one_by_one(compiled: Compiled) -> None:
     schema = {"type": "array", "items": {"type": "string", "maxLength": 34}}
     constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(schema)))

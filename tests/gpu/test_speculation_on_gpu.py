@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from photon_grpc import demo
 from photon_grpc.core.request import SamplingParams
+from tests.runner.heads import random_head
 from tests.runner.models import model
 from tests.runner.served import Served
 
@@ -36,3 +40,12 @@ def test_drafts_change_nothing(drafter: str, eager: bool) -> None:
     if drafter == "model":
         # It agrees with itself.
         assert drafting.engine.stats.steps < 0.5 * plain.engine.stats.steps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_head_changes_nothing(tmp_path: Path, dtype: str, eager: bool) -> None:
+    random_head(tmp_path / "head")
+    plain = Served(demo.TARGET, device="cuda", dtype=dtype)
+    drafting = Served(demo.TARGET, device="cuda", dtype=dtype, eager=eager, speculation=str(tmp_path / "head"))
+    assert outputs(plain) == outputs(drafting)

@@ -6,9 +6,9 @@ import random
 
 import torch
 
-from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.runner.buckets import DRAFT_BUCKETS, Buckets, decode_shape
+from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.drafting import NgramSpeculation
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
@@ -81,7 +81,7 @@ def short_of(shape: StepShape, level: str) -> tuple[Batch, tuple[Admission, ...]
 
 def short_verify(shape: StepShape, num_rows: int, level: str) -> tuple[Batch, tuple[Admission, ...]]:
     """Return rows with all numbers of drafts, of which some are right."""
-    drafts = max(each for each in DRAFT_BUCKETS if each < shape.num_tokens // shape.num_rows)
+    drafts = max(each for each in DRAFT_COUNTS if each < shape.num_tokens // shape.num_rows)
     counts = tuple(max(2, drafts + 1 - row) for row in range(num_rows))
     admissions = tuple(admission(row + 1, 1, level) for row in range(num_rows))
     return Batch(1, tuple(range(1, num_rows + 1)), counts, counts, drafts=drafts), admissions

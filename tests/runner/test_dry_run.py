@@ -15,7 +15,8 @@ from photon_grpc.kernels import select
 from photon_grpc.models import build, load
 from photon_grpc.runner.build import graph_runner
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.warm_up import call_once, one_layer_of_each_kind, warm_up
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.warm_up import call_once, one_layer_of_each_kind, warm_up, warm_up_drafts
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
@@ -43,6 +44,15 @@ def test_a_dry_run_on_objects_of_its_own_changes_no_output() -> None:
     assert seen[-1][0] == seen[-1][1] > 10
     asked = prompts(3)
     assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
+
+
+def test_a_step_with_drafts_whose_kernels_compute_nothing_has_no_ids() -> None:
+    drafting = Served(model("llama")[0], speculation="ngram", num_drafts=3)
+    runner = drafting.assembled.runner
+    assert isinstance(runner, ModelRunner)
+    step = runner.launch_body._launch._step  # type: ignore[attr-defined]
+    step.accept = lambda rows, ids, level: torch.zeros_like(rows.slots)
+    warm_up_drafts(runner, drafting.assembled.sizes)
 
 
 def test_layers_of_one_shape_are_run_once() -> None:

@@ -129,14 +129,14 @@ class Client:
     """The few calls that these tests make."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
 
     def generate(self, text: str = "def", max_tokens: int = 4, **where: bool) -> inference_pb2.GenerateResponse:
-        return self._inference.Generate(_request(text, max_tokens), timeout=60, **where)
+        return self.inference.Generate(_request(text, max_tokens), timeout=60, **where)
 
     def stream(self, text: str = "def", max_tokens: int = 3000) -> Iterator[inference_pb2.StreamGenerateResponse]:
-        return self._inference.StreamGenerate(_request(text, max_tokens), timeout=100)
+        return self.inference.StreamGenerate(_request(text, max_tokens), timeout=100)
 
     def health(self, service: str) -> int | None:
         """None where nobody answers."""

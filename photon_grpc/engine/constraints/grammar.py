@@ -36,6 +36,9 @@ class Matcher(Protocol):
     def roll_back(self, num_tokens: int) -> None:
         """Undo this many calls of `accept`."""
 
+    def forced(self) -> tuple[int, ...]:
+        """Return ids of the only text that may follow, as far as there is one; others may spell it, too."""
+
     @property
     def is_complete(self) -> bool:
         """Whether only an end may follow."""
@@ -163,6 +166,8 @@ class ConstrainedOutputs:
         self.matchers: dict[Sequence, Matcher] = {}
         #: First sequence of a request -> its matchers that are being made.
         self._preparations: dict[Sequence, Preparation] = {}
+        #: Sequence with a matcher -> its length, and what follows there without a choice.
+        self._forced: dict[Sequence, tuple[int, tuple[int, ...]]] = {}
         #: The masked rows of the last step, until an output begins or ends. Holds only live sequences.
         self._masked: MaskedRows | None = None
 
@@ -197,6 +202,7 @@ class ConstrainedOutputs:
         return None
 
     def forget(self, seq: Sequence) -> None:
+        self._forced.pop(seq, None)
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
         preparation = self._preparations.pop(seq, None)
@@ -229,6 +235,21 @@ class ConstrainedOutputs:
             raise
         except BaseException as error:
             raise _request_error(error) from error
+
+    def forced(self, seq: Sequence) -> tuple[int, ...]:
+        """Return ids that probably follow the settled ones, because the constraint leaves no choice; often none.
+
+        What fails here fails again when masks are made.
+        """
+        length, ids = self._forced.get(seq, (-1, ()))
+        if length != len(seq.ids):
+            try:
+                ids = self.matchers[seq].forced()
+            except BaseException as error:
+                _request_error(error)
+                ids = ()
+            self._forced[seq] = len(seq.ids), ids
+        return ids
 
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]

@@ -96,6 +96,13 @@ class GuidanceMatcher:
         self.state.rollback(num_tokens)
         self._check()
 
+    def forced(self) -> tuple[int, ...]:
+        if self.state.is_stopped():
+            return ()
+        found: list[int] = self.state.compute_ff_tokens()
+        self._check()
+        return tuple(found)
+
     @property
     def is_complete(self) -> bool:
         return self.state.is_stopped()

@@ -120,6 +120,19 @@ class AdaptiveDrafting:
             self._of = {seq: share for seq, share in self._of.items() if seq.slot}
 
 
+class OnlyForcedThatPay(AdaptiveDrafting):
+    """As many tokens of a row as pay, of those that its constraint leaves no choice about, and no others.
+
+    In a step with drafts a row without counts as one whose draft was wrong: its step is longer, too.
+    """
+
+    def of(self, seq: Sequence, k: int) -> int:
+        return 0
+
+    def kept(self, seq: Sequence, num_drafts: int, num_right: int) -> None:
+        self._share.tried(max(num_drafts, 1), num_right)
+
+
 class _Share:
     """The share of drafts that were right, given that those before them were; old ones count less."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from photon_grpc.core.batch import Admission, Batch, Growth
+from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch, Growth
 from photon_grpc.core.sequence import Flight, Sequence
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.scheduler.prompt_scoring import PendingPromptLogprobs
@@ -25,6 +25,7 @@ class BatchBuilder:
         "admissions",
         "grown",
         "copies",
+        "given",
         "published",
     )
 
@@ -41,6 +42,8 @@ class BatchBuilder:
         self.admissions: list[Admission] = []
         self.grown: list[Growth] = []
         self.copies: list[tuple[int, int]] = []
+        #: (slot, first drafts of its row).
+        self.given: list[tuple[int, tuple[int, ...]]] = []
         #: Row -> blocks that were published before this step has filled them.
         self.published: dict[int, list[int]] = {}
 
@@ -71,10 +74,15 @@ class BatchBuilder:
             admissions=tuple(self.admissions),
             grown=tuple(self.grown),
             copies=tuple(self.copies),
-            drafts=self.drafts if self.drafts and max(yields) > 1 else 0,
+            drafts=self._stride(max(yields) - 1) if self.drafts else 0,
             masked=tuple(masked),
             prompt_logprob_rows=scoring.take_rows(self.rows) if scoring.unscored else (),
+            given=tuple(self.given),
         )
+
+    def _stride(self, most: int) -> int:
+        """Return the least number of drafts that a runner has a shape for, and that holds `most`."""
+        return next((count for count in (0, *DRAFT_COUNTS) if most <= count < self.drafts), self.drafts)
 
     def published_by(self, seq: Sequence) -> list[int]:
         """Return the blocks of one sequence that were published before this step has filled them."""

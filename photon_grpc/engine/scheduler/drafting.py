@@ -19,7 +19,10 @@ class Drafting(Protocol):
         """
 
     def of(self, seq: Sequence, k: int) -> int:
-        """Return the most drafts of a sequence in a step with k."""
+        """Return the most drafts that the runner makes for a sequence in a step with k.
+
+        Those that its constraint leaves no choice about are given to it, up to k, whatever this is.
+        """
 
     def kept(self, seq: Sequence, num_drafts: int, num_right: int) -> None:
         """Learn how many of a row's drafts were right, one after the other."""
@@ -59,3 +62,10 @@ class FixedDrafting(NoDrafting):
 
     def of(self, seq: Sequence, k: int) -> int:
         return min(seq.request.max_drafts, k)
+
+
+class OnlyForced(FixedDrafting):
+    """Every decode row has the drafts that its constraint leaves no choice about, and no others."""
+
+    def of(self, seq: Sequence, k: int) -> int:
+        return 0

@@ -153,7 +153,9 @@ class Scheduler:
 
     def _place_drafting(self, plan: BatchBuilder, seq: Sequence, wanted: int, report: StepFrameBuilder) -> None:
         """Place a decode row with as many drafts as max_tokens, budget and free blocks allow, without preemption."""
-        drafts = min(self.drafting.of(seq, plan.drafts), seq.max_len - 1 - wanted, plan.budget - 1)
+        forced = self._forced(seq, plan, wanted)
+        most = max(self.drafting.of(seq, plan.drafts), len(forced))
+        drafts = min(most, seq.max_len - 1 - wanted, plan.budget - 1)
         end = wanted + drafts
         if end > seq.table.capacity:
             grown = self.pool.grow(seq, end)
@@ -167,6 +169,15 @@ class Scheduler:
                 return
         count = 1 + end - wanted
         plan.place(seq, count, end, count)
+        if forced[: count - 1]:
+            plan.given.append((seq.slot, forced[: count - 1]))
+
+    def _forced(self, seq: Sequence, plan: BatchBuilder, wanted: int) -> tuple[int, ...]:
+        """Return drafts that the constraint of a decode row leaves no choice about, if its steps in flight go well."""
+        if seq not in self.live.constraints.matchers:
+            return ()
+        begin = wanted - len(seq.ids)
+        return self.live.constraints.forced(seq)[begin : begin + min(plan.drafts, seq.request.max_drafts)]
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
         """Extend the table, preempting the worst rank if necessary.

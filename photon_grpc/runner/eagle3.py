@@ -1,0 +1,167 @@
+"""Drafts by an EAGLE-3 head, from states within the served model.
+
+The head's position p has the model's state at p and the id at p + 1, so that its newest position can be computed only
+once the id behind it is sampled. The states of a row's last tokens are therefore carried to the next draft:
+
+    ingest: the states of a step's tokens -> carried; positions of prompts -> the head's keys
+    draft:  the carried positions -> draft 1 of each row; each draft and its state -> the next one
+
+Keys lie in a section of the model's own blocks. They may be missing or stale, after steps without drafts and behind a
+cached prefix: then fewer drafts are right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.kv import KVGroup
+from photon_grpc.kernels import Kernels
+from photon_grpc.models.eagle3 import Eagle3Head
+from photon_grpc.runner.drafting import Drafter, write_drafts
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
+from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import Bounds, Rows, Step, StepShape
+
+
+class Eagle3Drafter:
+    """A drafter that is a head on the served model.
+
+    Args:
+        max_drafts: the most drafts of a row.
+        head: the head, which the model's steps fill with states.
+        table: the slots of the served model.
+        cache: the pages of both.
+    """
+
+    def __init__(self, max_drafts: int, head: Eagle3Head, table: SlotTable, cache: KVCache) -> None:
+        self.max_drafts = max_drafts
+        self._head = head
+        self._table = table
+        self._step = Step(head, table, cache.pages, head.kernels, table.num_slots, is_guest=True)
+        self._sampler = Sampler(head, table, head.kernels, has_masks=False)
+        #: States of the last tokens of every slot that the model has computed, and the position of the first of them.
+        states = head.states
+        self._width = 1 + max_drafts
+        self._carried = states.new_zeros(table.num_slots * self._width, states.shape[1])
+        self._first = torch.zeros(table.num_slots, dtype=torch.int64, device=table.device)
+        #: Slot -> the number of its carried states.
+        self._num_carried: dict[int, int] = {}
+
+    def ingest(self, batch: Batch) -> None:
+        kept = [min(count, self._width) for count in batch.counts]
+        self._num_carried.update(zip(batch.slots, kept, strict=True))
+        self._carry(batch, kept)
+        self._compute_prompts(batch)
+
+    def draft(self, batch: Batch) -> None:
+        numbers = {slot: yields - 1 for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields > 1}
+        # Those with most drafts first, so that the rows of every pass are the first ones.
+        slots = sorted(numbers, key=lambda slot: -numbers[slot])
+        level = self._sampler.draft_level(slots)
+        sent, states = self._draft_first(slots, level)
+        for number in range(1, self.max_drafts):
+            count = sum(numbers[slot] > number for slot in slots)
+            if not count:
+                return
+            sent, states = sent[:count], self._draft_next(sent[:count], states[:count], number, level)
+
+    def _carry(self, batch: Batch, kept: list[int]) -> None:
+        """Keep the states of the last tokens of every row."""
+        sources: list[int] = []
+        places: list[int] = []
+        for slot, end, count in zip(batch.slots, accumulate(batch.counts), kept, strict=True):
+            sources += range(end - count, end)
+            places += range(slot * self._width, slot * self._width + count)
+        before = [count - own for count, own in zip(batch.counts, kept, strict=True)]
+        num_states, num_rows = len(sources), len(before)
+        sent = self._table.to_device((*sources, *places, *batch.slots, *before), torch.int64)
+        of_states, of_rows = sent[: 2 * num_states].view(2, num_states), sent[2 * num_states :].view(2, num_rows)
+        self._carried[of_states[1]] = self._head.states[of_states[0]]
+        self._first[of_rows[0]] = self._table.num_computed[of_rows[0]] + of_rows[1]
+
+    def _compute_prompts(self, batch: Batch) -> None:
+        """Compute the keys of rows whose tokens are not all sampled behind: parts of prompts."""
+        parts, tokens, start = [], [], 0
+        for slot, count, yields in zip(batch.slots, batch.counts, batch.yields, strict=True):
+            if count != yields:
+                # Their drafts are none of a prompt's.
+                parts.append((slot, count))
+                tokens += range(start, start + count)
+            start += count
+        if not parts:
+            return
+        rows, shape, bounds = self._send(parts)
+        found, ctx = self._step.inputs(rows, shape, bounds)
+        states = self._head.states[self._table.to_device(tokens, torch.int64)]
+        self._head.draft(self._following(rows, found.position), states, ctx)
+
+    def _send(self, parts: list[tuple[int, int]]) -> tuple[Rows, StepShape, Bounds]:
+        """Return the rows (slot, tokens) that the head computes."""
+        table, counts = self._table, [count for _, count in parts]
+        odd = [(0, 0)] * (len(parts) % 2)
+        # Both columns begin at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
+        sent = table.to_device(list(zip(*parts, *odd, strict=True)), torch.int64)[:, : len(parts)]
+        context_len = torch.empty(len(parts), dtype=torch.int32, device=table.device)
+        longest = min(max(table.max_computed[slot] + count for slot, count in parts), table.token_ids.shape[1])
+        bounds = Bounds(max(counts), min(counts), longest)
+        return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
+
+    def _following(self, rows: Rows, positions: torch.Tensor) -> torch.Tensor:
+        """Return the ids behind the positions of these rows' tokens; behind the newest of a prompt, any."""
+        slots = rows.slots.repeat_interleave(rows.counts, output_size=len(positions))
+        ids = self._table.token_ids
+        return ids[slots, (positions + 1).clamp(max=ids.shape[1] - 1)]
+
+    def _draft_first(self, slots: list[int], level: SamplingLevel) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the carried positions, and write the draft behind the newest; return the slots and its states."""
+        table = self._table
+        parts = [(slot, self._num_carried.get(slot, 1)) for slot in slots]
+        rows, shape, bounds = self._send(parts)
+        found, ctx = self._step.inputs(rows, shape, bounds, table.state._replace(num_computed=self._first))
+        assert found.query_start is not None
+        begins = found.query_start[:-1].long()
+        of_row = torch.arange(shape.num_tokens, device=table.device)
+        of_row -= begins.repeat_interleave(rows.counts, output_size=shape.num_tokens)
+        places = rows.slots.repeat_interleave(rows.counts, output_size=shape.num_tokens) * self._width + of_row
+        hidden, states = self._head.draft(self._following(rows, found.position), self._carried[places], ctx)
+        # Of the last step's tokens those behind refused drafts are no longer the row's.
+        newest = table.num_known[rows.slots] - 2 - self._first[rows.slots]
+        newest = begins + newest.clamp(min=0).minimum(rows.counts - 1)
+        self._write(hidden[newest], rows.slots, 0, level)
+        return rows.slots, states[newest]
+
+    def _draft_next(self, slots: torch.Tensor, states: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
+        """Compute draft `number` of every row, and write the one behind it; return the states."""
+        table = self._table
+        rows = Rows(slots, slots, slots, torch.empty(len(slots), dtype=torch.int32, device=table.device))
+        longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
+        state = table.state._replace(num_computed=(table.num_known + (number - 2)).clamp(min=0))
+        found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
+        ids = table.token_ids[slots, found.position + 1]
+        hidden, following = self._head.draft(ids, states, ctx)
+        self._write(hidden, slots, number, level)
+        return following
+
+    def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
+        context_len = (self._table.num_known[slots] + number).int()
+        write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Speculation:
+    """Drafts by a head, loaded."""
+
+    max_drafts: int
+    head: Eagle3Head
+
+    @property
+    def guests(self) -> tuple[KVGroup, ...]:
+        return self.head.kv_groups
+
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+        return Eagle3Drafter(self.max_drafts, self.head, table, cache)
