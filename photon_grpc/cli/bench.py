@@ -49,6 +49,8 @@ class BenchOptions:
     processes: int | None = None
     #: The requests of a client process share one stream.
     multiplex: bool = False
+    #: Most tokens that a step may draft for an answer; None: as many as pay.
+    speculation: int | None = None
     #: File for a plot of the latencies.
     plot: Path | None = None
 
@@ -96,6 +98,7 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
         text=options.text,
         logprobs=options.logprobs,
         multiplex=options.multiplex,
+        speculation=options.speculation,
     )
     with _progress(len(sessions)) as advance:
         answers = await run_load(load, options.num_processes, advance)
@@ -201,11 +204,12 @@ def _title(options: BenchOptions, model: Model) -> str:
     arrivals = f", {options.rate:g} per second" if options.rate else ""
     places = f", {options.places} at a time" if options.places else ""
     scores = "" if options.logprobs is None else f" with logprobs {options.logprobs}"
+    drafts = "" if options.speculation is None else f", at most {options.speculation} drafts a step"
     streams = ", one stream each" if options.multiplex else ""
     parts = [
         f"{model.name} at {options.target}",
         f"{options.num_requests} requests{arrivals}{places}",
-        f"{prompts}, {options.output_tokens} tokens out{scores}",
+        f"{prompts}, {options.output_tokens} tokens out{scores}{drafts}",
         f"{options.num_processes} client process{'' if options.num_processes == 1 else 'es'}{streams}",
     ]
     return " · ".join(parts)

@@ -71,6 +71,12 @@ from photon_grpc.cli.terminal.numbers import Number, WholeNumber
     metavar="N",
     help="Client processes. Unset: one per 32 streams, at most 8 and one per core.",
 )
+@click.option(
+    "--speculation",
+    type=WholeNumber(0),
+    metavar="N",
+    help="Most tokens that a step drafts for an answer; 0: none. Unset: as many as pay, where the server drafts.",
+)
 @click.option("--multiplex", is_flag=True, help="Send the requests of each client process on one stream.")
 @click.option(
     "--plot",

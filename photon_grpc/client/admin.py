@@ -57,6 +57,9 @@ class LoadSample:
     prompt_tokens_per_s: float = 0.0
     step_s: float = 0.0
     num_preemptions: int = 0
+    #: Tokens that speculation proposed since the start, and those of them that became output.
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +183,6 @@ def _sample(message: pb.Load) -> LoadSample:
         prompt_tokens_per_s=message.prompt_tokens_per_second,
         step_s=message.step_duration.ToNanoseconds() / 1e9,
         num_preemptions=message.preemption_count,
+        draft_tokens=message.draft_token_count,
+        accepted_draft_tokens=message.accepted_draft_token_count,
     )

@@ -149,6 +149,8 @@ def _load_message(load: Load) -> pb.Load:
         prompt_tokens_per_second=load.prompt_tokens_per_s,
         step_duration=step,
         preemption_count=load.preemptions,
+        draft_token_count=load.draft_tokens,
+        accepted_draft_token_count=load.accepted_draft_tokens,
     )
 
 

@@ -92,6 +92,16 @@ def test_a_second_run_shares_no_prefix_with_the_first() -> None:
     assert first.cache.salt != second.cache.salt
 
 
+def test_drafts_are_bounded_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    drafted = pb.StreamGenerateResponse.FromString(SCRIPT[-1].SerializeToString())
+    drafted.usage.draft_tokens, drafted.usage.accepted_draft_tokens = 8, 6
+    with serving_in_a_thread([*SCRIPT[:-1], drafted]) as fake:
+        assert main.main(["bench", "--target", fake.target, "--requests", "5", "--speculation", "3"]) == 0
+    assert {request.scheduling.speculation for request in fake.requests} == {3}
+    told = capsys.readouterr().out
+    assert "at most 3 drafts a step" in told and "40 tokens drafted, 75% of them right" in told
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(SCRIPT) as fake:
         assert main.main(["bench", "--target", fake.target, "--rate", "50", "--requests", "5", "--json"]) == 0

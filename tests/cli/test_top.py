@@ -47,6 +47,8 @@ BUSY = Load(
     prompt_tokens=100,
     cached_prompt_tokens=42,
     preemptions=7,
+    draft_tokens=400,
+    accepted_at=(200, 100),
 )
 
 
@@ -97,6 +99,7 @@ def test_once_prints_plain_text(admin: Admin, capsys: pytest.CaptureFixture[str]
         "56",
     ]
     assert (lines["step"][:2], lines["cache hits"][0], lines["preemptions"][0]) == (["12.5", "ms"], "42%", "7")
+    assert lines["drafts"][0] == "75%" and "of 400 right since the start" in text
     assert "7,000 prompt tokens" in text and "■ 60 owned   ■ 25 cached   ■ 13 free" in text
 
 
@@ -110,6 +113,17 @@ def test_the_bars_and_the_history_are_in_proportion() -> None:
     assert lines["tokens/s out"].rstrip().endswith(" ▄█")
     assert (lines["running"].count("█"), lines["running"].count("░")) == (16, 16)
     assert (lines["KV blocks"].count("█"), lines["KV blocks"].count("░")) == (24, 8)
+
+
+def test_drafts_are_shown_once_there_are_some_and_then_the_recent_ones() -> None:
+    view = View("here", Replica("1", time.time(), "cpu", 64, 16, 8, 4, 0))
+    shown = []
+    for drafted, kept in ((0, 0), (10, 9), (110, 59)):
+        view.add(LoadSample(draft_tokens=drafted, accepted_draft_tokens=kept))
+        console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(view.render())
+        shown += [" ".join(line.split()) for line in console.export_text().splitlines() if line.startswith("drafts")]
+    assert shown == ["drafts 90% of 10 right recently", "drafts 54% of 110 right recently"]
 
 
 def test_without_a_terminal_it_says_how(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:

@@ -391,8 +391,12 @@ type Load struct {
 	StepDuration *durationpb.Duration `protobuf:"bytes,12,opt,name=step_duration,json=stepDuration,proto3" json:"step_duration,omitempty"`
 	// How often a request lost its blocks to others and was computed again, since start.
 	PreemptionCount int64 `protobuf:"varint,13,opt,name=preemption_count,json=preemptionCount,proto3" json:"preemption_count,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Tokens that speculation proposed, since start.
+	DraftTokenCount int64 `protobuf:"varint,14,opt,name=draft_token_count,json=draftTokenCount,proto3" json:"draft_token_count,omitempty"`
+	// Part of draft_token_count that became output.
+	AcceptedDraftTokenCount int64 `protobuf:"varint,15,opt,name=accepted_draft_token_count,json=acceptedDraftTokenCount,proto3" json:"accepted_draft_token_count,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
@@ -512,6 +516,20 @@ func (x *Load) GetStepDuration() *durationpb.Duration {
 func (x *Load) GetPreemptionCount() int64 {
 	if x != nil {
 		return x.PreemptionCount
+	}
+	return 0
+}
+
+func (x *Load) GetDraftTokenCount() int64 {
+	if x != nil {
+		return x.DraftTokenCount
+	}
+	return 0
+}
+
+func (x *Load) GetAcceptedDraftTokenCount() int64 {
+	if x != nil {
+		return x.AcceptedDraftTokenCount
 	}
 	return 0
 }
@@ -1102,7 +1120,7 @@ const file_photon_grpc_admin_v1_admin_proto_rawDesc = "" +
 	"\x10WatchLoadRequest\x12<\n" +
 	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\"C\n" +
 	"\x11WatchLoadResponse\x12.\n" +
-	"\x04load\x18\x01 \x01(\v2\x1a.photon_grpc.admin.v1.LoadR\x04load\"\xf8\x04\n" +
+	"\x04load\x18\x01 \x01(\v2\x1a.photon_grpc.admin.v1.LoadR\x04load\"\xe1\x05\n" +
 	"\x04Load\x12;\n" +
 	"\vsample_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"sampleTime\x12)\n" +
@@ -1118,7 +1136,9 @@ const file_photon_grpc_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\x01R\x15outputTokensPerSecond\x127\n" +
 	"\x18prompt_tokens_per_second\x18\v \x01(\x01R\x15promptTokensPerSecond\x12>\n" +
 	"\rstep_duration\x18\f \x01(\v2\x19.google.protobuf.DurationR\fstepDuration\x12)\n" +
-	"\x10preemption_count\x18\r \x01(\x03R\x0fpreemptionCount\"I\n" +
+	"\x10preemption_count\x18\r \x01(\x03R\x0fpreemptionCount\x12*\n" +
+	"\x11draft_token_count\x18\x0e \x01(\x03R\x0fdraftTokenCount\x12;\n" +
+	"\x1aaccepted_draft_token_count\x18\x0f \x01(\x03R\x17acceptedDraftTokenCount\"I\n" +
 	"\x14AbortRequestsRequest\x12\x1f\n" +
 	"\vrequest_ids\x18\x01 \x03(\tR\n" +
 	"requestIds\x12\x10\n" +

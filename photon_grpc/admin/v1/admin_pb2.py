@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n photon_grpc/admin/v1/admin.proto\x12\x14photon_grpc.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x17\n\x0ftotal_kv_blocks\x18\x05 \x01(\x03\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\t \x01(\r\x12\x1c\n\x14\x65ngine_restart_count\x18\n \x01(\r\"\x10\n\x0eGetLoadRequest\";\n\x0fGetLoadResponse\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.photon_grpc.admin.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x11WatchLoadResponse\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.photon_grpc.admin.v1.Load\"\x9a\x03\n\x04Load\x12/\n\x0bsample_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x04 \x01(\x03\x12\x17\n\x0fowned_kv_blocks\x18\x05 \x01(\x03\x12\x18\n\x10\x63\x61\x63hed_kv_blocks\x18\x06 \x01(\x03\x12\x16\n\x0e\x66ree_kv_blocks\x18\x07 \x01(\x03\x12\x16\n\x0ekv_utilization\x18\x08 \x01(\x01\x12\x1d\n\x15prefix_cache_hit_rate\x18\t \x01(\x01\x12 \n\x18output_tokens_per_second\x18\n \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x0b \x01(\x01\x12\x30\n\rstep_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10preemption_count\x18\r \x01(\x03\"8\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"4\n\x15\x41\x62ortRequestsResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"0\n\x18ResetPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x03\"\x17\n\x15ListQuarantineRequest\"P\n\x16ListQuarantineResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.photon_grpc.admin.v1.QuarantineEntry\"\xdd\x01\n\x0fQuarantineEntry\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x08\x12\x13\n\x0b\x63rash_count\x18\x03 \x01(\r\x12.\n\ncrash_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\x0eremaining_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x14\n\x0c\x61pi_key_name\x18\x07 \x01(\t\";\n\x16\x43learQuarantineRequest\x12\x14\n\x0c\x66ingerprints\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"7\n\x17\x43learQuarantineResponse\x12\x1c\n\x14\x63leared_fingerprints\x18\x01 \x03(\t2\xbc\x06\n\x0c\x41\x64minService\x12h\n\rGetServerInfo\x12*.photon_grpc.admin.v1.GetServerInfoRequest\x1a+.photon_grpc.admin.v1.GetServerInfoResponse\x12V\n\x07GetLoad\x12$.photon_grpc.admin.v1.GetLoadRequest\x1a%.photon_grpc.admin.v1.GetLoadResponse\x12^\n\tWatchLoad\x12&.photon_grpc.admin.v1.WatchLoadRequest\x1a\'.photon_grpc.admin.v1.WatchLoadResponse0\x01\x12h\n\rAbortRequests\x12*.photon_grpc.admin.v1.AbortRequestsRequest\x1a+.photon_grpc.admin.v1.AbortRequestsResponse\x12P\n\x05\x44rain\x12\".photon_grpc.admin.v1.DrainRequest\x1a#.photon_grpc.admin.v1.DrainResponse\x12q\n\x10ResetPrefixCache\x12-.photon_grpc.admin.v1.ResetPrefixCacheRequest\x1a..photon_grpc.admin.v1.ResetPrefixCacheResponse\x12k\n\x0eListQuarantine\x12+.photon_grpc.admin.v1.ListQuarantineRequest\x1a,.photon_grpc.admin.v1.ListQuarantineResponse\x12n\n\x0f\x43learQuarantine\x12,.photon_grpc.admin.v1.ClearQuarantineRequest\x1a-.photon_grpc.admin.v1.ClearQuarantineResponseBf\n\x17io.photon.grpc.admin.v1P\x01ZIgithub.com/photon-grpc/photon-grpc/clients/go/photonadminv1;photonadminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n photon_grpc/admin/v1/admin.proto\x12\x14photon_grpc.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x17\n\x0ftotal_kv_blocks\x18\x05 \x01(\x03\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\t \x01(\r\x12\x1c\n\x14\x65ngine_restart_count\x18\n \x01(\r\"\x10\n\x0eGetLoadRequest\";\n\x0fGetLoadResponse\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.photon_grpc.admin.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x11WatchLoadResponse\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.photon_grpc.admin.v1.Load\"\xd9\x03\n\x04Load\x12/\n\x0bsample_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x04 \x01(\x03\x12\x17\n\x0fowned_kv_blocks\x18\x05 \x01(\x03\x12\x18\n\x10\x63\x61\x63hed_kv_blocks\x18\x06 \x01(\x03\x12\x16\n\x0e\x66ree_kv_blocks\x18\x07 \x01(\x03\x12\x16\n\x0ekv_utilization\x18\x08 \x01(\x01\x12\x1d\n\x15prefix_cache_hit_rate\x18\t \x01(\x01\x12 \n\x18output_tokens_per_second\x18\n \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x0b \x01(\x01\x12\x30\n\rstep_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10preemption_count\x18\r \x01(\x03\x12\x19\n\x11\x64raft_token_count\x18\x0e \x01(\x03\x12\"\n\x1a\x61\x63\x63\x65pted_draft_token_count\x18\x0f \x01(\x03\"8\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"4\n\x15\x41\x62ortRequestsResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"0\n\x18ResetPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x03\"\x17\n\x15ListQuarantineRequest\"P\n\x16ListQuarantineResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.photon_grpc.admin.v1.QuarantineEntry\"\xdd\x01\n\x0fQuarantineEntry\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x08\x12\x13\n\x0b\x63rash_count\x18\x03 \x01(\r\x12.\n\ncrash_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\x0eremaining_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x14\n\x0c\x61pi_key_name\x18\x07 \x01(\t\";\n\x16\x43learQuarantineRequest\x12\x14\n\x0c\x66ingerprints\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"7\n\x17\x43learQuarantineResponse\x12\x1c\n\x14\x63leared_fingerprints\x18\x01 \x03(\t2\xbc\x06\n\x0c\x41\x64minService\x12h\n\rGetServerInfo\x12*.photon_grpc.admin.v1.GetServerInfoRequest\x1a+.photon_grpc.admin.v1.GetServerInfoResponse\x12V\n\x07GetLoad\x12$.photon_grpc.admin.v1.GetLoadRequest\x1a%.photon_grpc.admin.v1.GetLoadResponse\x12^\n\tWatchLoad\x12&.photon_grpc.admin.v1.WatchLoadRequest\x1a\'.photon_grpc.admin.v1.WatchLoadResponse0\x01\x12h\n\rAbortRequests\x12*.photon_grpc.admin.v1.AbortRequestsRequest\x1a+.photon_grpc.admin.v1.AbortRequestsResponse\x12P\n\x05\x44rain\x12\".photon_grpc.admin.v1.DrainRequest\x1a#.photon_grpc.admin.v1.DrainResponse\x12q\n\x10ResetPrefixCache\x12-.photon_grpc.admin.v1.ResetPrefixCacheRequest\x1a..photon_grpc.admin.v1.ResetPrefixCacheResponse\x12k\n\x0eListQuarantine\x12+.photon_grpc.admin.v1.ListQuarantineRequest\x1a,.photon_grpc.admin.v1.ListQuarantineResponse\x12n\n\x0f\x43learQuarantine\x12,.photon_grpc.admin.v1.ClearQuarantineRequest\x1a-.photon_grpc.admin.v1.ClearQuarantineResponseBf\n\x17io.photon.grpc.admin.v1P\x01ZIgithub.com/photon-grpc/photon-grpc/clients/go/photonadminv1;photonadminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,29 +47,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHLOADRESPONSE']._serialized_start=590
   _globals['_WATCHLOADRESPONSE']._serialized_end=651
   _globals['_LOAD']._serialized_start=654
-  _globals['_LOAD']._serialized_end=1064
-  _globals['_ABORTREQUESTSREQUEST']._serialized_start=1066
-  _globals['_ABORTREQUESTSREQUEST']._serialized_end=1122
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=1124
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1176
-  _globals['_DRAINREQUEST']._serialized_start=1178
-  _globals['_DRAINREQUEST']._serialized_end=1236
-  _globals['_DRAINRESPONSE']._serialized_start=1238
-  _globals['_DRAINRESPONSE']._serialized_end=1281
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1283
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1308
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1310
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1358
-  _globals['_LISTQUARANTINEREQUEST']._serialized_start=1360
-  _globals['_LISTQUARANTINEREQUEST']._serialized_end=1383
-  _globals['_LISTQUARANTINERESPONSE']._serialized_start=1385
-  _globals['_LISTQUARANTINERESPONSE']._serialized_end=1465
-  _globals['_QUARANTINEENTRY']._serialized_start=1468
-  _globals['_QUARANTINEENTRY']._serialized_end=1689
-  _globals['_CLEARQUARANTINEREQUEST']._serialized_start=1691
-  _globals['_CLEARQUARANTINEREQUEST']._serialized_end=1750
-  _globals['_CLEARQUARANTINERESPONSE']._serialized_start=1752
-  _globals['_CLEARQUARANTINERESPONSE']._serialized_end=1807
-  _globals['_ADMINSERVICE']._serialized_start=1810
-  _globals['_ADMINSERVICE']._serialized_end=2638
+  _globals['_LOAD']._serialized_end=1127
+  _globals['_ABORTREQUESTSREQUEST']._serialized_start=1129
+  _globals['_ABORTREQUESTSREQUEST']._serialized_end=1185
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=1187
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1239
+  _globals['_DRAINREQUEST']._serialized_start=1241
+  _globals['_DRAINREQUEST']._serialized_end=1299
+  _globals['_DRAINRESPONSE']._serialized_start=1301
+  _globals['_DRAINRESPONSE']._serialized_end=1344
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1346
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1371
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1373
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1421
+  _globals['_LISTQUARANTINEREQUEST']._serialized_start=1423
+  _globals['_LISTQUARANTINEREQUEST']._serialized_end=1446
+  _globals['_LISTQUARANTINERESPONSE']._serialized_start=1448
+  _globals['_LISTQUARANTINERESPONSE']._serialized_end=1528
+  _globals['_QUARANTINEENTRY']._serialized_start=1531
+  _globals['_QUARANTINEENTRY']._serialized_end=1752
+  _globals['_CLEARQUARANTINEREQUEST']._serialized_start=1754
+  _globals['_CLEARQUARANTINEREQUEST']._serialized_end=1813
+  _globals['_CLEARQUARANTINERESPONSE']._serialized_start=1815
+  _globals['_CLEARQUARANTINERESPONSE']._serialized_end=1870
+  _globals['_ADMINSERVICE']._serialized_start=1873
+  _globals['_ADMINSERVICE']._serialized_end=2701
 # @@protoc_insertion_point(module_scope)

@@ -205,6 +205,8 @@ class Load(_message.Message):
     PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     STEP_DURATION_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     """Requests that hold a place in the running batch."""
     queued_requests: _builtins.int
@@ -227,6 +229,10 @@ class Load(_message.Message):
     """Prompt tokens computed per second, averaged over the last seconds."""
     preemption_count: _builtins.int
     """How often a request lost its blocks to others and was computed again, since start."""
+    draft_token_count: _builtins.int
+    """Tokens that speculation proposed, since start."""
+    accepted_draft_token_count: _builtins.int
+    """Part of draft_token_count that became output."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -251,10 +257,12 @@ class Load(_message.Message):
         prompt_tokens_per_second: _builtins.float = ...,
         step_duration: _duration_pb2.Duration | None = ...,
         preemption_count: _builtins.int = ...,
+        draft_token_count: _builtins.int = ...,
+        accepted_draft_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sample_time", b"sample_time", "step_duration", b"step_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_kv_blocks", b"cached_kv_blocks", "free_kv_blocks", b"free_kv_blocks", "kv_utilization", b"kv_utilization", "output_tokens_per_second", b"output_tokens_per_second", "owned_kv_blocks", b"owned_kv_blocks", "preemption_count", b"preemption_count", "prefix_cache_hit_rate", b"prefix_cache_hit_rate", "prompt_tokens_per_second", b"prompt_tokens_per_second", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "sample_time", b"sample_time", "step_duration", b"step_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_token_count", b"accepted_draft_token_count", "cached_kv_blocks", b"cached_kv_blocks", "draft_token_count", b"draft_token_count", "free_kv_blocks", b"free_kv_blocks", "kv_utilization", b"kv_utilization", "output_tokens_per_second", b"output_tokens_per_second", "owned_kv_blocks", b"owned_kv_blocks", "preemption_count", b"preemption_count", "prefix_cache_hit_rate", b"prefix_cache_hit_rate", "prompt_tokens_per_second", b"prompt_tokens_per_second", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "sample_time", b"sample_time", "step_duration", b"step_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,8 @@ class Workload:
     timeout_s: float | None = None
     #: The requests of a process share one stream.
     multiplex: bool = False
+    #: Most tokens that a step may draft for an answer; None: as many as pay.
+    speculation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class RequestResult:
     output_tokens: int = 0
     reason: str = ""
     message: str = ""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
     @property
     def per_token_s(self) -> float | None:
@@ -134,6 +138,8 @@ class Summary:
     output_tokens: int
     prompt_tokens: int
     cached_prompt_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     tokens_per_message: float
     ttft_s: Percentiles = field(default_factory=Percentiles)
     #: Time per output token after the first.
@@ -189,6 +195,8 @@ def summarize(answers: Sequence[RequestResult]) -> Summary:
         output_tokens=output_tokens,
         prompt_tokens=prompt_tokens,
         cached_prompt_tokens=sum(answer.cached_prompt_tokens for answer in done),
+        draft_tokens=sum(answer.draft_tokens for answer in done),
+        accepted_draft_tokens=sum(answer.accepted_draft_tokens for answer in done),
         tokens_per_message=output_tokens / num_messages if num_messages else 0.0,
         ttft_s=Percentiles.of(latencies.ttft_s),
         tpot_s=Percentiles.of(latencies.tpot_s),

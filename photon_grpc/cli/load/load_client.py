@@ -57,6 +57,8 @@ class TurnResult(NamedTuple):
     output_tokens: int = 0
     reason: str = ""
     message: str = ""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 #: Sends a turn and reads its answer; the history, if there is one, gets the ids of both.
@@ -109,6 +111,8 @@ class LoadClient:
             output_tokens=found.output_tokens,
             reason=found.reason,
             message=found.message,
+            draft_tokens=found.draft_tokens,
+            accepted_draft_tokens=found.accepted_draft_tokens,
         )
 
 
@@ -146,7 +150,8 @@ class GrpcCalls:
             failure = (problem.reason, str(problem))
         except PhotonError as problem:
             failure = (problem.reason, str(problem))
-        return TurnResult(sent, times, usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, *failure)
+        tokens = usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens
+        return TurnResult(sent, times, *tokens, *failure, usage.draft_tokens, usage.accepted_draft_tokens)
 
     def _request(self, turn: Turn, history: list[int] | None) -> inference_pb2.GenerateRequest:
         load, request = self._load, inference_pb2.GenerateRequest(model=self._load.model)
@@ -165,6 +170,8 @@ class GrpcCalls:
         request.cache.bypass_prefix_cache = load.bypass_prefix_cache
         if load.logprobs is not None:
             request.output.logprobs = load.logprobs
+        if load.speculation is not None:
+            request.scheduling.speculation = load.speculation
         if not load.text:
             request.output.text = False
             request.output.token_ids = True

@@ -53,6 +53,9 @@ def _rates(summary: Summary) -> str:
     ]
     if summary.cached_prompt_tokens:
         parts.append(f"{100 * summary.cached_prompt_tokens / summary.prompt_tokens:.0f} % of prompt tokens cached")
+    if summary.draft_tokens:
+        share = summary.accepted_draft_tokens / summary.draft_tokens
+        parts.append(f"{summary.draft_tokens:,} tokens drafted, {share:.0%} of them right")
     return " · ".join(parts)
 
 

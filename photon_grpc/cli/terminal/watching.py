@@ -50,6 +50,7 @@ class View:
             ("step", f"{_step_s(load) * 1000:,.1f} ms", self._spark(_step_s(sample) for sample in samples)),
             ("cache hits", f"{load.prefix_cache_hit_rate:.0%}", Text("of all prompt tokens", "dim")),
             ("preemptions", f"{load.num_preemptions:,}", self._preempted()),
+            *self._drafts(load),
             ("KV blocks", f"{self._used(load):.0%}", self._blocks(load)),
         ):
             table.add_row(*row)
@@ -73,6 +74,18 @@ class View:
     def _preempted(self) -> Text:
         recent = self._samples[-1].num_preemptions - self._samples[0].num_preemptions
         return Text(f"{recent:,} of them recently", "dim") if recent > 0 else Text("")
+
+    def _drafts(self, load: LoadSample) -> Iterable[tuple[str, str, Text]]:
+        """Return a row with the share of right drafts, recent ones if there are any; none if nothing was drafted."""
+        if not load.draft_tokens:
+            return
+        first = self._samples[0]
+        drafted = load.draft_tokens - first.draft_tokens
+        since = first if drafted > 0 else LoadSample()
+        drafted = load.draft_tokens - since.draft_tokens
+        kept = load.accepted_draft_tokens - since.accepted_draft_tokens
+        when = "recently" if since is first else "since the start"
+        yield "drafts", f"{kept / drafted:.0%}", Text(f"of {drafted:,} right {when}", "dim")
 
     def _used(self, load: LoadSample) -> float:
         return load.owned_blocks / max(self._replica.total_blocks, 1)
