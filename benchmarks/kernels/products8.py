@@ -156,13 +156,16 @@ def timed_many(projection: Projection, rows: int, name: str, device: torch.devic
     with patch.object(wide8, "takes", lambda *_: False):
         before = partial(case.launch, next(case.ways(1))) if rows <= wide8.PART else case.many
         cells = [f"{case.us(before):.1f}"]
-    for parts in wide8.SIZES:
-        forced = {"choose": lambda *_, parts=parts, **__: parts, "takes": lambda *_: True}
+    for size in wide8.SIZES:
+        forced = {"choose": lambda *_, size=size, **__: size, "takes": lambda *_: True}
+        if case.kind.has_blocks and size not in wide8.sizes(has_blocks=True):
+            cells.append("–")
+            continue
         with patch.multiple(wide8, **forced):
             cells.append(f"{case.us(case.many):.1f}")
     cells += [
         f"{case.sixteen_us():.1f}",
-        str(wide8.choose(rows, projection.n, projection.k, 132, has_blocks=case.kind.has_blocks)),
+        str(tuple(wide8.choose(rows, projection.n, projection.k, 132, has_blocks=case.kind.has_blocks))),
     ]
     print(f"| {projection.name} {name} {rows} | {' | '.join(cells)} |", flush=True)
 
@@ -234,7 +237,13 @@ def main() -> None:
         if arguments.bits:
             return compare_bits(device)
         for shape in arguments.shape if arguments.many else ():
-            print_header(shape, "before", *(f"{128 * parts} rows" for parts in wide8.SIZES), "16 bits", "chosen")
+            print_header(
+                shape,
+                "before",
+                *(f"{128 * size.parts} x {64 * size.halves}" for size in wide8.SIZES),
+                "16 bits",
+                "chosen",
+            )
             for projection in projections(SHAPES[shape]):
                 for name in arguments.format:
                     for rows in map(int, arguments.rows.split(",")):

@@ -19,7 +19,7 @@ from photon_grpc.kernels.linear.products8 import PARTS
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
-from photon_grpc.kernels.linear.wide8 import PART, SIZES, WideTile8, wide8_kernel
+from photon_grpc.kernels.linear.wide8 import GROUP_ROWS, Size, tile_of, wide8_kernel
 from photon_grpc.kernels.linear.wide8_sums import box_layout, scale_layout
 from tests.kernels.eight import FORMATS, each_format
 from tests.kernels.test_compile import MODELS, Compiled, check, compiled
@@ -128,11 +128,11 @@ def test_parts_of_many_rows(name: str) -> None:
         check(built, "wgmma.mma_async")
 
 
-def wide(name: str, end: str, parts: int, problem: Problem) -> Compiled:
+def wide(name: str, end: str, size: Size, problem: Problem) -> Compiled:
     kind, has_blocks = FORMATS[name]
     load, store = EPILOGUES[end]
-    tile = WideTile8(parts, SIZES[parts][0], has_blocks)
-    constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": problem._replace(BM=PART)}
+    tile = tile_of(size, has_blocks=has_blocks)
+    constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": problem._replace(BM=GROUP_ROWS)}
     constants |= {"TILE": wide8.TILE, "W": tile, "PDL": True}
     absent = ["operands"] if end not in OPERANDS else []
     absent += ["x_scale" if has_blocks else "x_scales"] + ([] if end in ("rotary", "swiglu") else ["norms"])
@@ -146,18 +146,27 @@ def wide(name: str, end: str, parts: int, problem: Problem) -> Compiled:
 
 
 @pytest.mark.parametrize(
-    ("which", "parts"),
-    [("output", 1), ("gate_up", 2), *(pytest.param(*one, marks=pytest.mark.full) for one in (("down", 2), ("qkv", 1)))],
+    ("which", "size"),
+    [
+        ("output", Size(1, 2)),
+        ("gate_up", Size(1, 2)),
+        ("gate_up", Size(2, 2)),
+        ("down", Size(1, 1)),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in (("down", Size(2, 2)), ("qkv", Size(1, 2)))),
+    ],
 )
 @each_format
-def test_many_rows(name: str, which: str, parts: int) -> None:
+def test_many_rows(name: str, which: str, size: Size) -> None:
     end, problem = projections("8B")[which]
-    built = wide(name, end, parts, problem)
+    if size not in wide8.sizes(has_blocks=FORMATS[name][1]):
+        pytest.skip("blocks have one part")
+    built = wide(name, end, size, problem)
     check(built, TYPES[FORMATS[name][0]][1], max_spilled_bytes=16)
-    # Values of W and of each part of x, in one copy of each group's rows; scales of blocks beside them.
-    assert built.ptx.count("cp.async.bulk.tensor.5d") == (2 if problem.SPAN else 0)
-    scales = parts if FORMATS[name][1] else 0
-    assert built.ptx.count("cp.async.bulk.tensor.2d") == (0 if problem.SPAN else 2) + parts + scales
+    # Values of each half of W and of each part of x; scales of blocks beside them.
+    assert built.ptx.count("cp.async.bulk.tensor.5d") == (size.halves if problem.SPAN else 0)
+    scales = size.parts if FORMATS[name][1] else 0
+    halves = 0 if problem.SPAN else size.halves
+    assert built.ptx.count("cp.async.bulk.tensor.2d") == halves + size.parts + scales
     assert "st.global.v4" in built.ptx
 
 

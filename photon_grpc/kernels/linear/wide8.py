@@ -2,9 +2,11 @@
 
 `products8.py` and `fused8.py` have the formulas, `epilogue.py` the ends. The bits are those of `wgmma8.py`.
 
-A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other. One warp fetches the columns of a
-step into a ring of NS stages; two groups of four warps multiply 64 rows of W each. While one group adds the sums of 128
-columns of e4m3 to its float32, scales int8, or ends a tile, the other has the tensor cores, and the next tile arrives.
+A program takes tiles of 64 or 128 rows of W and 128 or 256 rows of x, one after the other. One warp fetches the columns
+of a step into a ring of NS stages; two groups of four warps multiply 64 rows of every 128 of x each. While one group
+adds the sums of 128 columns of e4m3 to its float32, scales int8, or ends a tile, the other has the tensor cores, and
+the next tile arrives. Rows of x are the rows of a product: a thread has two of them and their scales, and of blocks of
+W one scale, or two of pairs.
 
 The two halves of a pair (`epilogue.tile_rows`) are eight rows apart in a tile: the engine copies them in that order.
 
@@ -13,6 +15,7 @@ Shapes: values int8 or e4m3 [T, K] and [N, K], N a multiple of 128 and K of 16; 
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -47,20 +50,42 @@ from photon_grpc.kernels.linear.wide8_sums import (
 
 #: Columns of a step: those that e4m3 sums without rounding to float32, and that a scale covers.
 STEP = 128
-#: Rows of W that a group of warps multiplies, and of all groups; rows of x that are multiplied at a time.
+#: Rows of W, and of x in a group, that an end takes at a time; rows of W that divide W; rows of x of both groups.
 GROUP_ROWS, ROWS, PART = 64, 128, 128
 
 
+class Size(NamedTuple):
+    """The size of a tile: parts of 128 rows of x, halves of 64 rows of W."""
+
+    parts: int
+    halves: int
+
+
 class WideTile8(NamedTuple):
-    """Constants that the kernel is compiled for: PARTS of 128 rows of x, NS stages, whether blocks have scales."""
+    """Constants that the kernel is compiled for: those of Size, NS stages, TURN steps of e4m3 that overlap.
+
+    BLOCKS: whether blocks have scales.
+    """
 
     PARTS: int
+    HALVES: int
     NS: int
+    TURN: int
     BLOCKS: bool = False
 
 
-#: Parts -> (stages, microseconds of a step of a tile on an H200, and with scales of blocks).
-SIZES = {1: (6, 0.42, 0.55), 2: (4, 0.8, 1.15)}
+class Costs(NamedTuple):
+    """Stages, and the microseconds of a step on an H200, without and with scales of blocks."""
+
+    stages: int
+    us: float
+    blocks_us: float = math.inf
+
+
+#: Registers do not hold two parts of x and scales.
+SIZES = {Size(1, 2): Costs(6, 0.42, 0.47), Size(2, 2): Costs(4, 0.8), Size(1, 1): Costs(8, 0.34, 0.4)}
+#: Steps of e4m3 that overlap, without and with scales of blocks: with them more is added between two products.
+TURNS = 2, 4
 #: Rows of W from which the kernel is faster than tiles of few rows with more than 64 rows of x.
 MANY_TILES = 132 * ROWS
 #: Rows of x that are multiplied at once: indices of results have 32 bits.
@@ -72,24 +97,23 @@ TILE = Tile("wgmma", GROUP_ROWS, STEP, 4, 0)
 
 
 @gluon_jit
-def rescaled(acc, scales, to, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr):
-    """Return the product [64, 128] in float32: the sums times the scales of rows that they have not met yet."""
+def rescaled(acc, scales, place, num_rows, P: gl.constexpr, W: gl.constexpr):
+    """Return the product [64, 64 · HALVES] in float32: the sums times the scales of rows that they have not met yet."""
     w_scale, x_scale = scales
-    _, _, num_rows, place = to
-    program, first = place
+    n_tile, first = place
     sums = acc.to(gl.float32)
     if not W.BLOCKS:
-        out: gl.constexpr = sums_layout()
-        token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, out))
+        out: gl.constexpr = sums_layout(W.HALVES)
+        token = first + gl.arange(0, 64, layout=gl.SliceLayout(1, out))
         s_x = gl.load(x_scale + token, mask=token < num_rows, other=0.0)
-        s_w = gl.load(w_scale + tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, out)))
-        sums = sums * s_w[:, None] * s_x[None, :]
+        s_w = gl.load(w_scale + tile_rows(n_tile, 64 * W.HALVES, P.SPAN, gl.SliceLayout(0, out)))
+        sums = sums * s_w[None, :] * s_x[:, None]
     return sums
 
 
 @gluon_jit
 def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
-    """Return a product [64, 128] as ends take it: r · product + b, factors r [num_rows] and b [N] or None."""
+    """Return a product [BN, BM] as ends take it: r · product + b, factors r [num_rows] and b [N] or None."""
     y, _, num_rows, place = to
     norms, bias = factors
     program, first = place
@@ -114,28 +138,44 @@ def consume(
     scales, factors, result, ring, x_tiles,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
-    y, operands, num_rows = result
-    N_TILES: gl.constexpr = P.N // 128
+    """Multiply and end 64 rows of every 128 of x: the program of one group of four warps."""
+    N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
-        program = n_tile * 2 + GROUP
-        block = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, sums_layout())) // 128
-        blocks = (scales[0], block)
+        source = (scales[0], n_tile)
         if ring[0].dtype == gl.int8:
             acc, more, count = integer_sums(ring, count, P, W, GROUP)
         elif W.PARTS == 2:
-            acc, more, count = float_sums_of_two(blocks, ring, count, P, W, GROUP)
+            acc, more, count = float_sums_of_two(source, ring, count, P, W, GROUP)
         else:
-            acc, more, count = float_sums(blocks, ring, count, P, W, GROUP)
-        to = (y, operands, num_rows, (program, x_tile * W.PARTS * 128))
-        tile = exchanged(rescaled(acc, scales, to, P, W, TILE), factors, to, P, TILE)
-        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+            acc, more, count = float_sums(source, ring, count, P, W, GROUP)
+        first = x_tile * (W.PARTS * 128) + GROUP * 64
+        end_part(acc, scales, factors, result, (n_tile, first), LOAD, STORE, P, W, TILE)
         if W.PARTS == 2:
-            to = (y, operands, num_rows, (program, x_tile * W.PARTS * 128 + 128))
-            tile = exchanged(rescaled(more, scales, to, P, W, TILE), factors, to, P, TILE)
-            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+            end_part(more, scales, factors, result, (n_tile, first + 128), LOAD, STORE, P, W, TILE)
+
+
+@gluon_jit
+def end_part(
+    acc, scales, factors, result, place,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """End the sums [64, 64 · HALVES] of rows of x and of W: each half of the rows of W by itself."""
+    y, operands, num_rows = result
+    n_tile, first = place
+    sums = rescaled(acc, scales, place, num_rows, P, W)
+    to = (y, operands, num_rows, (n_tile * W.HALVES, first))
+    if W.HALVES == 2:
+        sums, more = gl.split(sums.reshape([64, 2, 64]).permute([0, 2, 1]))
+        tile = exchanged(sums.permute([1, 0]), factors, to, P, TILE)
+        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+        to = (y, operands, num_rows, (n_tile * 2 + 1, first))
+        tile = exchanged(more.permute([1, 0]), factors, to, P, TILE)
+        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+    else:
+        tile = exchanged(sums.permute([1, 0]), factors, to, P, TILE)
+        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
 
 @gluon_jit
@@ -148,12 +188,12 @@ def wide8_kernel(
     w, x: descriptors of both. w_scale: float32 [N], with BLOCKS [K / 128, N / 128]. x_scale: float32 [>= num_rows],
     with BLOCKS x_scales is a descriptor of [K / 128, >= num_rows]. norms: float32 [num_rows], what the product is
     multiplied by after it is rounded, or None. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P
-    is a Problem with BM 128, W a WideTile8.
+    is a Problem with BM 64, W a WideTile8.
     """
     kind: gl.constexpr = w.dtype
     NS: gl.constexpr = W.NS
-    ws = gl.allocate_shared_memory(kind, [W.NS * 2, 64, 128], box_layout(2))
-    xs = gl.allocate_shared_memory(kind, [W.NS * W.PARTS, 128, 128], box_layout(2))
+    ws = gl.allocate_shared_memory(kind, [W.NS * W.HALVES, 64, 128], box_layout(2))
+    xs = gl.allocate_shared_memory(kind, [W.NS * W.PARTS * 2, 64, 128], box_layout(2))
     # Without scales in the ring nothing reads this.
     sxs = xs
     if W.BLOCKS:
@@ -196,47 +236,60 @@ def holds_pairs(span: int) -> bool:
 
 
 @cache
-def choose(num_rows: int, n: int, k: int, num_multiprocessors: int, *, has_blocks: bool = False) -> int:
-    """Return the parts of 128 rows of x in a tile: what takes less time."""
+def choose(num_rows: int, n: int, k: int, num_multiprocessors: int, *, has_blocks: bool = False) -> Size:
+    """Return the tile that takes the least time."""
 
-    def us(parts: int) -> float:
-        tiles = n // ROWS * cdiv(num_rows, parts * PART)
-        return cdiv(tiles, num_multiprocessors) * cdiv(k, STEP) * SIZES[parts][1 + has_blocks]
+    def us(size: Size) -> float:
+        waves = cdiv(num_tiles(size, num_rows, n), num_multiprocessors)
+        return waves * cdiv(k, STEP) * (SIZES[size].blocks_us if has_blocks else SIZES[size].us)
 
     return min(SIZES, key=us)
 
 
+def sizes(*, has_blocks: bool) -> list[Size]:
+    """Return the tiles that are considered."""
+    return [size for size in SIZES if not has_blocks or SIZES[size].blocks_us < math.inf]
+
+
+def tile_of(size: Size, *, has_blocks: bool) -> WideTile8:
+    return WideTile8(*size, SIZES[size].stages, TURNS[has_blocks], has_blocks)
+
+
+def num_tiles(size: Size, num_rows: int, n: int) -> int:
+    return n // (GROUP_ROWS * size.halves) * cdiv(num_rows, size.parts * PART)
+
+
 def launch(
     fusion: Fusion, weight: tuple[torch.Tensor, torch.Tensor], rows: QuantizedRows, y: torch.Tensor,
-    bias: torch.Tensor | None = None, *, parts: int = 0,
+    bias: torch.Tensor | None = None, *, size: Size | None = None,
 ) -> None:  # fmt: skip
     """Fill y from quantized rows.
 
-    weight: values and scales. `bias` is that behind a norm, whose factors `rows` has. parts: of a tile, 0 for the
+    weight: values and scales. `bias` is that behind a norm, whose factors `rows` has. size: of a tile, None for the
     cheapest.
     """
     values, scales = weight
     (n, k), num_rows, has_blocks = values.shape, rows.values.shape[0], rows.scales.dim() == 2
     processors = num_multiprocessors(values.device)
-    parts = parts or choose(num_rows, n, k, processors, has_blocks=has_blocks)
+    size = size or choose(num_rows, n, k, processors, has_blocks=has_blocks)
     pdl = has_dependent_launch(values.device)
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
     of_x = _descriptor(rows.values, [PART, STEP], box_layout(2))
     x_scales = _descriptor(rows.scales.t(), [1, PART], scale_layout()) if has_blocks else None
-    problem = Problem(n, k, PART, fusion.span, HEADS=fusion.heads)
+    problem = Problem(n, k, GROUP_ROWS, fusion.span, HEADS=fusion.heads)
     tensors = (
         weight_descriptor(values, fusion.span), scales, bias, of_x, None if has_blocks else rows.scales, x_scales,
         y, num_rows, rows.norms if fusion.eps is not None else None, fusion.operands, fusion.load, fusion.store,
     )  # fmt: skip
 
-    def arguments(parts: int) -> tuple[Any, ...]:
-        return (*tensors, problem, TILE, WideTile8(parts, SIZES[parts][0], has_blocks), pdl)
+    def arguments(size: Size) -> tuple[Any, ...]:
+        return (*tensors, problem, TILE, tile_of(size, has_blocks=has_blocks), pdl)
 
     # Steps of other sizes take the other tile.
     key = problem, fusion.store, values.dtype, has_blocks, bias is None
-    compiled_once(wide8_kernel, _COMPILED, key, map(arguments, SIZES), **options)
-    grid = (min(processors, n // ROWS * cdiv(num_rows, parts * PART)),)
-    wide8_kernel[grid](*arguments(parts), **options)
+    compiled_once(wide8_kernel, _COMPILED, key, map(arguments, sizes(has_blocks=has_blocks)), **options)
+    grid = (min(processors, num_tiles(size, num_rows, n)),)
+    wide8_kernel[grid](*arguments(size), **options)
 
 
 def weight_descriptor(values: torch.Tensor, span: int) -> Any:

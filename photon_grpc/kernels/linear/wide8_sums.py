@@ -22,9 +22,9 @@ def box_layout(rank: int) -> Any:
 
 
 @constexpr_function
-def sums_layout() -> Any:
-    """Return the layout of a group's sums [64, 128] in registers."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+def sums_layout(halves: int) -> Any:
+    """Return the layout of a group's sums [64, 64 · halves] in registers: rows of x, then rows of W."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 * halves, 32])
 
 
 @constexpr_function
@@ -48,9 +48,11 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
     w, x, x_scale = sources
     ws, xs, sxs, ready, free = ring
     STEPS: gl.constexpr = (P.K + 127) // 128
-    N_TILES: gl.constexpr = P.N // 128
+    N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
     PARTS: gl.constexpr = W.PARTS
-    BYTES: gl.constexpr = 128 * 128 * (1 + W.PARTS) + (512 * W.PARTS if W.BLOCKS else 0)
+    HALVES: gl.constexpr = W.HALVES
+    BYTES: gl.constexpr = 128 * (64 * W.HALVES + 128 * W.PARTS) + (512 * W.PARTS if W.BLOCKS else 0)
+    of_x = xs._reinterpret(xs.dtype, [W.NS * W.PARTS, 128, 128], box_layout(2))
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
@@ -59,18 +61,18 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
             mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
             at = ready.index(stage)
             mbarrier.expect(at, BYTES)
-            for group in gl.static_range(2):
-                to = ws.index(stage * 2 + group)
+            for half in gl.static_range(HALVES):
+                to = ws.index(stage * W.HALVES + half)
                 if P.SPAN == 0:
-                    tma.async_copy_global_to_shared(w, [n_tile * 128 + group * 64, step * 128], at, to)
+                    tma.async_copy_global_to_shared(w, [(n_tile * W.HALVES + half) * 64, step * 128], at, to)
                 else:
-                    pair = n_tile * 64 + group * 32
+                    pair = (n_tile * W.HALVES + half) * 32
                     pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, 128], box_layout(5))
                     column = step * 128
                     tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
             for part in gl.static_range(PARTS):
                 token = (x_tile * W.PARTS + part) * 128
-                tma.async_copy_global_to_shared(x, [token, step * 128], at, xs.index(stage * W.PARTS + part))
+                tma.async_copy_global_to_shared(x, [token, step * 128], at, of_x.index(stage * W.PARTS + part))
                 if W.BLOCKS:
                     tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
             count += 1
@@ -78,12 +80,16 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
 
 @gluon_jit
 def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Begin the product of a step's rows of W and a part of x, added to acc if USE. at: the ring, the step's number."""
+    """Begin the product of a group's rows of a part of x and a step's rows of W, added to acc if USE.
+
+    at: the ring, the step's number.
+    """
     ring, count = at
     ws, xs, _, _, _ = ring
     stage = count % W.NS
-    w = ws.index(stage * 2 + GROUP)
-    return warpgroup_mma(w, xs.index(stage * W.PARTS + part).permute([1, 0]), acc, use_acc=USE, is_async=True)
+    w = ws._reinterpret(ws.dtype, [W.NS, 64 * W.HALVES, 128], box_layout(2)).index(stage)
+    x = xs.index((stage * W.PARTS + part) * 2 + GROUP)
+    return warpgroup_mma(x, w.permute([1, 0]), acc, use_acc=USE, is_async=True)
 
 
 @gluon_jit
@@ -103,18 +109,19 @@ def release(at, W: gl.constexpr):
 
 
 @gluon_jit
-def scales_of_x(at, part, W: gl.constexpr):
-    """Return the scales [128] of a step and a part of x."""
+def scales_of_x(at, part, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return the scales [64] of a step and a group's rows of a part of x."""
     ring, count = at
     sxs = ring[2]
-    return sxs.index(count % W.NS * W.PARTS + part).reshape([128]).load(gl.SliceLayout(0, sums_layout()))
+    of_part = sxs.index(count % W.NS * W.PARTS + part).reshape([128])
+    return of_part.slice(GROUP * 64, 64).load(gl.SliceLayout(1, sums_layout(W.HALVES)))
 
 
 @gluon_jit
 def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
     """Return acc + sums, sums multiplied by their scales if they have them; OTHERS products are under way."""
     if W.BLOCKS:
-        acc = gl.fma(sums, of_x[None, :] * of_w[:, None], acc)
+        acc = gl.fma(sums, of_x[:, None] * of_w[None, :], acc)
     else:
         acc = acc + sums
     # Nothing is waited for; but the compiler cannot move the addition behind the next product, whose sums would then
@@ -123,29 +130,46 @@ def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
+def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
     """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
     sums = warpgroup_mma_wait(OTHERS, deps=[sums])
-    of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
+    of_x = scales_of_x(at, 0, W, GROUP) if W.BLOCKS else None
     release(at, W)
     return promote(acc, sums, of_x, of_w, OTHERS, W)
 
 
 @gluon_jit
-def load_scales_of_w(blocks, step, P: gl.constexpr, W: gl.constexpr):
-    """Load the scales [64] of a step's rows of W; without blocks nothing reads what is returned."""
-    w_scale, block = blocks
+def load_scales_of_w(source, step, P: gl.constexpr, W: gl.constexpr):
+    """Load the scales [64 · HALVES] of a step's rows of W; without blocks nothing reads what is returned.
+
+    A half of the tile has one scale, or one for each half of its pairs: a thread loads one number for many.
+    """
+    w_scale, n_tile = source
     if W.BLOCKS:
-        return gl.load(w_scale + step * (P.N // 128) + block)
+        at = w_scale + step * (P.N // 128)
+        if P.SPAN == 0:
+            only = gl.load(at + n_tile * W.HALVES // 2)
+            return gl.full([64 * W.HALVES], only, gl.float32, gl.SliceLayout(0, sums_layout(W.HALVES)))
+        else:
+            row = gl.arange(0, 64 * W.HALVES, layout=gl.SliceLayout(0, sums_layout(W.HALVES)))
+            pair = n_tile * (W.HALVES * 32)
+            first = pair // P.SPAN * (2 * P.SPAN) + pair % P.SPAN
+            of_w = gl.where(row % 16 < 8, gl.load(at + first // 128), gl.load(at + (first + P.SPAN) // 128))
+            if P.SPAN % 64 != 0 and W.HALVES == 2:
+                pair += 32
+                first = pair // P.SPAN * (2 * P.SPAN) + pair % P.SPAN
+                more = gl.where(row % 16 < 8, gl.load(at + first // 128), gl.load(at + (first + P.SPAN) // 128))
+                of_w = gl.where(row < 64, of_w, more)
+            return of_w
     else:
-        return block
+        return n_tile
 
 
 @gluon_jit
 def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the int32 sums [64, 128] of the parts of x over all columns; a step is multiplied behind the next."""
+    """Return the int32 sums [64, 64 · HALVES] of the parts of x; a step is multiplied behind the next."""
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.int32, sums_layout())
+    acc = gl.zeros([64, 64 * W.HALVES], gl.int32, sums_layout(W.HALVES))
     more = acc
     for step in range(STEPS):
         at = (ring, count)
@@ -169,54 +193,63 @@ def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.conste
 
 
 @gluon_jit
-def float_sums(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the float32 sums [64, 128] of one part of x; one step is added while the next is multiplied."""
+def add_steps(
+    acc, source, ring, count, step,
+    NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Return acc with NUM steps; one is added while the next is multiplied."""
+    nothing = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
+    of_w = load_scales_of_w(source, step, P, W)
+    await_step((ring, count), W)
+    sums = begin((ring, count), 0, nothing, False, W, GROUP)
+    for i in gl.static_range(1, NUM):
+        next_w = load_scales_of_w(source, step + i, P, W)
+        await_step((ring, count + i), W)
+        next_sums = begin((ring, count + i), 0, nothing, False, W, GROUP)
+        acc = end_step(acc, sums, (ring, count + i - 1), of_w, 1, W, GROUP)
+        sums = next_sums
+        of_w = next_w
+    return end_step(acc, sums, (ring, count + NUM - 1), of_w, 0, W, GROUP)
+
+
+@gluon_jit
+def float_sums(source, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return the float32 sums [64, 64 · HALVES] of one part of x."""
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, sums_layout())
-    nothing = acc
-    # Two steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
-    for pair in range(STEPS // 2):
-        even_w = load_scales_of_w(blocks, 2 * pair, P, W)
-        odd_w = load_scales_of_w(blocks, 2 * pair + 1, P, W)
-        await_step((ring, count), W)
-        even = begin((ring, count), 0, nothing, False, W, GROUP)
-        await_step((ring, count + 1), W)
-        odd = begin((ring, count + 1), 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, (ring, count), even_w, 1, W)
-        acc = end_step(acc, odd, (ring, count + 1), odd_w, 0, W)
-        count += 2
-    if STEPS % 2 == 1:
-        even_w = load_scales_of_w(blocks, STEPS - 1, P, W)
-        await_step((ring, count), W)
-        even = begin((ring, count), 0, nothing, False, W, GROUP)
-        acc = end_step(acc, even, (ring, count), even_w, 0, W)
-        count += 1
+    acc = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
+    # Some steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
+    for turn in range(STEPS // W.TURN):
+        acc = add_steps(acc, source, ring, count, turn * W.TURN, W.TURN, P, W, GROUP)
+        count += W.TURN
+    if STEPS % W.TURN > 0:
+        acc = add_steps(acc, source, ring, count, STEPS // W.TURN * W.TURN, STEPS % W.TURN, P, W, GROUP)
+        count += STEPS % W.TURN
     return acc, acc, count
 
 
 @gluon_jit
-def float_sums_of_two(blocks, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the float32 sums [64, 128] of two parts of x.
+def float_sums_of_two(source, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return the float32 sums [64, 64 · HALVES] of two parts of x.
 
     Registers hold the sums of one step and one part beside them: the other group fills the gaps of the tensor cores.
     """
     STEPS: gl.constexpr = (P.K + 127) // 128
-    acc = gl.zeros([64, 128], gl.float32, sums_layout())
+    acc = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
     more = acc
     nothing = acc
-    next_w = load_scales_of_w(blocks, 0, P, W)
+    next_w = load_scales_of_w(source, 0, P, W)
     for step in range(STEPS):
         of_w = next_w
-        next_w = load_scales_of_w(blocks, gl.minimum(step + 1, STEPS - 1), P, W)
+        next_w = load_scales_of_w(source, gl.minimum(step + 1, STEPS - 1), P, W)
         at = (ring, count)
         await_step(at, W)
         sums = begin(at, 0, nothing, False, W, GROUP)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
+        of_x = scales_of_x(at, 0, W, GROUP) if W.BLOCKS else None
         acc = promote(acc, sums, of_x, of_w, 0, W)
         sums = begin(at, 1, nothing, False, W, GROUP)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 1, W) if W.BLOCKS else None
+        of_x = scales_of_x(at, 1, W, GROUP) if W.BLOCKS else None
         release(at, W)
         more = promote(more, sums, of_x, of_w, 0, W)
         count += 1

@@ -7,13 +7,14 @@ import functools
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, epilogue, tiles, wide
+from photon_grpc.kernels.linear import cost, dequantize, epilogue, head, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
+from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers.operands import PackedOperands
 from tests.kernels import fused
 from tests.kernels.fused import EPS, LAYER, Sizes, padded, stream
@@ -138,3 +139,31 @@ def test_pairs_of_rows_have_their_own_scales(rows: int, kind: WeightKind) -> Non
         swiglu_launch(stream(x), Affine(w), EPS, y, tile, counters)
         results.append(y)
     assert torch.equal(*results)
+
+
+@functools.cache
+def head_weight(n: int, k: int) -> QuantizedWeight:
+    return arranged(packed_weight(n, k, WeightKind(8), device="cuda"))
+
+
+@pytest.mark.parametrize("shape", [(128256, 4096), (32768, 2048)])
+@pytest.mark.parametrize("rows", [1, 7, 16, 64, 100])
+def test_a_head_of_8_bits_draws_from_the_logits_of_its_numbers(rows: int, shape: tuple[int, int]) -> None:
+    (n, k), kind = shape, WeightKind(8)
+    weight = head_weight(n, k)
+    x = torch.randn((rows, k), generator=torch.Generator().manual_seed(rows)).bfloat16().cuda()
+    product = Product(n, k, tiles.bucket(rows) or 0, 0, "head", num_slices(n, k, is_packed=True), kind)
+    tile = cost.choose(product, may_decline=False)
+    assert tile is not None
+    logits, w = head.logits_launch(x, Affine(weight), tile), dense(weight)
+    exact = torch.cat([x.double() @ part.double().t() for part in w.split(16384)], 1)
+    assert (logits - exact).abs().max() <= 2e-5 * exact.abs().max()
+    of_16_bits = cost.choose(product._replace(weight=WeightKind()), may_decline=False)
+    assert of_16_bits is not None
+    assert torch.equal(logits, head.logits_launch(x, Affine(w), of_16_bits))
+    number = torch.arange(rows, device="cuda")
+    temperature, slots = ((number + 1) % 2) * 0.7, number.flip(0)
+    metadata = sample.SamplingMetadata(
+        slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
+    )
+    assert torch.equal(head.sample_launch(x, Affine(weight), metadata, tile), sample.reference(logits, metadata))

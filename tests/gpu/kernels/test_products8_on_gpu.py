@@ -199,17 +199,17 @@ def test_fused_ends_have_the_bits_of_two_kernels(
     assert torch.equal(changed.partial, squares.reference(added))
 
 
-@pytest.mark.parametrize("parts", wide8.SIZES)
+@pytest.mark.parametrize("size", wide8.SIZES)
 @each_shape
 @each_format
-def test_many_rows_have_the_bits_of_few(name: str, n: int, k: int, parts: int) -> None:
+def test_many_rows_have_the_bits_of_few(name: str, n: int, k: int, size: wide8.Size) -> None:
     w = weight(name, n, k)
-    if n % wide8.ROWS:
-        pytest.skip("groups of warps have 64 rows of W")
+    if n % wide8.ROWS or size not in wide8.sizes(has_blocks=FORMATS[name][1]):
+        pytest.skip("tiles have 128 rows of W, and of blocks one part of x")
     for count in (129, 256, 300, 2500):
         rows = with_garbage(products8.quantized(inputs(count, k), w), w.values.dtype)
         y = torch.full((count, n), torch.nan, dtype=torch.bfloat16, device="cuda")
-        wide8.launch(PLAIN, (w.values, w.scales), rows, y, parts=parts)
+        wide8.launch(PLAIN, (w.values, w.scales), rows, y, size=size)
         assert torch.equal(y, by(PARTS[1], w, rows, in_parts=True).bfloat16()), count
 
 
