@@ -23,6 +23,7 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
+    constexpr_function,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -64,7 +65,7 @@ class Size(NamedTuple):
 class WideTile8(NamedTuple):
     """Constants that the kernel is compiled for: those of Size, NS stages, TURN steps of e4m3 that overlap.
 
-    BLOCKS: whether blocks have scales.
+    BLOCKS: whether blocks have scales. GROUP: of warps.
     """
 
     PARTS: int
@@ -72,6 +73,13 @@ class WideTile8(NamedTuple):
     NS: int
     TURN: int
     BLOCKS: bool = False
+    GROUP: int = 0
+
+
+@constexpr_function
+def of_second_group(tile: WideTile8) -> WideTile8:
+    """Return the constants of the second group of warps."""
+    return tile._replace(GROUP=1)
 
 
 class Costs(NamedTuple):
@@ -136,46 +144,41 @@ def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def consume(
     scales, factors, result, ring, x_tiles,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of every 128 of x: the program of one group of four warps."""
+    y, operands, num_rows = result
     N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
+    PARTS: gl.constexpr = W.PARTS
+    HALVES: gl.constexpr = W.HALVES
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
-        source = (scales[0], n_tile)
+        of_w = (scales[0], n_tile)
         if ring[0].dtype == gl.int8:
-            acc, more, count = integer_sums(ring, count, P, W, GROUP)
+            acc, more, count = integer_sums(ring, count, P, W)
         elif W.PARTS == 2:
-            acc, more, count = float_sums_of_two(source, ring, count, P, W, GROUP)
+            acc, more, count = float_sums_of_two(of_w, ring, count, P, W)
         else:
-            acc, more, count = float_sums(source, ring, count, P, W, GROUP)
-        first = x_tile * (W.PARTS * 128) + GROUP * 64
-        end_part(acc, scales, factors, result, (n_tile, first), LOAD, STORE, P, W, TILE)
-        if W.PARTS == 2:
-            end_part(more, scales, factors, result, (n_tile, first + 128), LOAD, STORE, P, W, TILE)
+            acc, more, count = float_sums(of_w, ring, count, P, W)
+        for part in gl.static_range(PARTS):
+            first = (x_tile * W.PARTS + part) * 128 + W.GROUP * 64
+            sums = rescaled(acc if part == 0 else more, scales, (n_tile, first), num_rows, P, W)
+            # An end takes 64 rows of W at a time.
+            ended = halves_of(sums, W)
+            for half in gl.static_range(HALVES):
+                to = (y, operands, num_rows, (n_tile * W.HALVES + half, first))
+                tile = exchanged(ended[half].permute([1, 0]), factors, to, P, TILE)
+                STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
 
 @gluon_jit
-def end_part(
-    acc, scales, factors, result, place,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr,
-):  # fmt: skip
-    """End the sums [64, 64 · HALVES] of rows of x and of W: each half of the rows of W by itself."""
-    y, operands, num_rows = result
-    n_tile, first = place
-    sums = rescaled(acc, scales, place, num_rows, P, W)
-    to = (y, operands, num_rows, (n_tile * W.HALVES, first))
+def halves_of(sums, W: gl.constexpr):
+    """Return the sums [64, 64] of each half of the rows of W."""
     if W.HALVES == 2:
-        sums, more = gl.split(sums.reshape([64, 2, 64]).permute([0, 2, 1]))
-        tile = exchanged(sums.permute([1, 0]), factors, to, P, TILE)
-        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
-        to = (y, operands, num_rows, (n_tile * 2 + 1, first))
-        tile = exchanged(more.permute([1, 0]), factors, to, P, TILE)
-        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+        return gl.split(sums.reshape([64, 2, 64]).permute([0, 2, 1]))
     else:
-        tile = exchanged(sums.permute([1, 0]), factors, to, P, TILE)
-        STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+        return (sums,)
 
 
 @gluon_jit
@@ -211,10 +214,11 @@ def wide8_kernel(
     ring = (ws, xs, sxs, ready, free)
     scales = (w_scale, x_scale)
     result = (y, operands, num_rows)
+    second: gl.constexpr = of_second_group(W)
     gl.warp_specialize(
         [
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, second, TILE)),
             (produce, ((w, x, x_scales), ring, x_tiles, P, W)),
         ],
         [4, 1],

@@ -79,7 +79,7 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr):
     """Begin the product of a group's rows of a part of x and a step's rows of W, added to acc if USE.
 
     at: the ring, the step's number.
@@ -88,7 +88,7 @@ def begin(at, part, acc, USE: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr
     ws, xs, _, _, _ = ring
     stage = count % W.NS
     w = ws._reinterpret(ws.dtype, [W.NS, 64 * W.HALVES, 128], box_layout(2)).index(stage)
-    x = xs.index((stage * W.PARTS + part) * 2 + GROUP)
+    x = xs.index((stage * W.PARTS + part) * 2 + W.GROUP)
     return warpgroup_mma(x, w.permute([1, 0]), acc, use_acc=USE, is_async=True)
 
 
@@ -109,12 +109,12 @@ def release(at, W: gl.constexpr):
 
 
 @gluon_jit
-def scales_of_x(at, part, W: gl.constexpr, GROUP: gl.constexpr):
+def scales_of_x(at, part, W: gl.constexpr):
     """Return the scales [64] of a step and a group's rows of a part of x."""
     ring, count = at
     sxs = ring[2]
     of_part = sxs.index(count % W.NS * W.PARTS + part).reshape([128])
-    return of_part.slice(GROUP * 64, 64).load(gl.SliceLayout(1, sums_layout(W.HALVES)))
+    return of_part.slice(W.GROUP * 64, 64).load(gl.SliceLayout(1, sums_layout(W.HALVES)))
 
 
 @gluon_jit
@@ -130,23 +130,24 @@ def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
     """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
     sums = warpgroup_mma_wait(OTHERS, deps=[sums])
-    of_x = scales_of_x(at, 0, W, GROUP) if W.BLOCKS else None
+    of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
     release(at, W)
     return promote(acc, sums, of_x, of_w, OTHERS, W)
 
 
 @gluon_jit
-def load_scales_of_w(source, step, P: gl.constexpr, W: gl.constexpr):
+def load_scales_of_w(source, further, P: gl.constexpr, W: gl.constexpr):
     """Load the scales [64 · HALVES] of a step's rows of W; without blocks nothing reads what is returned.
 
-    A half of the tile has one scale, or one for each half of its pairs: a thread loads one number for many.
+    source: all scales, the number of the tile and of a step; the step is `further` behind. A half of the tile has one
+    scale, or one for each half of its pairs: a thread loads one number for many.
     """
-    w_scale, n_tile = source
+    w_scale, n_tile, step = source
     if W.BLOCKS:
-        at = w_scale + step * (P.N // 128)
+        at = w_scale + (step + further) * (P.N // 128)
         if P.SPAN == 0:
             only = gl.load(at + n_tile * W.HALVES // 2)
             return gl.full([64 * W.HALVES], only, gl.float32, gl.SliceLayout(0, sums_layout(W.HALVES)))
@@ -166,7 +167,7 @@ def load_scales_of_w(source, step, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr):
     """Return the int32 sums [64, 64 · HALVES] of the parts of x; a step is multiplied behind the next."""
     STEPS: gl.constexpr = (P.K + 127) // 128
     acc = gl.zeros([64, 64 * W.HALVES], gl.int32, sums_layout(W.HALVES))
@@ -174,9 +175,9 @@ def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.conste
     for step in range(STEPS):
         at = (ring, count)
         await_step(at, W)
-        acc = begin(at, 0, acc, True, W, GROUP)
+        acc = begin(at, 0, acc, True, W)
         if W.PARTS == 2:
-            more = begin(at, 1, more, True, W, GROUP)
+            more = begin(at, 1, more, True, W)
             acc, more = warpgroup_mma_wait(2, deps=[acc, more])
         else:
             acc = warpgroup_mma_wait(1, deps=[acc])
@@ -193,64 +194,64 @@ def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.conste
 
 
 @gluon_jit
-def add_steps(
-    acc, source, ring, count, step,
-    NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def add_steps(acc, source, at, NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr):
     """Return acc with NUM steps; one is added while the next is multiplied."""
+    ring, count = at
     nothing = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
-    of_w = load_scales_of_w(source, step, P, W)
+    of_w = load_scales_of_w(source, 0, P, W)
     await_step((ring, count), W)
-    sums = begin((ring, count), 0, nothing, False, W, GROUP)
+    sums = begin((ring, count), 0, nothing, False, W)
     for i in gl.static_range(1, NUM):
-        next_w = load_scales_of_w(source, step + i, P, W)
+        next_w = load_scales_of_w(source, i, P, W)
         await_step((ring, count + i), W)
-        next_sums = begin((ring, count + i), 0, nothing, False, W, GROUP)
-        acc = end_step(acc, sums, (ring, count + i - 1), of_w, 1, W, GROUP)
+        next_sums = begin((ring, count + i), 0, nothing, False, W)
+        acc = end_step(acc, sums, (ring, count + i - 1), of_w, 1, W)
         sums = next_sums
         of_w = next_w
-    return end_step(acc, sums, (ring, count + NUM - 1), of_w, 0, W, GROUP)
+    return end_step(acc, sums, (ring, count + NUM - 1), of_w, 0, W)
 
 
 @gluon_jit
-def float_sums(source, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the float32 sums [64, 64 · HALVES] of one part of x."""
+def float_sums(of_w, ring, count, P: gl.constexpr, W: gl.constexpr):
+    """Return the float32 sums [64, 64 · HALVES] of one part of x. of_w: scales of W, the number of the tile."""
+    w_scale, n_tile = of_w
     STEPS: gl.constexpr = (P.K + 127) // 128
     acc = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
     # Some steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
     for turn in range(STEPS // W.TURN):
-        acc = add_steps(acc, source, ring, count, turn * W.TURN, W.TURN, P, W, GROUP)
+        acc = add_steps(acc, (w_scale, n_tile, turn * W.TURN), (ring, count), W.TURN, P, W)
         count += W.TURN
     if STEPS % W.TURN > 0:
-        acc = add_steps(acc, source, ring, count, STEPS // W.TURN * W.TURN, STEPS % W.TURN, P, W, GROUP)
+        acc = add_steps(acc, (w_scale, n_tile, STEPS // W.TURN * W.TURN), (ring, count), STEPS % W.TURN, P, W)
         count += STEPS % W.TURN
     return acc, acc, count
 
 
 @gluon_jit
-def float_sums_of_two(source, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+def float_sums_of_two(of_w, ring, count, P: gl.constexpr, W: gl.constexpr):
     """Return the float32 sums [64, 64 · HALVES] of two parts of x.
 
     Registers hold the sums of one step and one part beside them: the other group fills the gaps of the tensor cores.
     """
+    w_scale, n_tile = of_w
     STEPS: gl.constexpr = (P.K + 127) // 128
     acc = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
     more = acc
     nothing = acc
-    next_w = load_scales_of_w(source, 0, P, W)
+    next_w = load_scales_of_w((w_scale, n_tile, 0), 0, P, W)
     for step in range(STEPS):
-        of_w = next_w
-        next_w = load_scales_of_w(source, gl.minimum(step + 1, STEPS - 1), P, W)
+        this_w = next_w
+        next_w = load_scales_of_w((w_scale, n_tile, gl.minimum(step + 1, STEPS - 1)), 0, P, W)
         at = (ring, count)
         await_step(at, W)
-        sums = begin(at, 0, nothing, False, W, GROUP)
+        sums = begin(at, 0, nothing, False, W)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 0, W, GROUP) if W.BLOCKS else None
-        acc = promote(acc, sums, of_x, of_w, 0, W)
-        sums = begin(at, 1, nothing, False, W, GROUP)
+        of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
+        acc = promote(acc, sums, of_x, this_w, 0, W)
+        sums = begin(at, 1, nothing, False, W)
         sums = warpgroup_mma_wait(0, deps=[sums])
-        of_x = scales_of_x(at, 1, W, GROUP) if W.BLOCKS else None
+        of_x = scales_of_x(at, 1, W) if W.BLOCKS else None
         release(at, W)
-        more = promote(more, sums, of_x, of_w, 0, W)
+        more = promote(more, sums, of_x, this_w, 0, W)
         count += 1
     return acc, more, count
