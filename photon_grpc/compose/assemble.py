@@ -121,7 +121,11 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
         ranks: those that compute the model together; each calls `load_runner` alike.
     """
     check_step_trace(config)
-    loaded = load_runner(config, progress, ranks)
+    try:
+        loaded = load_runner(config, progress, ranks)
+    except BaseException:
+        ranks.close()
+        raise
     vocabulary = read_vocabulary(loaded.model_config)
     facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
     _tell(loaded)

@@ -95,8 +95,12 @@ class RankProcess:
         with theirs:
             files = theirs.fileno(), self.watchdog.fd, rendezvous
             command = [sys.executable, "-m", MODULE, str(os.getpid()), *map(str, files)]
+            # As many threads as here: they are part of the numerics on a CPU.
+            env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
             # In a session of its own no signal of a terminal reaches it.
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
+            )
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def close(self) -> None:
@@ -191,10 +195,13 @@ class LeadingRank(OneRank):
 
     def close(self) -> None:
         """End the other ranks."""
+        if self._is_closed:
+            return
         self._is_closed = True
         for rank in self._ranks:
             rank.close()
         self._group.leave()
+        os.close(self._rendezvous)
 
     def _tell(self, message: RankMessage) -> None:
         frame = encode(message)

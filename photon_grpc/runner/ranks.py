@@ -45,6 +45,9 @@ class LeadingRanks(Ranks, Protocol):
     def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
         """Return what allocates memory for masks, which all ranks read."""
 
+    def close(self) -> None:
+        """End the other ranks."""
+
 
 class NoRanks:
     """A process that computes a model alone."""
@@ -68,6 +71,9 @@ class NoRanks:
 
     def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
         return partial(host_memory, device=device)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 ALONE = NoRanks()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_grpc import LLM
+from photon_grpc import LLM, demo
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import StartupError
 from tests.compose.matrix import FEATURES, answer, request
@@ -64,7 +64,7 @@ def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> N
         ("llama", 2, {}),
         ("qwen2", 2, {}),
         ("qwen3", 2, {}),
-        ("qwen3", 2, {"quantization": "int8-g32"}),
+        ("demo", 2, {"quantization": "int8-g64"}),
         ("qwen2", 2, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
         ("llama", 2, {"speculative_model": "ngram"}),
         ("llama", 2, {"kv_cache_dtype": "fp8"}),
@@ -72,7 +72,7 @@ def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> N
     ],
 )
 def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: int, options: dict[str, object]) -> None:
-    directory = model(family)[0]
+    directory = demo.TARGET if family == "demo" else model(family)[0]
     asked = {"max_tokens": 16, "temperature": 0.0, "num_outputs": 1, "ignore_eos": True}
     drawn = asked | {"temperature": 0.8, "top_p": 0.9, "seed": 5, "num_outputs": 2}
 
@@ -87,8 +87,6 @@ def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: i
 
 @pytest.mark.full
 def test_a_draft_model_is_whole_on_every_rank(alone: LLM) -> None:
-    from photon_grpc import demo
-
     prompt = "def fib(n):\n    "
     expected = [output.token_ids for output in alone.generate(prompt, max_tokens=32, temperature=0.0)]
     drafts = {"speculative_model": str(demo.DRAFT), "speculation_control": "fixed"}
