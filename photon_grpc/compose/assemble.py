@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from llguidance import LLTokenizer
@@ -97,6 +98,14 @@ class Assembled:
         return GuidanceGrammars(self.vocabulary, inbox.wake, num_threads=max(1, available_cores() - 1))
 
 
+class RankDevice(NamedTuple):
+    """Where a rank computes, with what, and its part in the mesh."""
+
+    device: torch.device
+    kernels: Kernels
+    mesh: Mesh
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model and what computes it, on one rank."""
@@ -134,7 +143,7 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
 
 def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) -> Loaded:
     """Load this rank's part of the model and compute its first steps, with the other ranks. Raise as `assemble`."""
-    device, kernels = pick_kernels(config)
+    device, kernels = pick_kernels(config, ranks.mesh.tp.rank)
     if config.device.numerics == "strict" and device.type == "cuda":
         forbid_split_k()
     if device.type == "cuda" and kernels is not TORCH:
@@ -142,9 +151,12 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
-    decoder = _load(model_config, config, sizes, progress, kv_form, ranks.mesh)
+    rank = RankDevice(device, kernels, ranks.mesh)
+    decoder = _load(model_config, config, rank, sizes, progress, kv_form)
+    # A draft model is whole on every rank.
+    whole = rank._replace(mesh=Mesh())
     drafts = Drafts(
-        config, decoder, sizes, lambda draft, own: _load(draft, own, sizes, progress, KVForm()),
+        config, decoder, sizes, lambda draft, own: _load(draft, own, whole, sizes, progress, KVForm()),
         partial(progress, "weights"),
     )  # fmt: skip
     drafted = speculation(config.speculation, model_config, sizes, drafts)
@@ -200,18 +212,18 @@ def check_step_trace(config: ServeConfig) -> None:
         check_trace_file(config.scheduler.step_trace)
 
 
-def pick_kernels(config: ServeConfig) -> tuple[torch.device, Kernels]:
-    """Return the device, and the kernels for it. Raise ConfigError for what this machine lacks."""
-    device = pick_device(config.device.device)
+def pick_kernels(config: ServeConfig, rank: int = 0) -> tuple[torch.device, Kernels]:
+    """Return the device of a rank, and the kernels for it. Raise ConfigError for what this machine lacks."""
+    device = pick_device(config.device.device, rank)
     return device, _kernels(config, device)
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device for a value of --device. Raise ConfigError for "cuda" if there is none."""
+def pick_device(name: str, rank: int = 0) -> torch.device:
+    """Return the device of a rank for a value of --device. Raise ConfigError for "cuda" if there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(NO_CUDA, field="--device")
     use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
-    return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+    return torch.device("cuda", rank) if use_cuda else torch.device("cpu")
 
 
 def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
@@ -223,12 +235,12 @@ def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
 def _load(
     model_config: ModelConfig,
     config: ServeConfig,
+    rank: RankDevice,
     sizes: Sizes,
     progress: OnStage,
     kv_form: KVForm,
-    mesh: Mesh | None = None,
 ) -> Decoder:
-    device, kernels = pick_kernels(config)
+    device, kernels, mesh = rank
     dtype = pick_dtype(model_config, config)
     weight_format = format_of(model_config, config.model)
     decoder = build(

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from photon_grpc.bridge.ranks import Launch, Least, NewMemory, Offer, RankChannel, ReadStep, SampleMasked
-from photon_grpc.compose.assemble import load_runner
+from photon_grpc.compose.assemble import load_runner, pick_device
 from photon_grpc.compose.leading_rank import OneRank
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.ports import Pending
@@ -30,6 +32,10 @@ class FollowingRank(OneRank):
 
     def load(self) -> ModelRunner:
         """Load the model and compute the first steps with the others. Raise StartupError."""
+        device = pick_device(self._config.device.device, self.mesh.tp.rank)
+        if device.type == "cuda":
+            # Triton launches on the current device of the thread.
+            torch.cuda.set_device(device)
         runner = load_runner(self._config, lambda stage, done, total: None, self).runner
         gc.collect()
         gc.freeze()

@@ -76,8 +76,8 @@ class OneRank:
     def alone(self) -> AbstractContextManager[None]:
         return self._group.alone()
 
-    def join(self, device: torch.device) -> None:
-        self._group.join(device)
+    def join(self, device: torch.device, hidden_size: int) -> None:
+        self._group.join(device, hidden_size)
 
     def leave(self) -> None:
         """Give up the group."""

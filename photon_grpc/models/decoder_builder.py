@@ -207,7 +207,9 @@ class DecoderBuilder:
     def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
         """Build a row-parallel Linear; sizes are those of the whole model."""
         shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
-        return RowParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+        # Of a layer's two sums over ranks, attention's is the first.
+        site = int("o_proj" not in outputs)
+        return RowParallelLinear(prefix, in_features, outputs, bias=bias, site=site, **shared)
 
     def method_of(self, prefix: str, outputs: dict[str, int]) -> LinearMethod:
         """Return the method of a Linear. Raise ModelLoadError if its outputs, stored as one W, have several."""

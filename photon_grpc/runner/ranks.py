@@ -32,7 +32,7 @@ class Ranks(Protocol):
     def alone(self) -> AbstractContextManager[None]:
         """Return a block in which this rank computes alone, whatever the others do."""
 
-    def join(self, device: torch.device) -> None:
+    def join(self, device: torch.device, hidden_size: int) -> None:
         """Have layers compute with those of the others from now on."""
 
 
@@ -63,7 +63,7 @@ class NoRanks:
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def join(self, device: torch.device) -> None:
+    def join(self, device: torch.device, hidden_size: int) -> None:
         """Do nothing."""
 
     def lead(self, runner: ModelRunner) -> Runner:

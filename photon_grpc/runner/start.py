@@ -78,7 +78,7 @@ class RunnerStart:
         num_blocks = self.limits.num_blocks
         if decoder.device.type == "cpu":
             num_blocks = self.ranks.least(num_blocks or self._blocks_on_cpu(decoder))
-            self.ranks.join(decoder.device)
+            self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
             return self._warm_runner(decoder, num_blocks)
         short = one_layer_of_each_kind(decoder)
         progress = partial(self.progress, "kernels")
@@ -86,7 +86,7 @@ class RunnerStart:
             # The first missing kernel is compiled here, where nothing is measured.
             with self.ranks.rehearsal():
                 self._largest_step(short)
-            self.ranks.join(decoder.device)
+            self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
             num_blocks = self.ranks.least(num_blocks or self._blocks_on_cuda(decoder))
             return self._warm_runner(decoder, num_blocks)
 

@@ -17,7 +17,7 @@ from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.parallel.group import Mesh, Rehearsal
+from photon_grpc.layers.parallel.group import Mesh, Rehearsal, add_gathered
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
@@ -47,6 +47,11 @@ class ThreadGroup:
         parts = torch.stack([self._ranks.partials[rank] for rank in range(self.size)])
         self._ranks.barrier.wait()
         return parts
+
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        return add_gathered(self, h, part, bias)
 
 
 def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from photon_grpc.kernels.linear import slices
+
 
 class Group(Protocol):
     """Ranks 0 … size - 1 that compute the same step."""
@@ -20,6 +22,14 @@ class Group(Protocol):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """Return every rank's `part`, in the order of ranks: [...] -> [size, ...], equal on all to the bit."""
 
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        """Change h [T, H] by the sum of all ranks' `part` float32 and the bias, equal on all to the bit.
+
+        Return whether `squares` has the sums of its squares. Calls alternate between sites 0 and 1.
+        """
+
 
 class GroupOfOne:
     """This process alone."""
@@ -30,6 +40,11 @@ class GroupOfOne:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None]
 
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        return add_gathered(self, h, part, bias)
+
 
 class Rehearsal(NamedTuple):
     """A rank without the others, whose part it takes for theirs: shapes and kernels are right, numbers are not."""
@@ -39,6 +54,17 @@ class Rehearsal(NamedTuple):
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None].repeat(self.size, *(1 for _ in part.shape))
+
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        return add_gathered(self, h, part, bias)
+
+
+def add_gathered(group: Group, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Add as `Group.add` does, through `gather`."""
+    slices.add_launch(h, group.gather(part), bias)
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits
 from photon_grpc.layers.linear import Linear
@@ -50,12 +49,16 @@ class RowParallelLinear(Linear):
         y = round(partial[0] + … + partial[size - 1]) + b       partial sums in float32, added in the order of ranks
 
     Sizes and `options` are those of a Linear of the whole model. All ranks have the bias.
+
+    Args:
+        site: 0 for the first of a layer's sums, 1 for the second.
     """
 
     def __init__(
-        self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, **options: Any
+        self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, site: int = 0, **options: Any
     ) -> None:
         self.group = group
+        self._site = site
         #: Added once to the sum, not to a rank's part of it.
         self._bias: torch.Tensor | None = None
         self._sums: Gemm | None = None
@@ -76,8 +79,10 @@ class RowParallelLinear(Linear):
         return None if sums is None else partial(self._add, sums)
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
-        work.outdated()
-        slices.add_launch(work.h, self.group.gather(sums(x)), self._bias)
+        if self.group.add(work.h, sums(x), self._bias, work.sums.partial, self._site):
+            work.written()
+        else:
+            work.outdated()
 
     def part(
         self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1

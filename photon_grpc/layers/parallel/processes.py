@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from photon_grpc.layers.parallel.group import Group, Rehearsal
+from photon_grpc.layers.parallel.group import Group, Rehearsal, add_gathered
+from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
 #: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
@@ -46,7 +47,12 @@ class ProcessGroup:
         finally:
             self._group = before
 
-    def join(self, device: torch.device) -> None:
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        return self._group.add(h, part, bias, squares, site)
+
+    def join(self, device: torch.device, hidden_size: int) -> None:
         """Meet the others; all ranks call it. From then on `gather` waits for them."""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -59,7 +65,9 @@ class ProcessGroup:
             timeout=timedelta(seconds=TIMEOUT_S),
             device_id=device if on_cuda else None,
         )
-        self._group = Joined(self.rank, self.size, dist.group.WORLD)
+        world = dist.group.WORLD
+        planes = shared_planes(world, device, hidden_size) if on_cuda else None
+        self._group = Joined(self.rank, self.size, world, planes)
 
     def leave(self) -> None:
         """Compute alone again; the others have ended."""
@@ -71,12 +79,21 @@ class ProcessGroup:
 class Joined:
     """Ranks that have met."""
 
-    def __init__(self, rank: int, size: int, group: Any) -> None:
+    def __init__(self, rank: int, size: int, group: Any, planes: Planes | None = None) -> None:
         self.rank = rank
         self.size = size
         self._group = group
+        self._planes = planes
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         parts = part.new_empty((self.size * part.numel(),))
         dist.all_gather_into_tensor(parts, part.contiguous().view(-1), group=self._group)
         return parts.view(self.size, *part.shape)
+
+    def add(
+        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> bool:
+        if self._planes is None or not self._planes.take(h):
+            return add_gathered(self, h, part, bias)
+        self._planes.add(h, part, bias, squares, site)
+        return True

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 #: A rank whose threads all stand still for longer is stopped from outside, and ended.
 _SILENCE_S = 2.0
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def main(argv: list[str]) -> int:
@@ -48,8 +47,7 @@ def _run(channel: RankChannel, heartbeat: SharedHeartbeat, rendezvous: int) -> N
         raise TypeError(f"rank 0 began with {begin}")
     config, rank = begin.config, begin.rank
     log_to_stderr(config.server.log_level, f"rank {rank}", log_format=config.server.log_format)
-    os.environ[_DEVICES] = device_of(rank, os.environ.get(_DEVICES))
-    # Only now: torch reads the devices when it is imported.
+    # Only now, since it takes seconds: rank 0 imports the same meanwhile.
     from photon_grpc.compose.following_rank import FollowingRank, follow
 
     runner = FollowingRank(config, rank, rendezvous, channel).load()
@@ -58,14 +56,6 @@ def _run(channel: RankChannel, heartbeat: SharedHeartbeat, rendezvous: int) -> N
         follow(channel, runner)
     finally:
         gc.unfreeze()
-
-
-def device_of(rank: int, visible: str | None) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES for a rank, of all that are visible; "" if there are too few."""
-    if visible is None:
-        return str(rank)
-    devices = [device for device in visible.split(",") if device]
-    return devices[rank] if rank < len(devices) else ""
 
 
 def _beat(heartbeat: SharedHeartbeat) -> None:

@@ -1,0 +1,37 @@
+"""The exchange of parts, with two ranks on one GPU: each launches on a stream of its own, and waits for the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.kernels import exchange
+from photon_grpc.kernels.lang import squares
+
+pytestmark = pytest.mark.gpu
+
+
+# Both ranks' programs must be on the device at a time, so that rows are few here.
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 64])
+@pytest.mark.parametrize("hidden", [2048, 4096])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_two_ranks_add_the_same_sum(num_rows: int, hidden: int, has_bias: bool) -> None:
+    inboxes = tuple(torch.full((2, 2, 64, hidden), exchange.EMPTY, dtype=torch.int32, device="cuda") for _ in range(2))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    bias = torch.randn(hidden, device="cuda", dtype=torch.bfloat16) if has_bias else None
+    for turn in range(40):
+        torch.manual_seed(turn)
+        parts = torch.randn(2, num_rows, hidden, device="cuda")
+        start = torch.randn(num_rows, hidden, device="cuda").bfloat16()
+        expected = start.clone()
+        exchange.reference(expected, parts, bias)
+        found = [(start.clone(), torch.empty(num_rows, hidden // 16, device="cuda")) for _ in range(2)]
+        torch.cuda.synchronize()
+        for rank, (stream, (h, sums)) in enumerate(zip(streams, found, strict=True)):
+            with torch.cuda.stream(stream):
+                exchange.launch(h, parts[rank], bias, sums, inboxes, rank, turn % 2)
+        torch.cuda.synchronize()
+        for h, sums in found:
+            assert torch.equal(h, expected)
+            assert torch.equal(sums, squares.reference(expected))
+    assert all(bool((inbox == exchange.EMPTY).all()) for inbox in inboxes)
