@@ -14,6 +14,7 @@ from llguidance import LLTokenizer
 from msgspec.structs import replace
 
 from photon_grpc import demo
+from photon_grpc.compose.engine_facts import facts_of
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
 from photon_grpc.compose.speculation import Drafts, drafting, num_drafts, speculation
@@ -47,10 +48,9 @@ from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.fused import fuse, num_fused
-from photon_grpc.runner.library import forbid_split_k, splits_k
+from photon_grpc.models.fused import fuse
+from photon_grpc.runner.library import forbid_split_k
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.numerics import numerics
 from photon_grpc.runner.ranks import ALONE, LeadingRanks, Ranks
 from photon_grpc.runner.start import OnStage, RunnerLimits, RunnerStart
 from photon_grpc.runner.warm_up import warm_up
@@ -166,7 +166,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     token_s = warm_up(runner)
     kv_form.begin_count(decoder)
     progress("warm-up", 1, 1)
-    facts = _facts(model_config, decoder, runner, config, sizes, kv_form)
+    facts = facts_of(model_config, decoder, runner, config, sizes, kv_form)
     _check_equal(ranks, facts.numerics.version)
     return Loaded(model_config, sizes, kv_form, decoder, runner, token_s, facts)
 
@@ -340,65 +340,3 @@ def _policy(name: str, server: ServerConfig) -> Policy:
 def _quotas(server: ServerConfig) -> NoQuotas:
     """Return quotas over several front ends; a single one counts by itself."""
     return SharedQuotas() if server.api_keys_file and server.frontends > 1 else NO_QUOTAS
-
-
-def _facts(
-    model_config: ModelConfig,
-    decoder: Decoder,
-    runner: ModelRunner,
-    config: ServeConfig,
-    sizes: Sizes,
-    kv_form: KVForm,
-) -> Facts:
-    scheduling = config.scheduler
-    weight_format = format_of(model_config, config.model)
-    return Facts(
-        max_model_len=sizes.max_model_len,
-        vocab_size=model_config.vocab_size,
-        kv=runner.kv,
-        num_blocks=runner.num_blocks,
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_queue_size=scheduling.max_queue_size,
-        max_queued_tokens=scheduling.max_queued_tokens,
-        device=_device_name(decoder.device, config.parallel.num_ranks),
-        dtype=str(decoder.dtype).removeprefix("torch."),
-        revision=model_config.revision,
-        kernels="torch" if decoder.kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
-        quantization="" if weight_format is None else weight_format.name,
-        numerics=numerics(
-            _mode(config, decoder.device),
-            decoder.kernels,
-            decoder.device,
-            decoder.dtype,
-            weight_format,
-            sizes.block_size,
-            is_long=model_config.has_long_rotary(sizes.max_model_len),
-            kv_form=kv_form.name,
-            num_ranks=config.parallel.num_ranks,
-        ),
-    )
-
-
-def _device_name(device: torch.device, num_ranks: int) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return name if num_ranks == 1 else f"{num_ranks} x {name}"
-
-
-def _mode(config: ServeConfig, device: torch.device) -> str:
-    """Return the value of --numerics that holds: a library that splits K makes it "fast"."""
-    mode = config.device.numerics
-    if mode == "strict" and splits_k(device):
-        _LOG.warning(
-            "numerics are fast: this process multiplied on the GPU before the model was loaded, and the matrix library "
-            "kept a workspace. Load the model first, or set CUBLAS_WORKSPACE_CONFIG=:0:0"
-        )
-        return "fast"
-    return mode
-
-
-def _triton(num_fused: int, num_layers: int) -> str:
-    """Return the description of the kernels that callers see."""
-    if not num_fused:
-        return "triton"
-    return "triton, fused" if num_fused == num_layers else f"triton, fused {num_fused} of {num_layers}"
