@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
-from photon_grpc.compose.assemble import _triton, assemble
+from photon_grpc.compose.assemble import assemble
+from photon_grpc.compose.engine_facts import _triton
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings

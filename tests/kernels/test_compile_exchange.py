@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from photon_grpc.kernels import exchange
+from photon_grpc.kernels.linear import exchange
 from tests.kernels.test_compile import check, compiled
 
 pytest.importorskip("triton")

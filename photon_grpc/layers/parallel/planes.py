@@ -1,4 +1,4 @@
-"""Memory that GPUs of one machine write to each other, for sums of few rows (`kernels/exchange.py`)."""
+"""Memory that GPUs of one machine write to each other, for sums of few rows (`kernels/linear/exchange.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from photon_grpc.kernels import exchange
+from photon_grpc.kernels.linear import exchange
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import exchange
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import exchange
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import exchange
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.jit import cdiv
+from photon_grpc.kernels.linear import exchange
 
 HIDDEN, ROWS = 1040, 5
 
