@@ -111,7 +111,7 @@ class Work:
         if not isinstance(frame, StepFrame):
             return
         if frame.failed:
-            raise RuntimeError(f"a request failed: {frame.failed[0].message}")
+            raise RuntimeError(f"a request failed: {frame.failed[0].fault.message}")
         now = time.perf_counter()
         if frame.ids:
             self.step_times_s.append(now)

@@ -13,7 +13,8 @@ products read it beside W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from itertools import pairwise
 
 import torch
 
@@ -141,6 +142,8 @@ def fuse(decoder: Decoder) -> Decoder | None:
 def with_chains(decoder: Decoder) -> Decoder | None:
     """Return the loaded decoder with a FusedDecoderLayer for every layer that has a chain; None where none has."""
     chains: dict[Hashable, FusedChain] = {}
+    for linear, following in _products_in_turn(decoder):
+        linear.followed_by = following
     layers = [_fused(layer, chains, decoder.device) or layer for layer in decoder.layers]
     if not chains:
         return None
@@ -157,6 +160,17 @@ def with_chains(decoder: Decoder) -> Decoder | None:
         device=decoder.device,
         max_model_len=decoder.max_model_len,
     )
+
+
+def _products_in_turn(decoder: Decoder) -> Iterator[tuple[Linear, Linear]]:
+    """Return each product of the layers with chains and of the head, with the next; behind the head comes a step."""
+    of_layers = [
+        (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+        for layer in decoder.layers
+        if layer.form in CHAINS
+    ]
+    products = [linear for of_layer in of_layers for linear in of_layer]
+    return pairwise([*products, decoder.head, *products[:1]])
 
 
 def num_fused(decoder: Decoder) -> int:

@@ -25,6 +25,7 @@ from photon_grpc.kernels.linear import cost, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
+from photon_grpc.kernels.linear.prefetch import ahead
 from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.weight import WeightKind
@@ -106,9 +107,12 @@ def weight_operand(kind: WeightKind) -> WeightOperand:
 
 
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
+    """Compile a product; on sm_90 it asks for a part of a weight like its own."""
     load, store = EPILOGUES[end]
-    types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT)}
+    chunks = ahead(torch.empty((problem.N, problem.K), dtype=torch.bfloat16, device="meta")) if arch >= 90 else None
+    types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT), "following": "*bf16"}
     constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
+    constants |= {"AHEAD": chunks} if chunks is not None else {"AHEAD": None, "following": None}
     if end in ("sample", "logits"):
         types["y"] = "*fp32"
     if end in OPERANDS:
