@@ -140,6 +140,20 @@ def qkv_problem(model: Model, rows: int) -> Problem:
     return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads, SLICES=num_slices(n, model.hidden))
 
 
+@pytest.mark.parametrize(
+    "tile", [Tile("gemv", 16, 256, 1, 8), Tile("gemv", 32, 128, 4, 3), Tile("wgmma", 64, 128, 4, 6)]
+)
+def test_the_next_weight_is_asked_for_once(tile: Tile) -> None:
+    asked = projection("add", tile, problem_of(2048, 2048, 16)).ptx
+    chunks, programs = ahead(torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")), 2048 // tile.BN
+    assert chunks is not None
+    assert asked.count("cp.async.bulk.prefetch.L2") == -(-chunks.CHUNKS // programs // (32 * tile.KW))
+    assert (
+        "cp.async.bulk.prefetch"
+        not in projection("add", Tile("gemv", 16, 128, 1, 4), problem_of(2048, 2048, 16), 80).ptx
+    )
+
+
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_projections_of_the_table(name: str, rows: int) -> None:
