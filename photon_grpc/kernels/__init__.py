@@ -8,14 +8,15 @@ Imports only torch (and NumPy); Triton where it is installed. Knows nothing of m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import accept, geglu, ngram, rms_norm, slot_state, swiglu
+from photon_grpc.kernels import accept, admit, geglu, ngram, rms_norm, slot_state, swiglu
+from photon_grpc.kernels.admit import SlotColumns, SlotRow
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
@@ -64,6 +65,7 @@ class Kernels:
     count_sampled: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
     accept: Callable[..., torch.Tensor]
+    admit: Callable[[Sequence[SlotRow], SlotColumns], None]
     ngram: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState], None]
 
 
@@ -87,6 +89,7 @@ TORCH = Kernels(
     count_sampled=penalties.count_reference,
     advance=slot_state.advance_reference,
     accept=accept.reference,
+    admit=admit.reference,
     ngram=ngram.reference,
 )
 
@@ -110,6 +113,7 @@ TRITON = Kernels(
     count_sampled=penalties.count,
     advance=slot_state.advance,
     accept=accept.launch,
+    admit=admit.launch,
     ngram=ngram.launch,
 )
 

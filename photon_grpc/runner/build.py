@@ -45,6 +45,7 @@ def _table(decoder: Decoder, cache: KVCache, max_num_seqs: int, speculation: Spe
         decoder.vocab_size,
         decoder.device,
         max_drafts=speculation.max_drafts,
+        write=decoder.kernels.admit,
     )
 
 

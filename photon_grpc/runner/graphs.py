@@ -15,7 +15,7 @@ nothing, so that the tail only samples. What is kept is decided by a kernel behi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
 from photon_grpc.runner.step import Bounds, Draws, Launch, Rows, Step, StepShape, StepTensors, Tail
 from photon_grpc.runner.streams import launching_on
+from photon_grpc.runner.upload import fill_columns
 
 _LOG = logging.getLogger(__name__)
 
@@ -168,25 +169,22 @@ class GraphLaunch:
         if shape.kind == "mixed" or sent != self._sent:
             # Set once they are sent: if sending fails, the next step sends again.
             self._sent = None
-            columns = (*batch.slots, *surplus, *batch.counts, *surplus, *batch.yields, *surplus)
+            columns = [(*column, *surplus) for column in (batch.slots, batch.counts, batch.yields)]
             if shape.kind == "verify":
                 self._send_draws(batch, shape, columns)
             else:
-                rows = self._step.table.to_device(columns, torch.int64).view(3, shape.num_rows)
-                self._columns[:, : shape.num_rows].copy_(rows, non_blocking=True)
+                fill_columns(self._columns, columns)
             self._sent = sent
         if shape.kind == "decode":
             return list(range(num_rows)) if surplus else None
         return [row for row, yields in enumerate(batch.yields) if yields]
 
-    def _send_draws(self, batch: Batch, shape: StepShape, columns: tuple[int, ...]) -> None:
+    def _send_draws(self, batch: Batch, shape: StepShape, columns: Sequence[tuple[int, ...]]) -> None:
         """Fill the rows of a verify step's body with `columns`, and those of its tail."""
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
-        surplus = (0,) * (shape.num_draws - len(slots))
-        sent = self._step.table.to_device((*columns, *slots, *surplus), torch.int64)
-        rows, draws = sent.split([len(columns), shape.num_draws])
-        self._verify_columns[:, : shape.num_rows].copy_(rows.view(3, shape.num_rows), non_blocking=True)
-        self._columns[0, : shape.num_draws].copy_(draws, non_blocking=True)
+        slots += [0] * (shape.num_draws - len(slots))
+        fill_columns(self._verify_columns, columns)
+        fill_columns(self._columns[:1], [slots])
         # The tail's rows compute and yield nothing.
         self._columns[1:, : shape.num_draws].zero_()
 

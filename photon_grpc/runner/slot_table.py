@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ import torch
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import LogprobParams
+from photon_grpc.kernels import admit
+from photon_grpc.kernels.admit import SlotColumns, SlotRow
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, LogprobMetadata
@@ -65,6 +67,7 @@ class SlotTable:
 
     Args:
         max_drafts: the most drafts of a row.
+        write: writes admissions.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class SlotTable:
         vocab_size: int,
         device: torch.device,
         max_drafts: int = 0,
+        write: Callable[[Sequence[SlotRow], SlotColumns], None] = admit.reference,
     ) -> None:
+        self._write = write
         self.device = device
         self.max_drafts = max_drafts
         self.plan = plan
@@ -239,23 +244,24 @@ class SlotTable:
         All numbers; ids, blocks and given ids as far as the numbers reach, since entries after those are written before
         they are read; the bits of banned ids if `min_length` makes them apply; counts if a penalty reads them.
         """
-        slots = self.to_device([admission.slot for admission in admissions], torch.int64)
-        for admission in admissions:
-            slot, blocks = admission.slot, _equally_long(admission.blocks)
-            self._remember(admission)
-            self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
-            self.block_table[slot, :, : len(blocks[0])] = self.to_device(blocks, torch.int32)
-            if slot in self.banned:
-                words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
-                self.banned_ids[slot] = array_to_device(words, self.device)
-            if given := admission.logprobs.token_ids:
-                self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
-            if slot in self.processed:
-                self._shape(admission)
-        rows = [self._numbers(admission) for admission in admissions]
-        floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
-        ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
-        self._floats[:, slots], self._ints[:, slots] = floats.T, ints.T
+        rows = [self._row(admission) for admission in admissions]
+        self._write(rows, SlotColumns(self.token_ids, self.block_table, self._ints, self._floats))
+
+    def _row(self, admission: Admission) -> SlotRow:
+        """Remember an admission, write what few have, and return what all have."""
+        slot = admission.slot
+        self._remember(admission)
+        if slot in self.banned:
+            words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
+            self.banned_ids[slot] = array_to_device(words, self.device)
+        if given := admission.logprobs.token_ids:
+            self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
+        if slot in self.processed:
+            self._shape(admission)
+        numbers = self._numbers(admission)
+        return SlotRow(
+            slot, admission.ids, _equally_long(admission.blocks), numbers[_NUM_FLOATS:], numbers[:_NUM_FLOATS]
+        )
 
     def _shape(self, admission: Admission) -> None:
         slot, sampling, num_prompt = admission.slot, admission.sampling, admission.num_prompt

@@ -26,6 +26,16 @@ def tensor_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
+def fill_columns(to: torch.Tensor, rows: Sequence[Sequence[int]]) -> None:
+    """Copy numbers of the host to the first columns of `to`, int64 and contiguous, as `to_device` does.
+
+    All of `to` travels, in one copy; what is behind these columns is undefined.
+    """
+    host = torch.empty(to.shape, dtype=torch.int64, pin_memory=to.is_cuda)
+    host.numpy()[:, : len(rows[0])] = rows
+    to.copy_(host, non_blocking=True)
+
+
 class SideCopy:
     """Repeated copies from the host into memory of a device, beside other launches.
 

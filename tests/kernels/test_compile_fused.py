@@ -312,6 +312,7 @@ VARIANTS = {
     "64, window": PageShape(8, 4, 64, 64, WINDOW=512),
     "128, window": PageShape(8, 4, 128, 16, WINDOW=4096),
     "64, 4 queries": PageShape(8, 4, 64, 64, QUERIES=4),
+    "64, 128 queries": PageShape(8, 4, 64, 64, QUERIES=128),
     "128, 2 queries": PageShape(8, 4, 128, 64, QUERIES=2),
     "128, 4 queries": PageShape(8, 4, 128, 64, QUERIES=4),
     "128, 4 queries in two programs": PageShape(8, 4, 128, 64, QUERIES=4, PAIRS=8),

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import slot_state
+from photon_grpc.kernels import admit, slot_state
+from photon_grpc.kernels.admit import SlotColumns, SlotRow
 from photon_grpc.kernels.slot_state import SlotState
 from tests.kernels.test_compile import Compiled, check, compiled
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
-POINTERS = {torch.int32: "*i32", torch.int64: "*i64"}
+POINTERS = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 NUM_SLOTS, MAX_LEN, BLOCK_SIZE = 9, 4096, 64
 each_number_of_groups = pytest.mark.parametrize("num_groups", [1, 3])
 
@@ -107,3 +108,18 @@ def test_advance(num_groups: int, launched: dict[str, Recorder]) -> None:
     built = launched["advance"].compiled()
     check(built, "st.global.b64")
     assert built.ptx.index("griddepcontrol.wait") < built.ptx.index("ld.global")
+
+
+@each_number_of_groups
+def test_admissions(num_groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(admit.admit_kernel)
+    monkeypatch.setattr(admit, "launches", lambda _: True)
+    monkeypatch.setattr(admit, "admit_kernel", recorder)
+    state = state_of(num_groups)
+    columns = SlotColumns(
+        state.token_ids, state.block_table, torch.zeros(13, NUM_SLOTS, dtype=torch.int64), torch.zeros(6, NUM_SLOTS)
+    )
+    blocks = [(1,) * 33] * num_groups
+    admit.launch([SlotRow(slot, (5,) * 2049, blocks, (0,) * 13, (0.0,) * 6) for slot in (1, 2)], columns)
+    assert recorder.grid == (2, 3)
+    check(recorder.compiled(), "st.global.b64")

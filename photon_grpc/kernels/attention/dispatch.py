@@ -156,7 +156,8 @@ class _Grounds:
     @property
     def num_counters(self) -> int:
         """The most programs of the decode kernel, with rows of this step, that share no queries."""
-        found = gluon_decode.shape(self.group, self.pages, queries=gluon_decode.queries_of_a_row(self.meta))
+        queries = gluon_decode.queries_of_a_row(self.meta, self.spec.num_heads)
+        found = gluon_decode.shape(self.group, self.pages, queries=queries)
         return self.num_pairs * programs_and_pairs(found._replace(PAIRS=8))[0]
 
     @property
@@ -168,7 +169,7 @@ def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
     meta = step.meta
     if not step.num_pairs or not step.num_tokens:
         return
-    is_short = meta.max_query_len <= gluon_decode.MAX_QUERIES and _suits_gluon_decode(step)
+    is_short = gluon_decode.takes(meta, step.spec.num_heads) and _suits_gluon_decode(step)
     if chain is not None and is_short and step.num_counters <= MAX_DECODE_ROWS * step.pages.shape[3]:
         yield partial(gluon_decode.launch, chain=chain)
         return

@@ -80,6 +80,8 @@ from photon_grpc.kernels.lang.jit import next_power_of_2
 HEAD_DIMS = (32, 64, 128, 256)
 MAX_GROUP = 16
 MAX_QUERIES = 8
+#: The most (query, head) pairs of a row that is alone in its step: a program for each multiprocessor, or two.
+MAX_LONE_PAIRS = 4096
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -315,9 +317,15 @@ def shape(group: int, pages: torch.Tensor, window: int = 0, queries: int = 1) ->
     return PageShape(kv_heads, group, head_dim, block_size, window, queries, 16 // pages.itemsize)
 
 
-def queries_of_a_row(meta: AttentionMetadata) -> int:
+def takes(meta: AttentionMetadata, num_heads: int) -> bool:
+    """Return whether the kernel takes rows with as many queries as these may have."""
+    is_alone = meta.context_len.shape[0] == 1
+    return meta.max_query_len <= MAX_QUERIES or (is_alone and meta.max_query_len * num_heads <= MAX_LONE_PAIRS)
+
+
+def queries_of_a_row(meta: AttentionMetadata, num_heads: int) -> int:
     """Return QUERIES for these rows: a power of two, or 1 where some rows are the prompt kernel's."""
-    return next_power_of_2(meta.max_query_len) if meta.max_query_len <= MAX_QUERIES else 1
+    return next_power_of_2(meta.max_query_len) if takes(meta, num_heads) else 1
 
 
 def launch(
@@ -357,7 +365,9 @@ def _launch(
     """Launch the kernel; `starts`: EARLY and PDL."""
     kv_heads, head_dim, num_rows = pages.shape[3], pages.shape[5], meta.context_len.shape[0]
     of_device = limits_of(q.device)
-    found = divided(shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta)), num_rows, of_device)
+    found = divided(
+        shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta, q.shape[1])), num_rows, of_device
+    )
     programs, pairs = programs_and_pairs(found)
     programs *= kv_heads
     tile, splits = choose(num_rows * programs, found, meta.max_context_len, of_device)
