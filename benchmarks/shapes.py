@@ -83,13 +83,12 @@ HELD_OUT = frozenset({
     "3b/4", "8b/2", "8b/8", "qwen2.5-7b/4", "qwen2.5-14b/2", "qwen2.5-14b/4", "qwen2.5-32b/8",
     "qwen3-8b/4", "qwen3-14b/2", "qwen3-14b/8", "qwen3-32b/4", "70b/4",
 })  # fmt: skip
-#: For tests of bits: as many KV heads as heads; sizes that no tile divides; windows that most prompts pass. The tables
-#: of `kernels/linear` were not fitted to them, and they are in no sweep.
+#: For tests of bits: as many KV heads as heads; sizes that no tile divides; a window that most prompts pass. The tables of `kernels/linear` were not
+#: fitted to them, and they are in no sweep.
 UNUSUAL: dict[str, Config] = {
     "llama2-7b": _config("Llama", (4096, 32, 32, 32, 128, 11008, 32000), tied=False, rope_theta=10000.0),
     "smollm2-360m": _config("Llama", (960, 32, 15, 5, 64, 2560, 49152), tied=True, rope_theta=100000.0),
     "window-200": _config("Mistral", (2048, 8, 32, 8, 64, 8192, 32768), tied=True, sliding_window=200),
-    "window-256": _config("Mistral", (4096, 8, 32, 8, 128, 14336, 32768), tied=False, sliding_window=256),
 }
 _GEMMA3: Config = {
     "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,

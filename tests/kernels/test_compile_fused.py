@@ -21,7 +21,7 @@ from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
-from photon_grpc.kernels.linear import cost, epilogue, tiles
+from photon_grpc.kernels.linear import cost, epilogue, prefetch, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
@@ -143,7 +143,8 @@ def qkv_problem(model: Model, rows: int) -> Problem:
 @pytest.mark.parametrize(
     "tile", [Tile("gemv", 16, 256, 1, 8), Tile("gemv", 32, 128, 4, 3), Tile("wgmma", 64, 128, 4, 6)]
 )
-def test_the_next_weight_is_asked_for_once(tile: Tile) -> None:
+def test_the_next_weight_is_asked_for_once(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_BYTES", 8 << 20)
     asked = projection("add", tile, problem_of(2048, 2048, 16)).ptx
     chunks, programs = ahead(torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")), 2048 // tile.BN
     assert chunks is not None

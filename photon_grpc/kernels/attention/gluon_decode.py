@@ -81,7 +81,7 @@ HEAD_DIMS = (32, 64, 128, 256)
 MAX_GROUP = 16
 MAX_QUERIES = 8
 #: The most (query, head) pairs of a row that is alone in its step: a program for each multiprocessor, or two.
-MAX_LONE_PAIRS = 4096
+MAX_LONE_PAIRS = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -17,7 +17,7 @@ from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 
 #: Bytes of a weight that the product before it asks for, at most. Of more, the cache of an H200 (50 MB) would lose some
 #: before they are read.
-MAX_BYTES = 8 << 20
+MAX_BYTES = 0
 #: Bytes of one instruction, at most.
 MAX_CHUNK_BYTES = 2048
 _MIN_CHUNK_BYTES = 128
