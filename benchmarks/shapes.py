@@ -83,8 +83,8 @@ HELD_OUT = frozenset({
     "3b/4", "8b/2", "8b/8", "qwen2.5-7b/4", "qwen2.5-14b/2", "qwen2.5-14b/4", "qwen2.5-32b/8",
     "qwen3-8b/4", "qwen3-14b/2", "qwen3-14b/8", "qwen3-32b/4", "70b/4",
 })  # fmt: skip
-#: For tests of bits: as many KV heads as heads; sizes that no tile divides; a window that most prompts pass. The tables of `kernels/linear` were not
-#: fitted to them, and they are in no sweep.
+#: For tests of bits: as many KV heads as heads; sizes that no tile divides; a window that most prompts pass. The tables
+#: of `kernels/linear` were not fitted to them, and they are in no sweep.
 UNUSUAL: dict[str, Config] = {
     "llama2-7b": _config("Llama", (4096, 32, 32, 32, 128, 11008, 32000), tied=False, rope_theta=10000.0),
     "smollm2-360m": _config("Llama", (960, 32, 15, 5, 64, 2560, 49152), tied=True, rope_theta=100000.0),

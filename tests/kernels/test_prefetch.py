@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from photon_grpc.kernels.linear import prefetch
 from photon_grpc.kernels.linear.prefetch import ahead
 
-
 MAX_BYTES = 8 << 20
 
 
