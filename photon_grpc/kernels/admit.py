@@ -1,4 +1,4 @@
-"""What a step's admissions write into the slot table: one copy from the host and one kernel for all of them.
+"""Writes of a step's admissions into the slot table: one copy from the host and one kernel for all of them.
 
     token_ids[slot, :n] = ids;  block_table[slot, :, :m] = blocks;  ints[:, slot] and floats[:, slot] = numbers
 
@@ -27,7 +27,7 @@ _BLOCK = 1024
 
 
 class SlotColumns(NamedTuple):
-    """What an admission writes to."""
+    """The columns that an admission writes to."""
 
     token_ids: torch.Tensor
     block_table: torch.Tensor
@@ -36,7 +36,7 @@ class SlotColumns(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """What is written of one slot; every group has as many blocks."""
+    """The numbers to write of one slot; every group has as many blocks."""
 
     slot: int
     ids: Sequence[int]
@@ -55,30 +55,53 @@ def reference(rows: Sequence[SlotRow], columns: SlotColumns) -> None:
         columns.floats[:, slot] = torch.tensor(floats, dtype=torch.float32, device=device)
 
 
+class AdmitStrides(NamedTuple):
+    """Elements from a column to the next, from a slot to the next in ids and in blocks, and from group to group."""
+
+    COLUMN: int
+    IDS: int
+    BLOCKS: int
+    GROUP: int
+
+
+class AdmitLayout(NamedTuple):
+    """Constants that the kernel is compiled for.
+
+    WIDTH numbers of a header, PLACES of them before INTS and FLOATS, which are at most PAD each; GROUPS of blocks; ids
+    or blocks of one program.
+    """
+
+    WIDTH: int
+    PLACES: int
+    INTS: int
+    FLOATS: int
+    PAD: int
+    GROUPS: int
+    BLOCK: int
+
+
 @jit
-def admit_kernel(
-    packed, words, columns, num_slots, token_stride, table_stride, num_columns,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, INTS: tl.constexpr, FLOATS: tl.constexpr, GROUPS: tl.constexpr,
-    PAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def admit_kernel(packed, words, columns, strides, LAYOUT: tl.constexpr):
     """Write a chunk of ids and of blocks of one admission per program, and in its first program the numbers."""
     token_ids, block_table, ints, floats = columns
-    header = packed + tl.program_id(0) * WIDTH
+    header = packed + tl.program_id(0) * LAYOUT.WIDTH
     slot = tl.load(header)
     ids, num_ids = tl.load(header + 1), tl.load(header + 2)
     blocks, num_blocks = tl.load(header + 3), tl.load(header + 4)
-    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    number = tl.program_id(1) * LAYOUT.BLOCK + tl.arange(0, LAYOUT.BLOCK)
     token = tl.load(words + ids + number, mask=number < num_ids, other=0)
-    tl.store(token_ids + slot * token_stride + number, token, mask=number < num_ids)
-    for group in range(GROUPS):
+    tl.store(token_ids + slot * strides.IDS + number, token, mask=number < num_ids)
+    for group in range(LAYOUT.GROUPS):
         block = tl.load(words + blocks + group * num_blocks + number, mask=number < num_blocks, other=0)
-        place = block_table + slot * table_stride + group * num_columns + number
+        place = block_table + slot * strides.BLOCKS + group * strides.GROUP + number
         tl.store(place, block, mask=number < num_blocks)
     if tl.program_id(1) == 0:
-        i = tl.arange(0, PAD)
-        tl.store(ints + i * num_slots + slot, tl.load(header + PLACES + i, mask=i < INTS, other=0), mask=i < INTS)
-        bits = tl.load(header + PLACES + INTS + i, mask=i < FLOATS, other=0).to(tl.int32)
-        tl.store(floats + i * num_slots + slot, bits.to(tl.float32, bitcast=True), mask=i < FLOATS)
+        i = tl.arange(0, LAYOUT.PAD)
+        is_int, is_float = i < LAYOUT.INTS, i < LAYOUT.FLOATS
+        numbers = header + LAYOUT.PLACES + i
+        tl.store(ints + i * strides.COLUMN + slot, tl.load(numbers, mask=is_int, other=0), mask=is_int)
+        bits = tl.load(numbers + LAYOUT.INTS, mask=is_float, other=0).to(tl.int32)
+        tl.store(floats + i * strides.COLUMN + slot, bits.to(tl.float32, bitcast=True), mask=is_float)
 
 
 def launch(rows: Sequence[SlotRow], columns: SlotColumns) -> None:
@@ -88,15 +111,15 @@ def launch(rows: Sequence[SlotRow], columns: SlotColumns) -> None:
         reference(rows, columns)
         return
     (num_ints, num_slots), num_floats = ints.shape, floats.shape[0]
+    _, num_groups, num_columns = block_table.shape
     host, width = _packed(rows, num_ints + num_floats, is_pinned=token_ids.is_cuda)
     packed = host.to(token_ids.device, non_blocking=True)
-    words = packed[len(rows) * width :].view(torch.int32)
-    longest = max(max(len(row.ids), len(row.blocks[0])) for row in rows)
-    _, num_groups, num_columns = block_table.shape
-    admit_kernel[(len(rows), cdiv(max(longest, 1), _BLOCK))](
-        packed, words, columns, num_slots, token_ids.stride(0), block_table.stride(0), num_columns,
-        WIDTH=width, PLACES=_PLACES, INTS=num_ints, FLOATS=num_floats, GROUPS=num_groups,
-        PAD=next_power_of_2(max(num_ints, num_floats)), BLOCK=_BLOCK, num_warps=4,
+    longest = max(1, *(max(len(row.ids), len(row.blocks[0])) for row in rows))
+    pad = next_power_of_2(max(num_ints, num_floats))
+    admit_kernel[(len(rows), cdiv(longest, _BLOCK))](
+        packed, packed[len(rows) * width :].view(torch.int32), columns,
+        AdmitStrides(num_slots, token_ids.stride(0), block_table.stride(0), num_columns),
+        LAYOUT=AdmitLayout(width, _PLACES, num_ints, num_floats, pad, num_groups, _BLOCK), num_warps=4,
     )  # fmt: skip
 
 

@@ -38,15 +38,16 @@ def eager_runner(
 
 
 def _table(decoder: Decoder, cache: KVCache, max_num_seqs: int, speculation: Speculation) -> SlotTable:
-    return SlotTable(
+    table = SlotTable(
         max_num_seqs + 1,
         decoder.max_model_len,
         cache.plan,
         decoder.vocab_size,
         decoder.device,
         max_drafts=speculation.max_drafts,
-        write=decoder.kernels.admit,
     )
+    table.write = decoder.kernels.admit
+    return table
 
 
 def graph_runner(

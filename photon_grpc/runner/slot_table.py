@@ -67,8 +67,10 @@ class SlotTable:
 
     Args:
         max_drafts: the most drafts of a row.
-        write: writes admissions.
     """
+
+    #: Writes admissions.
+    write: Callable[[Sequence[SlotRow], SlotColumns], None] = staticmethod(admit.reference)
 
     def __init__(
         self,
@@ -78,9 +80,7 @@ class SlotTable:
         vocab_size: int,
         device: torch.device,
         max_drafts: int = 0,
-        write: Callable[[Sequence[SlotRow], SlotColumns], None] = admit.reference,
     ) -> None:
-        self._write = write
         self.device = device
         self.max_drafts = max_drafts
         self.plan = plan
@@ -245,7 +245,7 @@ class SlotTable:
         they are read; the bits of banned ids if `min_length` makes them apply; counts if a penalty reads them.
         """
         rows = [self._row(admission) for admission in admissions]
-        self._write(rows, SlotColumns(self.token_ids, self.block_table, self._ints, self._floats))
+        self.write(rows, SlotColumns(self.token_ids, self.block_table, self._ints, self._floats))
 
     def _row(self, admission: Admission) -> SlotRow:
         """Remember an admission, write what few have, and return what all have."""
