@@ -341,7 +341,7 @@ def test_shape(processing: LogitsProcessing) -> None:
 def test_sample(processing: LogitsProcessing | None) -> None:
     best = TileBest("*fp32", "*fp32", "*i32", None if processing is None else "*i1")  # type: ignore[arg-type]
     types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "processing": processing, "best_of": best}
-    types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
+    types |= dict.fromkeys(("num_columns", "stride", "num_tiles", "first"), "i32")
     constants = {"PDL": True} | ({"processing": None} if processing is None else {})
     built = compiled(sample.sample_kernel, types, sample.config() | constants)
     check(built, "ld.global.v4")
@@ -377,7 +377,7 @@ def test_logprobs(num_columns: int) -> None:
     types: dict[str, Any] = {"logits": "*fp32", "ids": "*i64", "records": "*i32"}
     types |= {"metadata": LogprobMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
     types |= {"tiles": TileLogprobs(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
-    types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
+    types |= dict.fromkeys(("num_columns", "stride", "num_tiles", "first"), "i32")
     check(compiled(logprobs.logprob_peak_kernel, types, logprobs.config()), "ld.global.v4")
     check(compiled(logprobs.logprob_merge_kernel, types, logprobs.merge_config(num_columns)))
     check(compiled(logprobs.logprob_best_kernel, types, logprobs.config() | logprobs.LIMITS), "ld.global.v4")

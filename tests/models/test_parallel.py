@@ -23,6 +23,7 @@ from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.models.fused import with_chains
+from tests.kernels.sampling import metadata_of
 from tests.models import reference
 
 
@@ -157,3 +158,13 @@ def test_the_vocabulary_is_shared_out_whole(num_ids: int) -> None:
         ]
         assert [one for head in heads for one in range(num_ids)[head.ids]] == list(range(num_ids))
         assert all(head.num_parameters for head in heads)
+
+
+def test_all_ranks_draw_the_id_that_a_whole_head_draws(tmp_path: Path) -> None:
+    path = reference.save(reference.make_model("llama3-tied"), tmp_path)
+    whole, decoders = reference.load_decoder(path), of_two_ranks(path)
+    hidden = torch.randn(12, whole.embedding.weight.shape[1], generator=torch.Generator().manual_seed(1))
+    metadata = metadata_of(torch.linspace(0.0, 1.5, 12))
+    with ThreadPoolExecutor(2) as threads:
+        drawn = list(threads.map(lambda decoder: decoder.sample(hidden, metadata), decoders))
+    assert torch.equal(drawn[0], whole.sample(hidden, metadata)) and torch.equal(drawn[0], drawn[1])

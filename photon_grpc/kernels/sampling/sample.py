@@ -83,9 +83,10 @@ def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor 
 
 @jit
 def sample_kernel(
-    logits, metadata, processing, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
+    logits, metadata, processing, best_of, num_columns, stride, num_tiles, first, BLOCK: tl.constexpr,
+    PDL: tl.constexpr
 ):  # fmt: skip
-    """Store the fields of TileBest for one tile of one row."""
+    """Store the fields of TileBest for one tile of one row; column 0 is id `first`."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -106,12 +107,12 @@ def sample_kernel(
     if temperature > 0.0:
         position = length - tl.load(metadata.num_prompt + slot)
         seed, index = tl.load(metadata.seed + slot), tl.load(metadata.output_index + slot)
-        value = tl.div_rn(logit, temperature) + gumbel(seed, position, index, column)
+        value = tl.div_rn(logit, temperature) + gumbel(seed, position, index, first + column)
         best, number = tl.max(tl.where(value == value, value, -float("inf")), axis=0, return_indices=True)
     place = row * num_tiles + tile
     tl.store(best_of.value + place, best)
     tl.store(best_of.top + place, top)
-    tl.store(best_of.number + place, tile * BLOCK + number)
+    tl.store(best_of.number + place, first + tile * BLOCK + number)
 
 
 @jit
@@ -147,14 +148,38 @@ def launch(
     """Return int64 [R]; see `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, metadata, processing)
+    return merge(_best(logits, metadata, processing, 0))
+
+
+def best_launch(logits: torch.Tensor, metadata: SamplingMetadata, first: int) -> TileBest:
+    """Return the best of logits of some of the ids, which begin with `first`: those of several parts are merged."""
+    return _best(logits, metadata, None, first) if launches(logits) else best_reference(logits, metadata, first)
+
+
+def best_reference(logits: torch.Tensor, metadata: SamplingMetadata, first: int) -> TileBest:
+    """Return the best in torch, of one tile."""
+    slots, ids = metadata.slots, torch.arange(first, first + logits.shape[1], device=logits.device)
+    temperature, position = metadata.temperature[slots, None], metadata.context_len - metadata.num_prompt[slots]
+    tokens = ids.expand(logits.shape)
+    scaled = logits / torch.where(temperature > 0.0, temperature, 1.0)
+    sampled = scaled + noise.reference(metadata.seed[slots], position, metadata.output_index[slots], tokens)
+    value = torch.where(temperature > 0.0, sampled, logits).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    best, at = value.max(-1, keepdim=True)
+    top = logits.nan_to_num(torch.inf, torch.inf, -torch.inf).amax(-1, keepdim=True)
+    return TileBest(best, top, ids[at].int())
+
+
+def _best(
+    logits: torch.Tensor, metadata: SamplingMetadata, processing: LogitsProcessing | None, first: int
+) -> TileBest:
     num_rows, num_columns = logits.shape
     meta: dict[str, Any] = config() | dependent_launch(logits.device)
     tiles = cdiv(num_columns, meta["BLOCK"])
     best = best_of_tiles(num_rows, tiles, logits.device, is_processed=processing is not None)
     if num_rows:
-        numbers = num_columns, logits.stride(0), tiles
+        numbers = num_columns, logits.stride(0), tiles, first
         sample_kernel[(num_rows, tiles)](logits, metadata, processing, best, *numbers, **meta)
-    return merge(best)
+    return best
 
 
 def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_processed: bool = False) -> TileBest:
@@ -165,9 +190,18 @@ def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_pro
     return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_processed else None)
 
 
+def merge_reference(best: TileBest) -> torch.Tensor:
+    """Return the ids in torch, int64 [R]."""
+    value = best.value.amax(-1, keepdim=True)
+    ids = torch.where(best.value == value, best.number, 2**31 - 1).amin(-1).long()
+    return checked(ids, best.top.amax(-1), best.is_constrained)
+
+
 def merge(best: TileBest) -> torch.Tensor:
     """Return the ids, int64 [R]."""
     num_rows, tiles = best.value.shape
+    if not launches(best.value):
+        return merge_reference(best)
     out = torch.empty(num_rows, dtype=torch.int64, device=best.value.device)
     if num_rows:
         pad = next_power_of_2(tiles)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.kernels.sampling.sample import SamplingMetadata
+from photon_grpc.kernels.lang.jit import launches
+from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest, best_launch, config, merge
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import LinearMethod
@@ -21,7 +22,8 @@ GRAIN = 64
 class VocabularyParallelHead(LMHead):
     """A head of which every rank has the logits of consecutive ids, the last one perhaps of fewer.
 
-    Logits are gathered, and every rank samples from all of them: the same id, since noise depends on the id alone.
+    Every rank samples the same id of every row: from the best of all ranks' ids, since noise depends on the id alone,
+    or, where filters, penalties or masks need them, from the gathered logits of all.
     """
 
     def __init__(
@@ -41,6 +43,15 @@ class VocabularyParallelHead(LMHead):
         begin = group.rank * self.width
         ids = slice(begin, min(begin + self.width, self.vocab_size))
         super().__init__(name, embedding, tied=tied, method=method, sample=sample, ids=ids)
+
+    def sample(self, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        best = best_launch(super().logits(x), metadata, self.ids.start)
+        packed = torch.stack((best.value, best.top, best.number.view(torch.float32)))
+        # The last rank may have fewer tiles.
+        num_tiles = -(-self.width // config()["BLOCK"]) if launches(x) else 1
+        parts = self.group.gather(F.pad(packed, (0, num_tiles - packed.shape[2]), value=-torch.inf))
+        value, top, number = (each.reshape(len(x), -1) for each in parts.permute(1, 2, 0, 3))
+        return merge(TileBest(value, top, number.view(torch.int32)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         own = super().logits(x)

@@ -7,6 +7,7 @@ import torch
 
 from photon_grpc.kernels import slot_state
 from photon_grpc.kernels.sampling import bitmask, penalties, process_logits, sample
+from tests.kernels.sampling import metadata_of
 
 
 def rows() -> sample.SamplingMetadata:
@@ -192,3 +193,20 @@ def test_sampled_ids_are_counted_alike() -> None:
     assert torch.equal(*copies) and torch.equal(copies[0], state.counts)
     penalties.count(torch.tensor([4, 3]), torch.tensor([1, 1]), torch.tensor([9, 9]), state)
     assert state.counts[4, 9] == copies[0][4, 9] + 1 and state.counts[3, 9] == copies[0][3, 9] + 1
+
+
+@pytest.mark.parametrize("cut", [2048, 4096])
+def test_the_best_of_parts_of_the_ids_is_that_of_all(cut: int) -> None:
+    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(3))
+    logits[1, 17] = float("nan")
+    logits[2, 4900] = float("inf")
+    logits[3] = -float("inf")
+    # Of equal values the lowest id wins, whichever part has it.
+    logits[4, [3, 4321]] = 9.0
+    metadata = metadata_of(torch.tensor([0.0, 0.7, 0.0, 1.1, 0.0, 1.3]))
+    parts = logits[:, :cut].contiguous(), logits[:, cut:].contiguous()
+    for best_of in (sample.best_launch, sample.best_reference):
+        found = [best_of(part, metadata, first) for part, first in zip(parts, (0, cut), strict=True)]
+        joined = sample.TileBest(*(torch.cat(each, 1) for each in zip(*(part[:3] for part in found), strict=True)))
+        for merge in (sample.merge, sample.merge_reference):
+            assert torch.equal(merge(joined), sample.reference(logits, metadata))
