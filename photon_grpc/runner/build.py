@@ -29,7 +29,7 @@ def eager_runner(
     table = _table(decoder, cache, max_num_seqs, speculation)
     step = Step(decoder, table, cache.pages, decoder.kernels, max_num_seqs)
     launch: Launch = EagerLaunch(step)
-    drafter = speculation.drafter(table, decoder.kernels, cache)
+    drafter = speculation.drafter(table, decoder.kernels, cache, None)
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
         drafter = SmallDraftsAlone(drafter, decoder.num_parameters)
@@ -69,5 +69,7 @@ def graph_runner(
     step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
-    drafter, saturation = speculation.drafter(table, decoder.kernels, cache), saturation_of(decoder.saturated)
+    # With memory of its own: a step may replay a draft's forwards between a body and its tail.
+    drafter = speculation.drafter(table, decoder.kernels, cache, capture or CudaCapture())
+    saturation = saturation_of(decoder.saturated)
     return ModelRunner(launch, table, cache, depth=depth, drafter=drafter, saturation=saturation)

@@ -21,7 +21,9 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.draft_graphs import MAX_ROWS, DraftGraphs
 from photon_grpc.runner.drafting import Drafter, write_drafts
+from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
@@ -48,13 +50,18 @@ class ModelDrafter:
         decoder: the smaller model.
         table: the slots of the served model.
         cache: the pages of both models.
+        graphs: replay forwards.
     """
 
-    def __init__(self, max_drafts: int, decoder: Decoder, table: SlotTable, cache: KVCache) -> None:
+    def __init__(
+        self, max_drafts: int, decoder: Decoder, table: SlotTable, cache: KVCache, graphs: DraftGraphs
+    ) -> None:
+        self._graphs = graphs
         self.max_drafts = max_drafts
         self._table = table
         self._kernels: Kernels = decoder.kernels
-        self._step = Step(decoder, table, cache.pages, decoder.kernels, table.num_slots, is_guest=True)
+        max_rows = max(table.num_slots, MAX_ROWS)
+        self._step = Step(decoder, table, cache.pages, decoder.kernels, max_rows, is_guest=True)
         self._sampler = Sampler(decoder, table, decoder.kernels, has_masks=False)
         #: Slot -> its newest known tokens whose keys are missing. Not for slots whose prompt is not computed.
         self._missing: dict[int, int] = {}
@@ -64,7 +71,10 @@ class ModelDrafter:
         # Those with most drafts first, so that the rows of every pass are the first ones.
         slots = sorted(numbers, key=lambda slot: -numbers[slot])
         level = self._sampler.draft_level(slots)
-        sent = self._draft_first([_Part(slot, self._width(slot)) for slot in slots], level)
+        parts = [_Part(slot, self._width(slot)) for slot in slots]
+        if self._draft_in_graphs(parts, min(numbers.values()), max(numbers.values()), level):
+            return
+        sent = self._draft_first(parts, level)
         for number in range(1, self.max_drafts):
             sent = sent[: sum(numbers[slot] > number for slot in slots)]
             if not len(sent):
@@ -82,6 +92,26 @@ class ModelDrafter:
         for (slot, count), yields in zip(known, batch.yields, strict=True):
             is_decoded = count == 1 and yields == 1 and slot not in new
             self._missing[slot] = self._missing.get(slot, 1) + 1 if is_decoded else _LEAST_MISSING
+
+    def _draft_in_graphs(self, parts: list[_Part], least: int, most: int, level: SamplingLevel) -> bool:
+        """Draft in replays if all rows have as many drafts, and keys to compute as after other drafts."""
+        graphs, count = self._graphs, len(parts)
+        size = graphs.bucket(count) if least == most else 0
+        if not size or any(part.count != _LEAST_MISSING for part in parts):
+            return False
+        rows, longest = graphs.rows(size), self._table.token_ids.shape[1]
+        shape, bounds = StepShape("mixed", _LEAST_MISSING * size, size), Bounds(_LEAST_MISSING, 1, longest)
+        first = graphs.replay("the first", size, lambda: self._first(rows, shape, bounds))
+        following = graphs.replay("further", size, lambda: self._next(rows, graphs.number, longest))
+        if first is None or following is None:
+            return False
+        graphs.send([part.slot for part in parts], [part.count for part in parts], size)
+        slots = rows.slots[:count]
+        self._write(first()[:count], slots, 0, level)
+        for number in range(1, most):
+            graphs.number.fill_(number)
+            self._write(following()[:count], slots, number, level)
+        return True
 
     def _width(self, slot: int) -> int:
         """Return the tokens to compute before the first draft; the row has that many and one more."""
@@ -102,26 +132,31 @@ class ModelDrafter:
     def _draft_first(self, parts: list[_Part], level: SamplingLevel) -> torch.Tensor:
         """Compute the tokens up to the newest known one, and write the draft behind it; return the slots."""
         rows, shape, bounds = self._send(parts)
+        self._write(self._first(rows, shape, bounds), rows.slots, 0, level)
+        return rows.slots
+
+    def _first(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
+        """Compute `counts` tokens of every row up to its newest known one; return the hidden states behind them."""
         table = self._table
         first = table.num_known.clone()
         first[rows.slots] -= rows.counts
         found, hidden = self._step.forward(rows, shape, bounds, table.state._replace(num_computed=first))
-        self._write(hidden[found.last], rows.slots, 0, rows.context_len, level)
-        return rows.slots
+        return hidden[found.last]
 
     def _draft_next(self, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
         """Compute draft `number` of every row, and write the one behind it."""
         table = self._table
-        context_len = torch.empty(len(slots), dtype=torch.int32, device=table.device)
-        rows = Rows(slots, slots, slots, context_len)
+        rows = Rows(slots, slots, slots, torch.empty(len(slots), dtype=torch.int32, device=table.device))
         longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-        state = table.state._replace(num_computed=table.num_known + (number - 1))
-        hidden = self._step.decode(rows, Bounds(1, 1, longest), state)
-        self._write(hidden, slots, number, context_len, level)
+        self._write(self._next(rows, number, longest), slots, number, level)
 
-    def _write(
-        self, hidden: torch.Tensor, slots: torch.Tensor, number: int, context_len: torch.Tensor, level: SamplingLevel
-    ) -> None:
+    def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
+        """Compute draft `number` of every row; return the hidden states behind them."""
+        state = self._table.state._replace(num_computed=self._table.num_known + (number - 1))
+        return self._step.decode(rows, Bounds(1, 1, longest), state)
+
+    def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
+        context_len = (self._table.num_known[slots] + number).int()
         write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
 
 
@@ -136,5 +171,5 @@ class ModelSpeculation:
     def guests(self) -> tuple[KVGroup, ...]:
         return self.decoder.kv_groups
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
-        return ModelDrafter(self.max_drafts, self.decoder, table, cache)
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
+        return ModelDrafter(self.max_drafts, self.decoder, table, cache, DraftGraphs(capture, table))

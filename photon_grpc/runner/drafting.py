@@ -15,6 +15,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.errors import InternalFailure
 from photon_grpc.kernels import Kernels
+from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.slot_table import SlotTable
 
@@ -109,7 +110,8 @@ class Speculation(Protocol):
     def guests(self) -> tuple[KVGroup, ...]:
         """The groups of a further model, whose keys and values share the blocks of the served one."""
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter: ...
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
+        """Make the drafter of a runner; `capture` makes replays of what it computes, None: nothing is captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class NoSpeculation:
     max_drafts: ClassVar[int] = 0
     guests: ClassVar[tuple[KVGroup, ...]] = ()
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return NoDrafter()
 
 
@@ -133,7 +135,7 @@ class NgramSpeculation:
     max_drafts: int
     guests: ClassVar[tuple[KVGroup, ...]] = ()
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return NgramDrafter(self.max_drafts, table, kernels)
 
 
@@ -144,5 +146,5 @@ class GivenSpeculation:
     max_drafts: int
     guests: ClassVar[tuple[KVGroup, ...]] = ()
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return GivenDrafter(self.max_drafts)

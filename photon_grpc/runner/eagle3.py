@@ -20,8 +20,11 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.slot_state import Inputs
 from photon_grpc.models.eagle3 import Eagle3Head
+from photon_grpc.runner.draft_graphs import MAX_ROWS, DraftGraphs
 from photon_grpc.runner.drafting import Drafter, write_drafts
+from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
@@ -36,19 +39,25 @@ class Eagle3Drafter:
         head: the head, which the model's steps fill with states.
         table: the slots of the served model.
         cache: the pages of both.
+        graphs: replay forwards.
     """
 
-    def __init__(self, max_drafts: int, head: Eagle3Head, table: SlotTable, cache: KVCache) -> None:
+    def __init__(
+        self, max_drafts: int, head: Eagle3Head, table: SlotTable, cache: KVCache, graphs: DraftGraphs
+    ) -> None:
+        self._graphs = graphs
         self.max_drafts = max_drafts
         self._head = head
         self._table = table
-        self._step = Step(head, table, cache.pages, head.kernels, table.num_slots, is_guest=True)
+        self._step = Step(head, table, cache.pages, head.kernels, max(table.num_slots, MAX_ROWS), is_guest=True)
         self._sampler = Sampler(head, table, head.kernels, has_masks=False)
         #: States of the last tokens of every slot that the model has computed, and the position of the first of them.
         states = head.states
         self._width = 1 + max_drafts
         self._carried = states.new_zeros(table.num_slots * self._width, states.shape[1])
         self._first = torch.zeros(table.num_slots, dtype=torch.int64, device=table.device)
+        #: The states behind which replays draft.
+        self._newest = states.new_zeros(MAX_ROWS, states.shape[1])
         #: Slot -> the number of its carried states.
         self._num_carried: dict[int, int] = {}
 
@@ -63,6 +72,8 @@ class Eagle3Drafter:
         # Those with most drafts first, so that the rows of every pass are the first ones.
         slots = sorted(numbers, key=lambda slot: -numbers[slot])
         level = self._sampler.draft_level(slots)
+        if self._draft_in_graphs(slots, min(numbers.values()), max(numbers.values()), level):
+            return
         sent, states = self._draft_first(slots, level)
         for number in range(1, self.max_drafts):
             count = sum(numbers[slot] > number for slot in slots)
@@ -98,7 +109,8 @@ class Eagle3Drafter:
         rows, shape, bounds = self._send(parts)
         found, ctx = self._step.inputs(rows, shape, bounds)
         states = self._head.states[self._table.to_device(tokens, torch.int64)]
-        self._head.draft(self._following(rows, found.position), states, ctx)
+        _, row = _rows_of(found, shape.num_tokens)
+        self._head.draft(self._following(rows.slots[row], found.position), states, ctx)
 
     def _send(self, parts: list[tuple[int, int]]) -> tuple[Rows, StepShape, Bounds]:
         """Return the rows (slot, tokens) that the head computes."""
@@ -111,45 +123,90 @@ class Eagle3Drafter:
         bounds = Bounds(max(counts), min(counts), longest)
         return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
 
-    def _following(self, rows: Rows, positions: torch.Tensor) -> torch.Tensor:
-        """Return the ids behind the positions of these rows' tokens; behind the newest of a prompt, any."""
-        slots = rows.slots.repeat_interleave(rows.counts, output_size=len(positions))
+    def _draft_in_graphs(self, slots: list[int], least: int, most: int, level: SamplingLevel) -> bool:
+        """Draft in replays if all rows have as many drafts."""
+        graphs, count = self._graphs, len(slots)
+        size = graphs.bucket(count) if least == most else 0
+        if not size:
+            return False
+        rows, states, longest = graphs.rows(size), self._newest[:size], self._table.token_ids.shape[1]
+        shape, bounds = StepShape("mixed", self._width * size, size), Bounds(self._width, 1, longest)
+        first = graphs.replay("the first", size, lambda: _kept(self._first_states(rows, shape, bounds), states))
+        following = graphs.replay(
+            "further", size, lambda: _kept(self._next_states(rows, states, graphs.number, longest), states)
+        )
+        if first is None or following is None:
+            return False
+        graphs.send(slots, [self._num_carried.get(slot, 1) for slot in slots], size)
+        sent = rows.slots[:count]
+        self._write(first()[:count], sent, 0, level)
+        for number in range(1, most):
+            graphs.number.fill_(number)
+            self._write(following()[:count], sent, number, level)
+        return True
+
+    def _following(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the ids behind these positions; behind the newest of a prompt, any."""
         ids = self._table.token_ids
         return ids[slots, (positions + 1).clamp(max=ids.shape[1] - 1)]
 
     def _draft_first(self, slots: list[int], level: SamplingLevel) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the carried positions, and write the draft behind the newest; return the slots and its states."""
+        rows, shape, bounds = self._send([(slot, self._num_carried.get(slot, 1)) for slot in slots])
+        hidden, states = self._first_states(rows, shape, bounds)
+        self._write(hidden, rows.slots, 0, level)
+        return rows.slots, states
+
+    def _first_states(self, rows: Rows, shape: StepShape, bounds: Bounds) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the carried positions of every row; return the hidden states behind the newest, and its states."""
         table = self._table
-        parts = [(slot, self._num_carried.get(slot, 1)) for slot in slots]
-        rows, shape, bounds = self._send(parts)
         found, ctx = self._step.inputs(rows, shape, bounds, table.state._replace(num_computed=self._first))
-        assert found.query_start is not None
-        begins = found.query_start[:-1].long()
-        of_row = torch.arange(shape.num_tokens, device=table.device)
-        of_row -= begins.repeat_interleave(rows.counts, output_size=shape.num_tokens)
-        places = rows.slots.repeat_interleave(rows.counts, output_size=shape.num_tokens) * self._width + of_row
-        hidden, states = self._head.draft(self._following(rows, found.position), self._carried[places], ctx)
+        begins, row = _rows_of(found, shape.num_tokens)
+        number = torch.arange(shape.num_tokens, device=table.device) - begins[row]
+        places = rows.slots[row] * self._width + number.clamp(max=self._width - 1)
+        ids = self._following(rows.slots[row], found.position)
+        hidden, states = self._head.draft(ids, self._carried[places], ctx)
         # Of the last step's tokens those behind refused drafts are no longer the row's.
         newest = table.num_known[rows.slots] - 2 - self._first[rows.slots]
-        newest = begins + newest.clamp(min=0).minimum(rows.counts - 1)
-        self._write(hidden[newest], rows.slots, 0, level)
-        return rows.slots, states[newest]
+        newest = begins[:-1] + newest.minimum(rows.counts - 1).clamp(min=0)
+        newest = newest.clamp(max=shape.num_tokens - 1)
+        return hidden[newest], states[newest]
 
     def _draft_next(self, slots: torch.Tensor, states: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
         """Compute draft `number` of every row, and write the one behind it; return the states."""
         table = self._table
         rows = Rows(slots, slots, slots, torch.empty(len(slots), dtype=torch.int32, device=table.device))
         longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-        state = table.state._replace(num_computed=(table.num_known + (number - 2)).clamp(min=0))
-        found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
-        ids = table.token_ids[slots, found.position + 1]
-        hidden, following = self._head.draft(ids, states, ctx)
+        hidden, following = self._next_states(rows, states, number, longest)
         self._write(hidden, slots, number, level)
         return following
+
+    def _next_states(
+        self, rows: Rows, states: torch.Tensor, number: int | torch.Tensor, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute draft `number` of every row; return the hidden states behind it, and its states."""
+        table = self._table
+        state = table.state._replace(num_computed=(table.num_known + (number - 2)).clamp(min=0))
+        found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
+        return self._head.draft(self._following(rows.slots, found.position), states, ctx)
 
     def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
         context_len = (self._table.num_known[slots] + number).int()
         write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
+
+
+def _rows_of(found: Inputs, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where each row begins [R + 1], and the row of each token [T]; surplus tokens are of the last one."""
+    assert found.query_start is not None
+    begins = found.query_start.long()
+    numbers = torch.arange(num_tokens, device=begins.device)
+    return begins, torch.searchsorted(begins[1:], numbers, right=True).clamp(max=len(begins) - 2)
+
+
+def _kept(computed: tuple[torch.Tensor, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    """Keep the second where the next draft finds it; return the first."""
+    states.copy_(computed[1])
+    return computed[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +220,5 @@ class Eagle3Speculation:
     def guests(self) -> tuple[KVGroup, ...]:
         return self.head.kv_groups
 
-    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache) -> Drafter:
-        return Eagle3Drafter(self.max_drafts, self.head, table, cache)
+    def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
+        return Eagle3Drafter(self.max_drafts, self.head, table, cache, DraftGraphs(capture, table))

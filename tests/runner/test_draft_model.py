@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError
+from photon_grpc.runner.model_runner import ModelRunner
+from tests.runner.heads import replay_drafts
 from tests.runner.models import WINDOWED, model
 from tests.runner.served import Served
 
@@ -96,3 +98,15 @@ def test_numbers_of_drafts_that_no_step_has_are_refused() -> None:
         Served(directory, speculation="ngram", num_drafts=4)
     with pytest.raises(ConfigError, match="needs --speculative-model"):
         Served(directory, num_drafts=3)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_drafts_in_replays_are_those_of_single_launches(num_drafts: int) -> None:
+    directory, _ = model("llama")
+    plain, drafting = Served(directory), Served(directory, speculation=str(directory), num_drafts=num_drafts)
+    runner = drafting.assembled.runner
+    assert isinstance(runner, ModelRunner)
+    graphs = replay_drafts(runner)
+    assert outputs(drafting) == outputs(plain) and {size for _, size in graphs._replays} == {4}
+    # It agrees with itself: a draft of a replay that differed would cost a step.
+    assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1

@@ -18,7 +18,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError
 from photon_grpc.runner.model_runner import ModelRunner
-from tests.runner.heads import random_head
+from tests.runner.heads import random_head, replay_drafts
 from tests.runner.served import Served
 
 PROMPTS = [[0, 300, 9, 200, 3], [17] * 8, [*range(40, 70)]]
@@ -65,14 +65,16 @@ def drafted(head: Eagle3, target: Llama, known: list[int], count: int) -> list[i
     return drafts
 
 
-@pytest.mark.parametrize("chunk", [2048, 7])
-def test_drafts_are_those_of_the_published_algorithm(directory: Path, chunk: int) -> None:
+@pytest.mark.parametrize(("chunk", "in_graphs"), [(2048, False), (7, False), (2048, True)])
+def test_drafts_are_those_of_the_published_algorithm(directory: Path, chunk: int, in_graphs: bool) -> None:
     scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=chunk)
     served = Served(demo.TARGET, speculation=str(directory), num_drafts=3, dtype="float32", scheduler=scheduler)
     runner = served.assembled.runner
     assert isinstance(runner, ModelRunner)
+    graphs = replay_drafts(runner) if in_graphs else None
     recorded = Recorded(runner)
     served.complete(PROMPTS, 12)
+    assert graphs is None or {size for _, size in graphs._replays} == {3}
     head, target = random_head(directory), embedded_target(torch.device("cpu"))
     assert len(recorded.found) > 20
     for known, drafts in recorded.found:
