@@ -46,7 +46,7 @@ def floor_ms(shape: str, batch: int, touched: float) -> float:
     return num_bytes / READ_BYTES_PER_S * 1e3
 
 
-def decode(work: Work, shape: str, batches: list[int]) -> None:
+def decode(work: Work, shape: str, batches: list[int], repeats: int) -> None:
     tally = decoder_of(work).expert_tally
     assert tally is not None
     num_experts = workloads.SHAPES[shape].get("num_experts") or workloads.SHAPES[shape]["num_local_experts"]
@@ -54,7 +54,7 @@ def decode(work: Work, shape: str, batches: list[int]) -> None:
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for batch in batches:
         before = tally.tolist()
-        step_ms, _ = decode_ms(work, batch)
+        step_ms, _ = decode_ms(work, batch, repeats)
         calls, reached, busiest, pairs = (b - a for a, b in zip(before, tally.tolist(), strict=True))
         touched = reached / calls
         peer = VLLM_DECODE_MS.get(shape, {}).get(batch)
@@ -75,14 +75,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-30b-a3b", choices=list(workloads.SHAPES))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--skew", type=float, nargs="+", default=[0.0])
     parser.add_argument("flags", nargs="*", help="of serve, behind --")
     args = parser.parse_args()
+    if args.layers:
+        workloads.SHAPES[args.shape] = workloads.SHAPES[args.shape] | {"num_hidden_layers": args.layers}
     with loaded(args.shape, args.flags) as work:
         for skew in args.skew:
             skewed(decoder_of(work), skew)
             print(f"\n### skew {skew:g}")
-            decode(work, args.shape, args.batch)
+            decode(work, args.shape, args.batch, args.repeats)
             first_token(work, args.shape)
 
 

@@ -27,6 +27,7 @@ from rich.table import Table
 from photon_grpc import __version__, demo
 from photon_grpc.cli.server_libraries import HTTP_LIBRARIES, need_http, need_server
 from photon_grpc.config.download import fetch_model
+from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
 from photon_grpc.config.formats import about_tokenizer
 from photon_grpc.config.resolve import Resolved, check_model, is_model_id, model_path, split_address
@@ -298,12 +299,21 @@ def _model_directory(directory: Path, flags: ModelFlags) -> list[tuple[str, str]
         ("architecture", f"{config.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", config.dtype),
+        *_experts(config.experts),
         ("quantization", described(config, flags)),
         ("vocabulary", f"{config.vocab_size:,}; EOS: {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
         ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),
         ("revision", config.revision[:16]),
     ]
+
+
+def _experts(experts: ExpertSpec | None) -> list[tuple[str, str]]:
+    """Return how many experts the layers have, if they have some."""
+    if experts is None:
+        return []
+    said = f"{experts.top_k} of {experts.num_experts} a token, {experts.intermediate_size:,} wide"
+    return [("experts", f"{said}, in {sum(experts.layers)} of {len(experts.layers)} layers")]
 
 
 def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:

@@ -164,7 +164,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     start = RunnerStart(_limits(config, sizes), progress, available_cores(), drafted, ranks)
     runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
-    kv_form.begin_count(decoder)
+    decoder.forget_counts()
     progress("warm-up", 1, 1)
     facts = facts_of(model_config, decoder, runner, config, sizes, kv_form)
     _check_equal(ranks, facts.numerics.version)

@@ -38,11 +38,6 @@ class KVForm:
         if self.scales is not None:
             set_kv_scales(decoder, self.scales)
 
-    def begin_count(self, decoder: Decoder) -> None:
-        """Forget what the steps before the first request could not store."""
-        if decoder.saturated is not None:
-            decoder.saturated.zero_()
-
     def tell(self, plan: KVPlan, num_blocks: int, dtype: torch.dtype) -> None:
         """Log what the form gains, and that it has no scales."""
         if self.scales is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from photon_grpc.core.expert_tally import ExpertTally
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.request import SamplingParams
@@ -109,3 +110,5 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     #: Numbers of keys and values, since the start, that were beyond the range of the KV cache's 8 bits, as far as
     #: known; 0 where this step has no count.
     num_saturated: int = 0
+    #: None: the model has no experts, or this step has no count.
+    experts: ExpertTally | None = None

@@ -112,6 +112,7 @@ class EngineSums:
     COUNTERS = (
         *("steps", "prompt_tokens", "cached_prompt_tokens", "session_cached_prompt_tokens", "output_tokens"),
         *("overrun_tokens", "preemptions", "finished", "failed", "cancelled"),
+        *("expert_layers", "experts_reached", "busiest_expert_tokens", "expert_tokens"),
     )
 
     def __init__(self) -> None:

@@ -52,6 +52,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     #: first.
     draft_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
+    #: Those of ExpertTally; 0 where there are no experts.
+    expert_layers: int = 0
+    experts_reached: int = 0
+    busiest_expert_tokens: int = 0
+    expert_tokens: int = 0
 
     @property
     def accepted_draft_tokens(self) -> int:

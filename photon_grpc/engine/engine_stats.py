@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from photon_grpc.core.batch import StepOutput
+from photon_grpc.core.expert_tally import ExpertTally
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
@@ -21,6 +22,7 @@ class EngineStats:
         self._step_s = 0.0
         self._prompt = self._cached = self._output = self._overrun = 0
         self._session_cached = self._saturated = 0
+        self._experts = ExpertTally()
         self._drafted = 0
         self._accepted_at: tuple[int, ...] = ()
         self._finished = self._failed = self._cancelled = 0
@@ -35,6 +37,7 @@ class EngineStats:
         self.steps += 1
         self._step_s = output.duration_s
         self._saturated = max(self._saturated, output.num_saturated)
+        self._experts = output.experts or self._experts
 
     def count(self, report: StepFrameBuilder) -> None:
         self._overrun += report.overrun_tokens
@@ -87,6 +90,10 @@ class EngineStats:
             longest_queue=live.waiting.longest(),
             draft_tokens=self._drafted,
             accepted_at=self._accepted_at,
+            expert_layers=self._experts.layers,
+            experts_reached=self._experts.reached,
+            busiest_expert_tokens=self._experts.busiest,
+            expert_tokens=self._experts.pairs,
         )
 
     def _measure(self, scheduler: Scheduler) -> None:

@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Sequence as Columns
 from typing import Any, NamedTuple, Protocol
 
+from msgspec.structs import asdict
+
 from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.expert_tally import ExpertTally
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.scheduler.scheduler import Scheduler
@@ -68,7 +71,7 @@ class JsonlStepTrace:
         self._file = file
         self._zero_s = time.monotonic()
         self._launched: deque[_Step] = deque()
-        self._settled: list[tuple[_Step, float, int]] = []
+        self._settled: list[tuple[_Step, float, int, ExpertTally | None]] = []
         self._newest_step = 0
         #: (front end, handle, reason) of the outputs that ended since the last line.
         self._ended: list[tuple[int, int, str]] = []
@@ -97,7 +100,7 @@ class JsonlStepTrace:
         self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, admitted))
 
     def settled(self, output: StepOutput) -> None:
-        self._settled.append((self._launched.popleft(), output.duration_s, len(output.ids)))
+        self._settled.append((self._launched.popleft(), output.duration_s, len(output.ids), output.experts))
 
     def aborted(self, seq: Sequence, by_stop_string: bool) -> None:
         self._ended.append((seq.frontend, seq.handle, "STOP_STRING" if by_stop_string else "CANCELLED"))
@@ -110,8 +113,8 @@ class JsonlStepTrace:
         pool = scheduler.pool
         blocks = (pool.num_owned, pool.num_cached, pool.num_limbo, pool.num_free)
         rest = (blocks, scheduler.live.num_queued)
-        for step, duration_s, num_ids in self._settled:
-            self._file.put((_line, step, duration_s, num_ids, *self._taken(), *rest))
+        for step, duration_s, num_ids, experts in self._settled:
+            self._file.put((_line, step, duration_s, num_ids, experts, *self._taken(), *rest))
             self._newest_step = step.step
         self._settled.clear()
         if (self._ended or self._preempted) and not self._launched:
@@ -139,6 +142,7 @@ def _line(
     step: _Step,
     duration_s: float,
     num_ids: int,
+    experts: ExpertTally | None,
     ended: list[tuple[int, int, str]],
     preempted: list[tuple[int, int]],
     blocks: tuple[int, int, int, int],
@@ -155,6 +159,7 @@ def _line(
         "decode_tokens": sum(num_tokens for _, _, num_tokens in decode),
         "draft_tokens": sum(num_tokens - 1 for _, _, num_tokens in decode),
         "output_ids": num_ids,
+        **({} if experts is None else {"experts": asdict(experts)}),
         "prefill": prefill,
         "decode": decode,
         "seated": [_name_admitted(each) for each in step.admitted],

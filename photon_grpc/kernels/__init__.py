@@ -20,8 +20,6 @@ from photon_grpc.kernels.admit import SlotColumns, SlotRow
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
-from photon_grpc.kernels.moe import experts, route
-from photon_grpc.kernels.moe.stacks import Stacks
 from photon_grpc.kernels.rotary import rotary
 from photon_grpc.kernels.sampling import (
     histogram,
@@ -50,9 +48,8 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     geglu: Callable[[torch.Tensor], torch.Tensor]
-    route: Callable[..., route.Routing]
-    #: None: each expert is computed on its own.
-    experts: Callable[[torch.Tensor, route.Routing, Stacks], torch.Tensor] | None
+    #: Whether a layer's experts are stacked, for the kernels of `moe/`; else each is computed on its own.
+    stacks_experts: bool
     attention: Callable[..., GroupAttention]
     process_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LogitsProcessing], torch.Tensor]
     sample: Callable[[torch.Tensor, SamplingMetadata, LogitsProcessing | None], torch.Tensor]
@@ -77,8 +74,7 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     geglu=geglu.reference,
-    route=route.reference,
-    experts=None,
+    stacks_experts=False,
     attention=torch_backend,
     process_logits=process_logits.reference,
     sample=sample.reference,
@@ -101,8 +97,7 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     geglu=geglu.launch,
-    route=route.launch,
-    experts=experts.launch,
+    stacks_experts=True,
     attention=dispatch,
     process_logits=process_logits.launch,
     sample=sample.launch,

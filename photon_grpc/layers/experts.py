@@ -16,11 +16,15 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.linear.fused_linear import ResidualStream
+from photon_grpc.kernels.moe import experts as stacked_experts
+from photon_grpc.kernels.moe import route
 from photon_grpc.kernels.moe.route import RouterForm, Routing
 from photon_grpc.kernels.moe.stacks import Stacks, stacked
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
+from photon_grpc.layers.workspace import Workspace
 
 #: Tokens that are computed at once.
 MOST_TOKENS = 4096
@@ -48,7 +52,7 @@ class Router:
         self.tally: torch.Tensor | None = None
         self.dtype = dtype
         self.weight = torch.empty(sizes, dtype=dtype, device="meta")
-        self._route = kernels.route
+        self._route = route.launch if kernels.stacks_experts else route.reference
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
         return self._route(x, self.weight, self.form, ctx.num_real, self.tally)
@@ -97,18 +101,23 @@ class Experts:
         #: The weights of all experts; None where each is computed on its own.
         self.stacks: Stacks | None = None
         self._swiglu = kernels.swiglu
-        self._multiply = kernels.experts
+        self._stacks = kernels.stacks_experts
 
     def __call__(self, x: torch.Tensor, routing: Routing, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]; rows of padding are zeros."""
-        if self.stacks is not None and self._multiply is not None:
-            return self._multiply(x, routing, self.stacks)
+        if self.stacks is not None:
+            return stacked_experts.launch(x, routing, self.stacks)
         parts = self._computed(x, routing, ctx)
         # Expert -1 of padding has weight 0.
         y = parts[:, 0] * routing.weights[:, :1]
         for place in range(1, parts.shape[1]):
             y.addcmul_(parts[:, place], routing.weights[:, place : place + 1])
         return y.to(x.dtype)
+
+    def add_to(self, stream: ResidualStream, x: torch.Tensor, routing: Routing) -> None:
+        """Add the result for x to the stream by the kernels of stacks."""
+        assert self.stacks is not None
+        stacked_experts.launch(x, routing, self.stacks, stream)
 
     def _computed(self, x: torch.Tensor, routing: Routing, ctx: StepContext) -> torch.Tensor:
         """Return the results of each token's experts, float32 [T, top_k, hidden]."""
@@ -151,7 +160,7 @@ class Experts:
     def after_load(self) -> None:
         for linear in self.linears():
             linear.after_load()
-        if self._multiply is not None:
+        if self._stacks:
             self.stacks = _stack(self.experts)
 
     def read_as(self, names: Collection[str]) -> None:
@@ -180,17 +189,29 @@ class SparseMLP:
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
-        if x.shape[0] <= MOST_TOKENS:
-            return self._computed(x, ctx)
-        # Results of all experts lie in float32 until they are added.
-        parts = []
-        for begin in range(0, x.shape[0], MOST_TOKENS):
-            num_real = None if ctx.num_real is None else ctx.num_real - begin
-            parts.append(self._computed(x[begin : begin + MOST_TOKENS], replace(ctx, num_real=num_real)))
-        return torch.cat(parts)
+        found = []
+        for begin, some in self._parts(ctx, x.shape[0]):
+            part = x[begin : begin + MOST_TOKENS]
+            found.append(self.experts(part, self.router(part, some), some))
+        return torch.cat(found) if len(found) != 1 else found[0]
 
-    def _computed(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        return self.experts(x, self.router(x, ctx), ctx)
+    def add_to(self, work: Workspace, x: torch.Tensor, ctx: StepContext) -> None:
+        """Add the result for x to the residual stream, rounded first."""
+        if self.experts.stacks is None:
+            work.h.add_(self(x, ctx))
+            return work.outdated()
+        partial = work.written()
+        for begin, some in self._parts(ctx, x.shape[0]):
+            of = slice(begin, begin + MOST_TOKENS)
+            stream = ResidualStream(work.h[of], partial[of])
+            self.experts.add_to(stream, x[of], self.router(x[of], some))
+        return None
+
+    def _parts(self, ctx: StepContext, num_tokens: int) -> Iterator[tuple[int, StepContext]]:
+        """Return where each part of a step begins, and its context: results of all experts lie in float32."""
+        for begin in range(0, num_tokens, MOST_TOKENS):
+            is_first = not begin or ctx.num_real is None
+            yield begin, ctx if is_first else replace(ctx, num_real=ctx.num_real - begin)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:
         return self.router, self.experts

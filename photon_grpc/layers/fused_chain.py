@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from photon_grpc.kernels import DependentChain
@@ -11,7 +13,7 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import bucket
-from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.workspace import RowSums, Workspace
 
 
@@ -19,17 +21,19 @@ class FusedChain:
     """The buffers of all fused layers with the same sizes and tables, of any KVGroup; the layers of a step share them.
 
     Args:
+        linears: those of a layer whose products are fused, in order.
         buckets: the buckets of tokens in which the layers' products are fused.
     """
 
-    def __init__(self, attention: Attention, mlp: GatedMLP, buckets: frozenset[int], device: torch.device) -> None:
+    def __init__(
+        self, attention: Attention, linears: Sequence[Linear], buckets: frozenset[int], device: torch.device
+    ) -> None:
         self._buckets = buckets
         self._rotary = attention.rotary
         heads = attention.output.in_features
-        self._sizes = attention.qkv.in_features, heads, heads, mlp.down.in_features
+        self._sizes = attention.qkv.in_features, heads, heads, linears[-1].in_features
         self._dtype, self._device = attention.qkv.dtype, device
         # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
-        linears = attention.qkv, attention.output, mlp.gate_up, mlp.down
         num_tiles = max(linear.out_features for linear in linears) // 16
         num_counters = max(num_tiles, MAX_DECODE_ROWS * attention.kv.format.heads)
         self._counters = torch.zeros(num_counters, dtype=torch.int32, device=device)

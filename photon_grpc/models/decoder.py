@@ -173,6 +173,12 @@ class Decoder:
         """The counts of all routers (`kernels/moe/route.py`); None if there are no experts."""
         return next((leaf.tally for leaf in self.leaves() if isinstance(leaf, Router)), None)
 
+    def forget_counts(self) -> None:
+        """Forget what steps before the first request have counted."""
+        for counted in (self.saturated, self.expert_tally):
+            if counted is not None:
+                counted.zero_()
+
     def _scales_of(self, place: int) -> tuple[PageScales, ...] | None:
         group, section, _ = self.places[place]
         layers = self.kv_groups[group].sections[section].layers

@@ -13,7 +13,7 @@ products read it beside W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,6 +28,7 @@ from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.ends import AddResidual, End, Gemm, Rotary, SwiGLU
+from photon_grpc.layers.experts import SparseMLP
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.linear import Folded, Linear
@@ -37,27 +38,28 @@ from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.workspace import Workspace
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
-#: Products of qkv, output, gate and up, down, and their ends.
-LayerGemms = tuple[Gemm, Gemm, Gemm, Gemm]
-Ends = tuple[End, End, End, End]
+#: Products of qkv, output, gate and up, down, and their ends; of a layer with experts the first two.
+LayerGemms = tuple[Gemm, ...]
+Ends = tuple[End, ...]
 
 
 def llama_ends(layer: DecoderLayer) -> Ends:
     """Return the epilogues of qkv, output, gate and up, down; heads are normalised if the layer has norms for them."""
+    _, _, _, down = products_of(layer)
+    return *sparse_ends(layer), SwiGLU(down.in_features, layer.post_attention_norm.eps), AddResidual()
+
+
+def sparse_ends(layer: DecoderLayer) -> Ends:
+    """Return the epilogues of qkv and output."""
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
-    return (
-        Rotary(head_dim // 2, layer.input_norm.eps, norms, layer.attention.scales),
-        AddResidual(),
-        SwiGLU(_block(layer).down.in_features, layer.post_attention_norm.eps),
-        AddResidual(),
-    )
+    return Rotary(head_dim // 2, layer.input_norm.eps, norms, layer.attention.scales), AddResidual()
 
 
-def _block(layer: DecoderLayer) -> GatedMLP:
-    """Return the feed-forward block of a layer whose form has one."""
-    assert isinstance(layer.mlp, GatedMLP)
-    return layer.mlp
+def products_of(layer: DecoderLayer) -> tuple[Linear, ...]:
+    """Return the Linears of a layer that can be fused, in order; the products of experts are none."""
+    linears = layer.attention.qkv, layer.attention.output
+    return (*linears, layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, GatedMLP) else linears
 
 
 LLAMA = LayerForm(
@@ -73,6 +75,8 @@ QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
 CHAINS: dict[LayerForm, Callable[[DecoderLayer], Ends]] = {
     LLAMA: llama_ends,
     QWEN3: llama_ends,
+    LLAMA._replace(ffn=SparseMLP): sparse_ends,
+    QWEN3._replace(ffn=SparseMLP): sparse_ends,
 }
 
 
@@ -113,19 +117,33 @@ class FusedDecoderLayer(DecoderLayer):
         work = self.workspace(x.shape[0], ctx)
         if work is None:
             return super().__call__(x, residual, ctx)
-        qkv, output, gate_up, down = self._gemms[work.bucket]
+        qkv, output, *block = self._gemms[work.bucket]
         work.take(x, residual)
         kv, number = ctx.kv[self.attention.place], self.attention.layer
         qkv(work, kv.pages, number)
         kv.attention.attend(work.q.view(self._heads), number, work.attended.view(self._heads))
         output(work, work.attended)
+        self.feed_forward(work, block, ctx)
+        return work.h, None
+
+    def feed_forward(self, work: Workspace, gemms: Sequence[Gemm], ctx: StepContext) -> None:
+        """Change the residual stream by what follows attention."""
+        gate_up, down = gemms
         gate_up(work)
         down(work, work.y)
-        return work.h, None
 
     def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
         """Return the step's workspace; None if the layer runs unfused."""
         return self.chain.workspace(num_tokens, self.attention.place, ctx)
+
+
+class FusedSparseLayer(FusedDecoderLayer):
+    """A layer with experts, in fused kernels but for theirs; the norm before them is not folded."""
+
+    def feed_forward(self, work: Workspace, gemms: Sequence[Gemm], ctx: StepContext) -> None:
+        """Change the residual stream by what follows attention."""
+        assert isinstance(self.mlp, SparseMLP)
+        self.mlp.add_to(work, self.post_attention_norm(work.h), ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
@@ -164,12 +182,7 @@ def with_chains(decoder: Decoder) -> Decoder | None:
 
 def _products_in_turn(decoder: Decoder) -> Iterator[tuple[Linear, Linear]]:
     """Return each product of the layers with chains and of the head, with the next; behind the head comes a step."""
-    of_layers = [
-        (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
-        for layer in decoder.layers
-        if layer.form in CHAINS
-    ]
-    products = [linear for of_layer in of_layers for linear in of_layer]
+    products = [linear for layer in decoder.layers if layer.form in CHAINS for linear in products_of(layer)]
     return pairwise([*products, decoder.head, *products[:1]])
 
 
@@ -184,14 +197,16 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
     if ends is None or not _suits(layer):
         return None
     gemms = _layer_gemms(layer, ends(layer))
-    attention, mlp = layer.attention, _block(layer)
-    if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in (attention.qkv, mlp.gate_up)):
+    attention, linears = layer.attention, products_of(layer)
+    # qkv, and gate and up, follow a norm.
+    if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in linears[::2]):
         return None
-    sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
+    sizes = tuple((linear.in_features, linear.out_features) for linear in linears)
     key = sizes, attention.kv.format, attention.rotary, frozenset(gemms)
     if key not in chains:
-        chains[key] = FusedChain(attention, mlp, frozenset(gemms), device)
-    return FusedDecoderLayer(layer, chains[key], gemms)
+        chains[key] = FusedChain(attention, linears, frozenset(gemms), device)
+    kind = FusedSparseLayer if isinstance(layer.mlp, SparseMLP) else FusedDecoderLayer
+    return kind(layer, chains[key], gemms)
 
 
 def _suits(layer: DecoderLayer) -> bool:
@@ -209,12 +224,10 @@ def _suits(layer: DecoderLayer) -> bool:
 
 
 def _layer_gemms(layer: DecoderLayer, ends: Ends) -> dict[int, LayerGemms]:
-    """Return the products for the buckets of tokens in which all four have one."""
-    mlp = _block(layer)
-    linears = layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down
+    """Return the products for the buckets of tokens in which all have one."""
     found: dict[int, LayerGemms] = {}
     for rows in (*tiles.BUCKETS, 0):
-        qkv, output, gate_up, down = (linear.gemm(rows, end) for linear, end in zip(linears, ends, strict=True))
-        if qkv and output and gate_up and down:
-            found[rows] = qkv, output, gate_up, down
+        gemms = [linear.gemm(rows, end) for linear, end in zip(products_of(layer), ends, strict=True)]
+        if all(gemms):
+            found[rows] = tuple(gemm for gemm in gemms if gemm)
     return found

@@ -98,10 +98,19 @@ class Snapshot(Collector):
         yield _total(
             "kv_saturated_values", "Numbers of keys and values beyond the range of the 8-bit KV cache.", load.saturated
         )
+        if load.expert_layers:
+            yield from _experts(load)
         ended = CounterMetricFamily("photon_engine_outputs", "Outputs that ended in the engine.", labels=["end"])
         for end in ("finished", "failed", "cancelled"):
             ended.add_metric([end], getattr(load, end))
         yield ended
+
+
+def _experts(load: Load) -> Iterator[Family]:
+    yield _total("expert_layers", "Layers with experts that steps computed.", load.expert_layers)
+    yield _total("experts_reached", "Experts that tokens reached, of each of these layers.", load.experts_reached)
+    yield _total("expert_tokens", "Pairs of a token and an expert that it reached.", load.expert_tokens)
+    yield _total("busiest_expert_tokens", "The part of them of each layer's busiest.", load.busiest_expert_tokens)
 
 
 def _build(facts: Facts, model: str) -> Family:

@@ -8,6 +8,7 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.eager import EagerLaunch
+from photon_grpc.runner.expert_counts import watching_experts
 from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
 from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallDraftsAlone, SmallStepsAlone
 from photon_grpc.runner.kv_cache import KVCache
@@ -33,7 +34,7 @@ def eager_runner(
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
         drafter = SmallDraftsAlone(drafter, decoder.num_parameters)
-    saturation = saturation_of(decoder.saturated)
+    saturation = watching_experts(decoder.expert_tally, saturation_of(decoder.saturated))
     return ModelRunner(launch, table, cache, depth=depth, drafter=drafter, saturation=saturation)
 
 
@@ -71,5 +72,5 @@ def graph_runner(
     launch.warm_up(progress)
     # With memory of its own: a step may replay a draft's forwards between a body and its tail.
     drafter = speculation.drafter(table, decoder.kernels, cache, capture or CudaCapture())
-    saturation = saturation_of(decoder.saturated)
+    saturation = watching_experts(decoder.expert_tally, saturation_of(decoder.saturated))
     return ModelRunner(launch, table, cache, depth=depth, drafter=drafter, saturation=saturation)

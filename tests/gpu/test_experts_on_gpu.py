@@ -5,25 +5,35 @@ from __future__ import annotations
 import pytest
 import torch
 
+from photon_grpc.config.quantization import FORMATS
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.route import RouterForm, Routing
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
-from tests.kernels.experts import check_work, exact
+from tests.kernels.experts import check_work, exact, rounded
 
 pytestmark = pytest.mark.gpu
 
 #: Experts, intermediate size, hidden size, form.
 SHAPES = {
     "qwen3-30b-a3b": (128, 768, 2048, RouterForm(8)),
-    "mixtral": (8, 1792, 1024, RouterForm(2)),
+    "medium": (8, 256, 512, RouterForm(2)),
     "uneven": (6, 200, 328, RouterForm(3, renormalises=False)),
 }
-TOKENS = (1, 2, 7, 8, 16, 17, 33, 64, 200, 512, 1000, 2500)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TOKENS = (1, 2, 7, 8, 16, 17, 33, 64, 200, 513, 1000, 2500)
+#: A shape, the dtype of its activations, the format of its weights.
+CASES = [
+    ("qwen3-30b-a3b", torch.bfloat16, ""),
+    ("uneven", torch.float16, ""),
+    ("uneven", torch.float32, ""),
+    *(("medium", torch.bfloat16, name) for name in ("int8-g128", "int8", "int4-g128", "w8a8", "fp8", "fp8-block")),
+]
+each_case = pytest.mark.parametrize(("name", "dtype", "form"), CASES, ids=str)
 
 
 class Case:
-    def __init__(self, name: str, dtype: torch.dtype, num_tokens: int) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, num_tokens: int, form: str = "") -> None:
         num_experts, size, hidden, self.form = SHAPES[name]
         torch.manual_seed(7)
         options = {"dtype": dtype, "device": "cuda"}
@@ -32,6 +42,8 @@ class Case:
         gate_up = torch.randn(num_experts, 2 * size, hidden, **options) * hidden**-0.5
         down = torch.randn(num_experts, hidden, size, **options) * size**-0.5
         self.stacks = Stacks(Stack(gate_up), Stack(down))
+        if form:
+            self.stacks = rounded(self.stacks, FORMATS[form], dtype)
 
     def route(self, x: torch.Tensor, num_real: int | None = None) -> Routing:
         real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32, device="cuda")
@@ -41,11 +53,10 @@ class Case:
         return experts.launch(x, self.route(x), self.stacks)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_case
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (16, 11), (64, 0), (700, 650)])
-def test_routes_and_sums(name: str, dtype: torch.dtype, num_tokens: int, num_real: int | None) -> None:
-    case = Case(name, dtype, num_tokens)
+def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: int, num_real: int | None) -> None:
+    case = Case(name, dtype, num_tokens, form)
     if num_real is not None:
         case.x[num_real:] = torch.nan
     found = case.route(case.x, num_real)
@@ -57,18 +68,31 @@ def test_routes_and_sums(name: str, dtype: torch.dtype, num_tokens: int, num_rea
     check_work(found, SHAPES[name][0])
     out = experts.launch(case.x, found, case.stacks)
     tolerance = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
+    if not case.stacks.down.is_eight:
+        torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out, experts.reference(case.x, found, case.stacks), atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_token_has_the_same_bits_at_any_number_of_tokens(name: str, dtype: torch.dtype) -> None:
-    case = Case(name, dtype, max(TOKENS))
+@each_case
+def test_a_token_has_the_same_bits_at_any_number_of_tokens(name: str, dtype: torch.dtype, form: str) -> None:
+    case = Case(name, dtype, max(TOKENS), form)
     whole = case(case.x)
+    wrong = []
     for num_tokens in TOKENS:
         first = (37 * num_tokens) % (max(TOKENS) - num_tokens + 1)
         some = case.x[first : first + num_tokens].clone()
-        assert torch.equal(case(some), whole[first : first + num_tokens]), num_tokens
+        equal = (case(some) == whole[first : first + num_tokens]).float().mean()
+        wrong += [(num_tokens, float(equal))] if equal < 1 else []
+    assert wrong == []
+
+
+def test_sums_are_added_to_the_residual_stream() -> None:
+    case = Case("qwen3-30b-a3b", torch.bfloat16, 33)
+    h, routing = torch.randn_like(case.x), case.route(case.x)
+    stream = ResidualStream(h.clone(), torch.empty(33, 2048 // 16, device="cuda"))
+    experts.launch(case.x, routing, case.stacks, stream)
+    assert torch.equal(stream.h, h + experts.launch(case.x, routing, case.stacks))
+    assert torch.equal(stream.partial, squares.reference(stream.h))
 
 
 def test_one_token_that_is_nan_fails_alone_and_a_graph_replays_another_routing() -> None:

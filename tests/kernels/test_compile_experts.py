@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe.products import RowOperand, StackOperand
 from photon_grpc.kernels.moe.route import RouterForm, WorkList
+from photon_grpc.kernels.moe.stacks import Stack
 from tests.kernels.test_compile import NAMES, check, compiled
 
 triton = pytest.importorskip("triton")
@@ -35,18 +38,53 @@ def test_routing(name: str, dtype: torch.dtype) -> None:
     check(compiled(route.choose_kernel, types, constants), "atom")
 
 
-@each_model
-@each_dtype
+FORMS = {
+    "plain": (Stack(torch.empty(1, 1, 1)), None),
+    "int8-g128": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), kind=WeightKind(8, 128)), "*i8"),
+    "int8-g32": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), kind=WeightKind(8, 32)), "*i8"),
+    "int8": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), kind=WeightKind(8, 0)), "*i8"),
+    "int4-g128": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), kind=WeightKind(4, 128)), "*u8"),
+    "awq": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), torch.empty(1), WeightKind(4, 128, True)), "*u8"),
+    "w8a8": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), is_eight=True), "*i8"),
+    "fp8": (Stack(torch.empty(1, 1, 1), torch.empty(1, 1, 1), is_eight=True), "*fp8e4nv"),
+    "fp8-block": (Stack(torch.empty(1, 256, 1), torch.empty(1, 1, 2), is_eight=True), "*fp8e4nv"),
+}
+
+
 @pytest.mark.parametrize("block", sorted(experts.TILES))
-def test_products(name: str, dtype: torch.dtype, block: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen3-30b-a3b", torch.bfloat16),
+        pytest.param("qwen3-30b-a3b", torch.float32, marks=pytest.mark.full),
+        pytest.param("mixtral-8x7b", torch.bfloat16, marks=pytest.mark.full),
+    ],
+)
+def test_products(name: str, dtype: torch.dtype, form: str, block: int) -> None:
+    if form not in ("plain", "int8-g128", "fp8") and block == 32:
+        return
     _, top_k, size, hidden = MODELS[name]
     kind = "*" + NAMES[dtype]
-    first, second = experts.tiles_of(block, dtype.itemsize)
-    shape: dict[str, Any] = {"SIZE": size, "HIDDEN": hidden, "BM": block, "PRECISION": "ieee", "PDL": True}
-    types = {"x": kind, "weight": kind, "y": kind, "work": WORK, "num_tokens": "i32"}
-    instruction = "fma" if dtype == torch.float32 else "mma"
+    stack, of_values = FORMS[form]
+    scale = "*fp32" if stack.is_eight else kind
+    weight = StackOperand(of_values or kind, scale if of_values else None, scale if form == "awq" else None)
+    rows = RowOperand(of_values, "*fp32", "i32") if stack.is_eight else RowOperand(kind, None, "i32")
+    shape: dict[str, Any] = {"SIZE": size, "HIDDEN": hidden, "PDL": True}
+    is_wgmma = form.startswith("fp8") or (form != "w8a8" and block > 32)
+    instruction = "wgmma" if is_wgmma else "mma" if dtype != torch.float32 else "fma"
+    instruction = "fma" if dtype == torch.float32 and not stack.is_eight else instruction
+    types = {"x": rows, "weight": weight, "y": kind, "work": WORK, "num_tokens": "i32"}
+    first, second = (experts.config(block, dtype.itemsize, stack, of_down=of_down) for of_down in (False, True))
     check(compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first), instruction)
-    types = {"y": kind, "weight": kind, "z": "*fp32", "work": WORK, "num_tokens": "i32"}
+    types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32"}
     check(compiled(experts.down_kernel, types, shape | second), instruction)
-    types = {"z": "*fp32", "experts": "*i32", "weights": "*fp32", "out": kind}
+
+
+@each_model
+@each_dtype
+def test_sums(name: str, dtype: torch.dtype) -> None:
+    _, top_k, _, hidden = MODELS[name]
+    kind = "*" + NAMES[dtype]
+    types = {"z": "*fp32", "experts": "*i32", "weights": "*fp32", "out": kind, "partial": "*fp32"}
     check(compiled(experts.sum_kernel, types, {"HIDDEN": hidden, "TOP_K": top_k, "BLOCK": 1024, "PDL": True}))

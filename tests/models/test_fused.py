@@ -29,6 +29,7 @@ from tests.runner import eight_bits
 TILE = Tile("gemv", 16, 32, 1, 2)
 ALL = ("q_proj", "qkv_proj", "o_proj", "gate_proj", "gate_up_proj", "down_proj")
 FUSED_VARIANTS = ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3", "mistral", "phi3"]
+FUSED_VARIANTS += ["qwen3moe-between", "mixtral"]
 
 
 class Tiled(Unquantized):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from photon_grpc.config.quantization import FORMATS
 from photon_grpc.config.weight_bytes import linear_bytes
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
+from photon_grpc.layers import unquantized
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
 from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.models import build
+from photon_grpc.models.fused import num_fused, with_chains
 from photon_grpc.models.weights import dummy, linears_of
 from tests.models import reference
 
@@ -131,6 +134,22 @@ def test_every_format_is_computed(name: str, tmp_path: Path) -> None:
     assert logits.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["int8-g128", "int4-g128", "w8a8", "fp8", "fp8-block"])
+def test_stacks_of_every_format_give_the_products_of_their_linears(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
+    monkeypatch.setattr(reference, "select", lambda kind, device: replace(TORCH, stacks_experts=True))
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128, "head_dim": 64}
+    path = reference.save(reference.make_model("qwen3moe", **sizes), tmp_path)
+    block = reference.load_decoder(path, quantization=name).layers[0].mlp
+    assert isinstance(block, SparseMLP) and block.experts.stacks is not None
+    x = torch.randn(21, 128, generator=torch.Generator().manual_seed(9))
+    stacked = block(x, context(21))
+    block.experts.stacks = None
+    torch.testing.assert_close(stacked, block(x, context(21)), atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("form", [None, FORMATS["int8"]])
 def test_bytes_told_before_a_start_are_those_held(form: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
@@ -139,6 +158,30 @@ def test_bytes_told_before_a_start_are_those_held(form: Any, monkeypatch: pytest
     config = read_model_dir(path)
     decoder = reference.load_decoder(path, quantization="auto" if form is None else form.name)
     assert linear_bytes(config, form) == sum(linear.method.num_bytes(linear) for linear in linears_of(decoder))
+
+
+def test_stacks_are_computed_as_experts_on_their_own(
+    saved: tuple[str, Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, in torch: weights stay in rows and are stacked, also in layers of fused kernels."""
+    _, model, path = saved
+    stacking = replace(TORCH, stacks_experts=True)
+    monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
+    monkeypatch.setattr(reference, "select", lambda kind, device: stacking)
+    decoder = reference.load_decoder(path)
+    blocks = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, SparseMLP)]
+    for block in blocks:
+        stacks, first = block.experts.stacks, block.experts.experts[0]
+        assert stacks is not None
+        assert first.gate_up.weight.data_ptr() == stacks.gate_up.values.data_ptr()
+    ids = reference.prompts()[0]
+    expected = reference.reference_logits(model, ids)
+    (found,) = reference.paged_logits(decoder, [ids], block_size=16, chunks=[11, 1])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    fused = with_chains(decoder)
+    assert fused is not None and num_fused(fused) == len(decoder.layers)
+    (found,) = reference.paged_logits(fused, [ids], block_size=16, chunks=[11, 1])
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
 def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> None:

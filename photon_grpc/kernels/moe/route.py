@@ -199,16 +199,16 @@ def _counters(device: torch.device, num_experts: int) -> torch.Tensor:
 
 def launch(
     x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
-    tally: torch.Tensor | None = None,
+    tally: torch.Tensor | None = None, block: int = 0,
 ) -> Routing:  # fmt: skip
-    """Return what `reference` returns, with a work list."""
+    """Return what `reference` returns, with a work list of `block` pairs at a time, by default `block_of`."""
     if not launches(x):
         return reference(x, weight, form, num_real, tally)
     (num_tokens, hidden), num_experts, device = x.shape, weight.shape[0], x.device
     scores = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, form.top_k), dtype=torch.int32, device=device)
     weights = torch.empty((num_tokens, form.top_k), dtype=torch.float32, device=device)
-    block = block_of(num_tokens)
+    block = block or block_of(num_tokens)
     entries = num_entries(num_tokens * form.top_k, num_experts, block)
     columns = [torch.empty(entries, dtype=torch.int32, device=device) for _ in range(3)]
     size = torch.empty(1, dtype=torch.int32, device=device)

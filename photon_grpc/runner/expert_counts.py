@@ -1,0 +1,58 @@
+"""The counts of a model's experts, read without waiting for the device."""
+
+from __future__ import annotations
+
+import torch
+from msgspec.structs import replace
+
+from photon_grpc.core.batch import StepOutput
+from photon_grpc.core.expert_tally import ExpertTally
+from photon_grpc.core.ports import Pending
+from photon_grpc.runner.saturation import Saturation
+
+#: Steps between two readings on CUDA.
+_EVERY = 16
+
+
+def watching_experts(tally: torch.Tensor | None, then: Saturation) -> Saturation:
+    """Return what adds the counts to the outputs of steps, beside `then`; None: the model has no experts."""
+    return then if tally is None else ExpertWatch(tally, then)
+
+
+class ExpertWatch:
+    """The counts that routers keep on the device, int64 [4] of `kernels/moe/route.py`."""
+
+    def __init__(self, tally: torch.Tensor, then: Saturation) -> None:
+        self._tally = tally
+        self._then = then
+        self._is_on_cpu = tally.device.type == "cpu"
+        #: Copied to the host after some step: complete once a later step is read.
+        self._host = tally if self._is_on_cpu else torch.zeros(4, dtype=torch.int64)
+
+    def watched(self, pending: Pending, step: int) -> Pending:
+        pending = self._then.watched(pending, step)
+        if self._is_on_cpu:
+            return TalliedStep(pending, self._host)
+        if step % _EVERY:
+            return pending
+        before, self._host = self._host, torch.empty(4, dtype=torch.int64, pin_memory=True)
+        self._host.copy_(self._tally, non_blocking=True)
+        return TalliedStep(pending, before)
+
+
+class TalliedStep:
+    """A step whose output has the counts."""
+
+    def __init__(self, pending: Pending, host: torch.Tensor) -> None:
+        self._pending = pending
+        self._host = host
+
+    def drafts(self) -> tuple[int, ...]:
+        return self._pending.drafts()
+
+    def sample(self, masks: memoryview) -> None:
+        self._pending.sample(masks)
+
+    def result(self) -> StepOutput:
+        output = self._pending.result()
+        return replace(output, experts=ExpertTally(*self._host.tolist()))
