@@ -4,7 +4,8 @@
     python -m benchmarks.ranks --ids ids.json --shape 1b --ranks 2 -- --dtype float32
 
 Weights are random. With `--ids` the greedy ids of 32 prompts are compared with those in the file, which the first run
-writes. `--turn` waits for a lock on that file before it measures, so that several runs may load at a time. `--kill`
+writes. `--turn` waits for a lock on that file before it measures, so that `--beside` runs may load
+at a time. `--kill`
 ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told.
 """
 
@@ -88,6 +89,16 @@ def kill(work: Work) -> dict[str, float]:
         work.run([workloads.prompt(904, i, 128) for i in range(8)], [64] * 8)
 
 
+def take_turn(lock: Any, file: Path, beside: int) -> None:
+    """Wait until so many runs are loaded, a minute at most, and until no other one measures."""
+    lock.write("loaded\n")
+    lock.flush()
+    give_up_s = time.monotonic() + 60
+    while len(file.read_text().splitlines()) < beside and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="demo", help="of benchmarks/shapes.py; demo: the embedded model")
@@ -96,15 +107,16 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="*", default=[2048])
     parser.add_argument("--ids", type=Path)
     parser.add_argument("--turn", type=Path)
+    parser.add_argument("--beside", type=int, default=1, help="runs that load at a time, with the same --turn")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     flags = ["--tensor-parallel-size", str(args.ranks), *args.flags]
     max_len = 4096 if args.shape != "demo" else 0
     with loaded(args.shape, flags, max_len) as work:
-        lock: Any = args.turn.open("w") if args.turn else None
+        lock: Any = args.turn.open("a") if args.turn else None
         if lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take_turn(lock, args.turn, args.beside)
         found = compare(work, args.ids) if args.ids else measure(work, args.rows, args.prompts)
         print(f"\n| {args.shape}, {args.ranks} ranks | |\n|---|--:|", flush=True)
         for name, value in found.items():
