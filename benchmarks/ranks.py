@@ -90,10 +90,10 @@ def kill(work: Work) -> dict[str, float]:
 
 
 def take_turn(lock: Any, file: Path, beside: int) -> None:
-    """Wait until so many runs are loaded, a minute at most, and until no other one measures."""
+    """Wait until so many runs are loaded, 90 s at most, and until no other one measures."""
     lock.write("loaded\n")
     lock.flush()
-    give_up_s = time.monotonic() + 60
+    give_up_s = time.monotonic() + 90
     while len(file.read_text().splitlines()) < beside and time.monotonic() < give_up_s:
         time.sleep(0.05)
     fcntl.flock(lock, fcntl.LOCK_EX)
