@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
+import tempfile
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.bits.company import Company, Outcome, Scenario
@@ -17,6 +20,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.runner.drafting import NoDrafter
 from photon_grpc.runner.model_runner import ModelRunner
+from tests.runner.heads import random_head
 
 VOCAB_SIZE = 4096
 MAX_MODEL_LEN = 200
@@ -35,8 +39,11 @@ CONSTRAINTS = (
 )
 #: Request and output -> the ids that it has without drafts.
 Truth = Mapping[tuple[int, int], list[int]]
-#: Kinds of drafters; a number is the share of right drafts. The last two are those of the product.
-KINDS: tuple[float | str, ...] = (0.0, 0.3, 0.7, 0.95, 1.0, "end", "constant", "ngram", "model")
+#: Drafters of the product: prompt lookup, a draft model, one whose logits are NaN, an EAGLE-3 head, constraints alone.
+OWN = ("ngram", "model", "nan", "eagle3", "grammar")
+#: Kinds of drafters; a number is the share of right drafts. All of them also have what a constraint leaves no choice
+#: about.
+KINDS: tuple[float | str, ...] = (0.0, 0.3, 0.7, 0.95, 1.0, "end", "constant", *OWN)
 
 
 class ScriptedDrafter(NoDrafter):
@@ -101,10 +108,25 @@ def loaded(depth: int, num_drafts: int, contiguous: bool = False, drafter: str =
     flags += ["--num-blocks", "800", "--async-depth", str(depth)]
     flags += ["--kv-layout", "contiguous"] if contiguous else []
     if num_drafts:
-        model = str(demo.DRAFT) if drafter == "model" else "ngram"
-        flags += ["--speculative-model", model, "--speculation-control", "fixed"]
+        model = {"model": str(demo.DRAFT), "nan": str(demo.DRAFT), "eagle3": head_dir(), "grammar": "grammar"}
+        flags += ["--speculative-model", model.get(drafter, "ngram"), "--speculation-control", "fixed"]
         flags += ["--num-speculative-tokens", str(num_drafts)]
-    return assemble(config_of(flags), lambda *_: None)
+    assembled = assemble(config_of(flags), lambda *_: None)
+    if drafter == "nan":
+        assembled.runner.drafter._drafter._sampler._head.norm.weight.fill_(math.nan)  # type: ignore[attr-defined]
+    return assembled
+
+
+@cache
+def head_dir() -> str:
+    """Write a head with random weights, once; it is seldom right."""
+    directory = tempfile.TemporaryDirectory()
+    _KEPT.append(directory)
+    random_head(Path(directory.name))
+    return directory.name
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def requests(count: int, seed: int) -> list[Drawn]:
@@ -152,7 +174,7 @@ def play(story: Story) -> tuple[int, int, int]:
         (many[number].options["seed"], output): [*many[number].prompt, *outcome.ids]
         for (number, output), outcome in expected.items()
     }
-    own = story.kind if story.kind in ("ngram", "model") else ""
+    own = story.kind if story.kind in OWN else ""
     assembled = loaded(story.depth, story.num_drafts, story.scenario.contiguous, str(own))
     assert isinstance(assembled.runner, ModelRunner)
     drafter = None if own else ScriptedDrafter(assembled.runner, answers, story.kind, story.seed)

@@ -1,0 +1,65 @@
+"""Play stories with drafts for a while, and count them.
+
+    python -m tests.runner.stories [--minutes 20] [--seed 1]
+
+As tests/properties/test_speculation_properties.py, without a library that looks for smaller failures, so that sessions
+may add up. An output that differs from the one of its request alone, without drafts, ends it with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+
+from benchmarks.bits.company import Scenario
+from tests.runner.drafters import KINDS, Story, loaded, play
+
+#: A model for each kind of story is loaded again and again otherwise.
+_STORIES_A_MODEL = 12
+
+
+def scenario(rng: random.Random) -> Scenario:
+    if rng.random() < 0.25:
+        tokens = rng.choice((16, 2048))
+        return Scenario("story", company=rng.choice((1, 3, 8, 16)), max_num_batched_tokens=tokens, contiguous=True)
+    return Scenario(
+        "story",
+        company=rng.choice((1, 3, 8, 16)),
+        max_num_batched_tokens=rng.choice((5, 16, 40, 2048)),
+        prefix_caching=rng.random() < 0.5,
+        passes=rng.choice((1, 1, 2)),
+        kv_requests=rng.choice((None, 1, 2)),
+        crowded=rng.random() < 0.5,
+        policy=rng.choice(("priority", "fcfs", "static")),
+        continuations=rng.choice((0, 0, 2)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    rng, end_s = random.Random(args.seed), time.monotonic() + 60 * args.minutes
+    stories: Counter[str] = Counter()
+    outputs: Counter[str] = Counter()
+    while time.monotonic() < end_s:
+        kind, drafts, depth = rng.choice(KINDS), rng.choice((1, 3, 5, 7)), rng.randrange(2)
+        for _ in range(_STORIES_A_MODEL):
+            story = Story(rng.randrange(2**32), scenario(rng), kind, drafts, depth)
+            try:
+                outputs[str(kind)] += play(story)[0]
+            except Exception:
+                print(f"not as without drafts: {story}", flush=True)
+                raise
+            stories[str(kind)] += 1
+        loaded.cache_clear()
+    for kind, count in stories.items():
+        print(f"{kind}: {count} stories, {outputs[kind]} outputs")
+    print(f"{stories.total()} stories, {outputs.total()} outputs, 0 differ")
+
+
+if __name__ == "__main__":
+    main()
