@@ -154,8 +154,7 @@ class Experts:
             return
         for number, expert in enumerate(self.experts):
             for name, linear in zip(self.names, expert, strict=True):
-                whole = len(self.experts), *linear.weight.shape
-                yield Target(name, linear.weight, part=Part((number,), whole))
+                yield from _targets_in_stack(name, linear, (number, len(self.experts)))
 
     def after_load(self) -> None:
         for linear in self.linears():
@@ -167,6 +166,24 @@ class Experts:
         """Read stacks if they are among the names of a checkpoint and all weights are floats."""
         has_floats = all(linear.method.reads_floats for linear in self.linears())
         self.reads_stacks = has_floats and any(name in names for name in self.names)
+
+
+def _targets_in_stack(name: str, linear: Linear, place: tuple[int, int]) -> Iterator[Target]:
+    """Return the places of an expert's weight in a stack of all, whose outputs follow each other there.
+
+    `place`: the expert's number, and that of experts.
+    """
+    number, num_experts = place
+    parts = []
+    for output, rows in linear.slices():
+        weight = linear.weight[rows]
+        parts.append((weight, linear.part(output, weight.shape) or Part((slice(None),) * 2, tuple(weight.shape))))
+    num_rows, begin = sum(part.whole[0] for _, part in parts), 0
+    for weight, part in parts:
+        first, last, _ = part.slices[0].indices(part.whole[0])
+        rows = slice(begin + first, begin + last)
+        yield Target(name, weight, part=Part((number, rows, part.slices[1]), (num_experts, num_rows, part.whole[1])))
+        begin += part.whole[0]
 
 
 def _stack(experts: Sequence[Expert]) -> Stacks | None:

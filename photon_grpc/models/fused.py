@@ -34,6 +34,7 @@ from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel.experts import ParallelSparseMLP
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.workspace import Workspace
 from photon_grpc.models.decoder import Decoder, DecoderLayer
@@ -75,8 +76,7 @@ QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
 CHAINS: dict[LayerForm, Callable[[DecoderLayer], Ends]] = {
     LLAMA: llama_ends,
     QWEN3: llama_ends,
-    LLAMA._replace(ffn=SparseMLP): sparse_ends,
-    QWEN3._replace(ffn=SparseMLP): sparse_ends,
+    **{form._replace(ffn=ffn): sparse_ends for form in (LLAMA, QWEN3) for ffn in (SparseMLP, ParallelSparseMLP)},
 }
 
 

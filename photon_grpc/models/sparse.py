@@ -10,6 +10,8 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, Experts, Router, SparseMLP, StackNames
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel.experts import ParallelSparseMLP
+from photon_grpc.layers.parallel.linears import RowPartLinear
 from photon_grpc.models.decoder import Decoder, FeedForward
 from photon_grpc.models.decoder_builder import DecoderBuilder
 
@@ -33,9 +35,15 @@ class SparseBuilder(DecoderBuilder):
     names: ClassVar[SparseNames] = SparseNames("mlp.", "gate_proj", "up_proj", "down_proj")
 
     def check_shares(self) -> None:
-        """Raise ModelLoadError for several ranks: experts are not shared out."""
-        if self.mesh.tp.size > 1:
-            raise ModelLoadError(f"experts cannot be shared out over {self.mesh.tp.size} ranks", field="num_experts")
+        DecoderBuilder.check_shares(self)
+        size, num_ranks = self.config.experts.intermediate_size if self.config.experts else 0, self.mesh.tp.size
+        if size % num_ranks:
+            raise ModelLoadError(
+                f"moe_intermediate_size {size} cannot be shared out over {num_ranks} ranks (--tensor-parallel-size)",
+                field="moe_intermediate_size",
+                needed=num_ranks,
+                limit=size,
+            )
 
     def decoder(self) -> Decoder:
         decoder = super().decoder()
@@ -49,6 +57,7 @@ class SparseBuilder(DecoderBuilder):
         spec = self.config.experts
         if spec is None or not spec.layers[layer]:
             return self.gated_mlp(prefix + STACKED, norm)
+        group = self.mesh.tp
         form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises)
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
@@ -56,16 +65,20 @@ class SparseBuilder(DecoderBuilder):
         router = Router(router_names, sizes, form, dtype=self.dtype, kernels=self.kernels)
         experts = [self.expert(f"{block}experts.{number}.") for number in range(spec.num_experts)]
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
-        return SparseMLP(router, Experts(experts, names, self.kernels))
+        block_of = Experts(experts, names, self.kernels)
+        return SparseMLP(router, block_of) if group.size == 1 else ParallelSparseMLP(router, block_of, group)
 
     def expert(self, prefix: str) -> Expert:
         spec, hidden = self.config.experts, self.config.hidden_size
         size = spec.intermediate_size if spec else 0
-        outputs = {self.names.gate: size, self.names.up: size}
+        merged, outputs = {self.names.gate: size, self.names.up: size}, {self.names.down: hidden}
         return Expert(
-            self.column_linear(prefix, hidden, outputs, bias=False, norm=None),
-            self.row_linear(prefix, size, {self.names.down: hidden}, bias=False),
-        )
+            self.column_linear(prefix, hidden, merged, bias=False, norm=None),
+            RowPartLinear(
+                prefix, size, outputs, bias=False, dtype=self.dtype, method=self.method_of(prefix, outputs),
+                group=self.mesh.tp,
+            ),
+        )  # fmt: skip
 
 
 class MixtralBuilder(SparseBuilder):

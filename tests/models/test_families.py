@@ -19,7 +19,7 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
-from photon_grpc.layers.parallel import Mesh
+from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.models import Decoder, build
 from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.fused import CHAINS, with_chains

@@ -17,6 +17,7 @@ from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel.group import Mesh, Rehearsal, add_gathered
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
@@ -77,7 +78,7 @@ def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
     "variant",
     [
         *("llama3-tied", "llama-biases", "llama-untied-linear", "qwen2", "qwen3", "mistral-window", "smollm3"),
-        "gemma3",
+        *("gemma3", "qwen3moe", "qwen3moe-between", "mixtral"),
     ],
 )
 def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:
@@ -168,3 +169,17 @@ def test_all_ranks_draw_the_id_that_a_whole_head_draws(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         drawn = list(threads.map(lambda decoder: decoder.sample(hidden, metadata), decoders))
     assert torch.equal(drawn[0], whole.sample(hidden, metadata)) and torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("variant", ["qwen3moe", "mixtral"])
+def test_each_rank_reads_its_part_of_stacked_experts(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
+    model = reference.make_model(variant)
+    of_each = of_two_ranks(reference.save(model, tmp_path / "each"))
+    model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    for mine, theirs in zip(of_two_ranks(tmp_path / "stacked"), of_each, strict=True):
+        for leaf, same in zip(mine.leaves(), theirs.leaves(), strict=True):
+            linears = zip(leaf.linears(), same.linears(), strict=True) if isinstance(leaf, Experts) else ()
+            assert all(torch.equal(one.weight, other.weight) for one, other in linears)

@@ -43,8 +43,26 @@ class ColumnParallelLinear(Linear):
         return None if rows is None else part_of(shape, rows, self._shares[output])
 
 
-class RowParallelLinear(Linear):
-    """A Linear of which every rank has an equal part of the input's features.
+class RowPartLinear(Linear):
+    """A Linear of which every rank has an equal part of the input's features; y is this rank's part of the sum.
+
+    Sizes and `options` are those of a Linear of the whole model.
+    """
+
+    def __init__(
+        self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, **options: Any
+    ) -> None:
+        self.group = group
+        super().__init__(prefix, in_features // group.size, outputs, **options)
+
+    def part(
+        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
+    ) -> Part | None:
+        return None if columns is None else part_of(shape, columns, share_of(self.group, self.group.size))
+
+
+class RowParallelLinear(RowPartLinear):
+    """A RowPartLinear whose parts all ranks add.
 
         y = round(partial[0] + … + partial[size - 1]) + b       partial sums in float32, added in the order of ranks
 
@@ -57,12 +75,11 @@ class RowParallelLinear(Linear):
     def __init__(
         self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, site: int = 0, **options: Any
     ) -> None:
-        self.group = group
         self._site = site
         #: Added once to the sum, not to a rank's part of it.
         self._bias: torch.Tensor | None = None
         self._sums: Gemm | None = None
-        super().__init__(prefix, in_features // group.size, outputs, **options)
+        super().__init__(prefix, in_features, outputs, group=group, **options)
 
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         if self.group.size == 1:
@@ -83,11 +100,6 @@ class RowParallelLinear(Linear):
             work.written()
         else:
             work.outdated()
-
-    def part(
-        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
-    ) -> Part | None:
-        return None if columns is None else part_of(shape, columns, share_of(self.group, self.group.size))
 
     def after_load(self) -> None:
         if self.group.size > 1:

@@ -1,0 +1,32 @@
+"""A feed-forward block of experts of which every rank has a part of each."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.experts import Experts, Router, SparseMLP
+from photon_grpc.layers.parallel.group import Group
+from photon_grpc.layers.parallel.linears import in_order
+from photon_grpc.layers.workspace import Workspace
+
+
+class ParallelSparseMLP(SparseMLP):
+    """A block whose experts have a part of their intermediate size here; every rank routes alike.
+
+    A rank's sum over a token's experts is rounded before the ranks' sums are added, in float32.
+    """
+
+    def __init__(self, router: Router, experts: Experts, group: Group) -> None:
+        super().__init__(router, experts)
+        self._group = group
+
+    def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        return in_order(self._group.gather(super().__call__(x, ctx).float())).to(x.dtype)
+
+    def add_to(self, work: Workspace, x: torch.Tensor, ctx: StepContext) -> None:
+        part = super().__call__(x, ctx).float()
+        if self._group.add(work.h, part, None, work.sums.partial, 1):
+            work.written()
+        else:
+            work.outdated()
