@@ -4,6 +4,7 @@
     SwiGLU:       y <- silu(g) · u,  (g, u) = r · W h + b
     AddResidual:  h <- W x + (h + b)
     Logits:       W x in float32
+    PartialSums:  W x in float32, to be added to those of other ranks
     Sample:       an id from the logits
 
 `tiled` is a kernel of ours that does all of it. `library` is the matrix library, which reads the residual stream before
@@ -136,6 +137,21 @@ class Logits:
         return head.logits_launch(x, linear.map, tile)
 
     def library(self, linear: Operands, x: torch.Tensor) -> torch.Tensor:
+        return linear.logits(x)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return True
+
+
+class PartialSums:
+    """The sums, float32 [T, N], without bias: a rank's part of a sum over ranks."""
+
+    cost, span = "head", 0
+
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> torch.Tensor:
+        return head.logits_launch(x, linear.map, tile, work.counters)
+
+    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> torch.Tensor:
         return linear.logits(x)
 
     def library_takes(self, dtype: torch.dtype) -> bool:

@@ -357,3 +357,13 @@ def test_embed() -> None:
     built = compiled(embed.embed_kernel, types, embed.config(2048) | {"PDL": True})
     check(built)
     assert "st.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("rows", tiles.BUCKETS)
+@pytest.mark.parametrize(("n", "k"), [(2048, 1024), (2048, 4096), (4096, 2048), (4096, 7168)])
+def test_parts_of_a_sum_over_two_ranks(n: int, k: int, rows: int) -> None:
+    """Of o and down of the 1B and the 8B; the 1B's down is in slices."""
+    tile = cost.choose(Product(n, k, rows, 0, "head", num_slices(n, k)))
+    if tile is not None:
+        built = projection("logits", tile, Problem(n, k, rows, GUARD=True, SLICES=num_slices(n, k)))
+        check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")

@@ -18,7 +18,6 @@ from photon_grpc.kernels import TORCH
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
-from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.models import build
 from photon_grpc.models.fused import num_fused, with_chains
 from photon_grpc.models.weights import dummy, linears_of
@@ -194,13 +193,3 @@ def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> Non
     assert first.abs().max() > 0
     assert not torch.equal(first, second)
     assert block(hidden(3), context(3)).isfinite().all()
-
-
-class TwoRanks:
-    rank, size = 0, 2
-
-
-def test_experts_are_not_shared_out(saved: tuple[str, Any, Path]) -> None:
-    config = read_model_dir(saved[2])
-    with pytest.raises(ModelLoadError, match="experts cannot be shared out over 2 ranks"):
-        build(config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=8, mesh=Mesh(TwoRanks()))  # type: ignore[arg-type]

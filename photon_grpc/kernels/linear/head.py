@@ -34,12 +34,12 @@ def sample_reference(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata
     return sample.reference(logits_reference(x, linear), metadata)
 
 
-def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile) -> torch.Tensor:
-    """Return logits: float32 [R, V]."""
+def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor | None = None) -> torch.Tensor:
+    """Return logits: float32 [R, V]; `counters` as of `fused_linear.launch`."""
     if not linear.launches:
         return logits_reference(x, linear)
     logits = torch.empty((x.shape[0], linear.w.shape[0]), dtype=torch.float32, device=x.device)
-    launch(LOGITS, tile, linear, x, logits)
+    launch(LOGITS, tile, linear, x, logits, counters=counters)
     return logits
 
 

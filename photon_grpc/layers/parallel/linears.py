@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits
+from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits, PartialSums
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parallel.group import Group, RankShare, share_of
 from photon_grpc.layers.parameter_owner import Part
 from photon_grpc.layers.workspace import Workspace
 
-#: The end that leaves sums as they are, in float32.
-SUMS = Logits()
+#: The ends that leave sums as they are, in float32: without a workspace, and with one.
+SUMS, PARTIAL = Logits(), PartialSums()
 
 
 class ColumnParallelLinear(Linear):
@@ -92,11 +92,11 @@ class RowParallelLinear(RowPartLinear):
         """Return the product whose partial sums all ranks add to the residual stream; None for other ends."""
         if self.group.size == 1:
             return super().gemm(num_rows, end)
-        sums = super().gemm(num_rows, SUMS) if isinstance(end, AddResidual) else None
+        sums = super().gemm(num_rows, PARTIAL) if isinstance(end, AddResidual) else None
         return None if sums is None else partial(self._add, sums)
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
-        if self.group.add(work.h, sums(x), self._bias, work.sums.partial, self._site):
+        if self.group.add(work.h, sums(work, x), self._bias, work.sums.partial, self._site):
             work.written()
         else:
             work.outdated()
