@@ -14,10 +14,12 @@ from photon_grpc.errors import StartupError
 from tests.compose.matrix import FEATURES, answer, request
 from tests.models import reference
 from tests.properties.drawn_requests import Output
+from tests.runner.heads import random_head
 from tests.runner.models import model
 
 #: Small enough that rows wait, are chunked and preempted.
 CROWDED = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 40}
+TEXTS = ["def fib(n):\n    ", "import os\n"]
 PROMPTS = [tuple((7 * at + number) % 320 for at in range(11 * number + 3)) for number in range(8)]
 
 
@@ -69,6 +71,8 @@ def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> N
         ("llama", 2, {"speculative_model": "ngram"}),
         ("llama", 2, {"kv_cache_dtype": "fp8"}),
         ("llama", 2, {"kv_layout": "contiguous"}),
+        ("qwen3moe", 2, {}),
+        ("mixtral", 2, {}),
     ],
 )
 def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: int, options: dict[str, object]) -> None:
@@ -94,6 +98,17 @@ def test_a_draft_model_is_whole_on_every_rank(alone: LLM) -> None:
         outputs = llm.generate(prompt, max_tokens=32, temperature=0.0)
     assert [output.token_ids for output in outputs] == expected
     assert outputs[0].accepted_draft_tokens > 0
+
+
+@pytest.mark.full
+def test_a_head_for_drafts_is_whole_on_every_rank(alone: LLM, tmp_path: Path) -> None:
+    random_head(tmp_path)
+    expected = [output.token_ids for output in alone.generate(TEXTS, max_tokens=24, temperature=0.0)]
+    drafts = {"speculative_model": str(tmp_path), "speculation_control": "fixed"}
+    with LLM(device="cpu", tensor_parallel_size=2, **drafts) as llm:
+        outputs = llm.generate(TEXTS, max_tokens=24, temperature=0.0)
+    assert [output.token_ids for output in outputs] == expected
+    assert sum(output.draft_tokens for output in outputs) > 0
 
 
 @pytest.mark.full
