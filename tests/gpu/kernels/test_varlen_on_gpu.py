@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import TRITON, AttentionMetadata
-from photon_grpc.kernels.attention import hopper_varlen
+from photon_grpc.kernels.attention import gluon_decode, hopper_varlen
 from photon_grpc.kernels.attention.dispatch import KernelAttention
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
@@ -130,3 +130,21 @@ def test_a_graph_follows_lengths_that_change() -> None:
         load(batch)
         graph.replay()
         torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(torch.bfloat16))
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("count", [9, 20, 64, 127, 128])
+@pytest.mark.parametrize("heads", [(32, 8, 64), (32, 8, 128), (8, 8, 64), (15, 5, 64)])
+def test_a_short_prompt_alone_is_the_same_to_the_bit_by_the_decode_kernel(
+    heads: tuple[int, int, int], count: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gluon_decode, "MAX_LONE_PAIRS", 1 << 20)
+    consumers = min(found for head_dim, found in hopper_varlen.STAGES if head_dim == heads[2])
+    for context in (count, count + 1, count + 300, count + 5000):
+        batch = paged_batch(Shape(*heads, 64), [count], [context], torch.bfloat16, "cuda", window=window)
+        assert gluon_decode.takes(batch.meta, heads[0])
+        alone = torch.full_like(batch.q, torch.nan)
+        counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
+        gluon_decode.launch_short_rows(batch.q, batch.cache, batch.layer, batch.meta, alone, counters=counters)
+        assert torch.equal(alone, by_hopper(batch, consumers))
+        assert not counters.any()
