@@ -49,10 +49,6 @@ class LinearMethod(Protocol):
         """Return the bytes of the loaded weights."""
         return linear.num_parameters * linear.dtype.itemsize
 
-    def streamed(self, linear: Linear) -> torch.Tensor | None:
-        """Return the memory [rows, …] of the loaded W that its products read; None if it is not one tensor."""
-        return None
-
     def fold(self, linear: Linear) -> Folded:
         """Prepare fused products for the norm before this Linear, and return where the norm's weight is then."""
         return Folded.NO
@@ -74,7 +70,6 @@ class Linear:
 
     `prefix + name + ".weight"` is [features, in_features]. A call maps [T, in_features] to [T, sum of features], the
     outputs side by side in their order. `norm` is the norm that the input comes from, if nothing else reads it.
-    `followed_by` is the Linear that a step computes next, if that is known: products ask memory for its weight.
     """
 
     def __init__(
@@ -98,7 +93,6 @@ class Linear:
         self.norm = norm
         self.weight: Any = None
         self.bias: torch.Tensor | None = None
-        self.followed_by: Linear | None = None
         self.allocate(torch.device("meta"))
 
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
@@ -111,11 +105,6 @@ class Linear:
     @property
     def num_slices(self) -> int:
         return self.method.num_slices(self)
-
-    @property
-    def following(self) -> torch.Tensor | None:
-        """Return the memory of the weight that a step reads next, if that is known."""
-        return None if self.followed_by is None else self.followed_by.method.streamed(self.followed_by)
 
     @property
     def num_parameters(self) -> int:

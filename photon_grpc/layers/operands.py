@@ -87,11 +87,10 @@ class DenseOperands(_Products):
     weight: torch.Tensor
     bias: torch.Tensor | None
     num_slices: int
-    following: torch.Tensor | None = None
 
     @property
     def map(self) -> Affine:
-        return Affine(self.weight, self.bias, self.num_slices, self.following)
+        return Affine(self.weight, self.bias, self.num_slices)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         tile = many_rows.choose(x, self.weight, self.num_slices)
@@ -130,11 +129,10 @@ class PackedOperands(_Products):
     weight: QuantizedWeight
     bias: torch.Tensor | None
     num_slices: int
-    following: torch.Tensor | None = None
 
     @property
     def map(self) -> Affine:
-        return Affine(self.weight, self.bias, self.num_slices, self.following)
+        return Affine(self.weight, self.bias, self.num_slices)
 
     def dense(self) -> DenseOperands:
         scales = self.weight.scales

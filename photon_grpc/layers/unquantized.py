@@ -45,9 +45,6 @@ class Unquantized(LinearMethod):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def streamed(self, linear: Linear) -> torch.Tensor | None:
-        return linear.weight if isinstance(linear.weight, torch.Tensor) else None
-
     def fold(self, linear: Linear) -> Folded:
         if linear.norm is None:
             return Folded.NO
@@ -59,8 +56,7 @@ class Unquantized(LinearMethod):
         return cut.num_slices(linear.out_features, linear.in_features)
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        operands = DenseOperands(linear.weight, linear.bias, linear.num_slices, linear.following)
-        tile = self.tile(linear, num_rows, end)
+        operands, tile = DenseOperands(linear.weight, linear.bias, linear.num_slices), self.tile(linear, num_rows, end)
         if tile is not None:
             return partial(end.tiled, operands, tile)
         return partial(end.library, operands) if end.library_takes(linear.dtype) else None

@@ -13,8 +13,7 @@ products read it beside W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -160,8 +159,6 @@ def fuse(decoder: Decoder) -> Decoder | None:
 def with_chains(decoder: Decoder) -> Decoder | None:
     """Return the loaded decoder with a FusedDecoderLayer for every layer that has a chain; None where none has."""
     chains: dict[Hashable, FusedChain] = {}
-    for linear, following in _products_in_turn(decoder):
-        linear.followed_by = following
     layers = [_fused(layer, chains, decoder.device) or layer for layer in decoder.layers]
     if not chains:
         return None
@@ -178,12 +175,6 @@ def with_chains(decoder: Decoder) -> Decoder | None:
         device=decoder.device,
         max_model_len=decoder.max_model_len,
     )
-
-
-def _products_in_turn(decoder: Decoder) -> Iterator[tuple[Linear, Linear]]:
-    """Return each product of the layers with chains and of the head, with the next; behind the head comes a step."""
-    products = [linear for layer in decoder.layers if layer.form in CHAINS for linear in products_of(layer)]
-    return pairwise([*products, decoder.head, *products[:1]])
 
 
 def num_fused(decoder: Decoder) -> int:

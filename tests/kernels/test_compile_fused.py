@@ -21,11 +21,10 @@ from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
-from photon_grpc.kernels.linear import cost, epilogue, prefetch, tiles
+from photon_grpc.kernels.linear import cost, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.prefetch import ahead
 from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.weight import WeightKind
@@ -107,12 +106,9 @@ def weight_operand(kind: WeightKind) -> WeightOperand:
 
 
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
-    """Compile a product; on sm_90 it asks for a part of a weight like its own."""
     load, store = EPILOGUES[end]
-    chunks = ahead(torch.empty((problem.N, problem.K), dtype=torch.bfloat16, device="meta")) if arch >= 90 else None
-    types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT), "following": "*bf16"}
+    types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT)}
     constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
-    constants |= {"AHEAD": chunks} if chunks is not None else {"AHEAD": None, "following": None}
     if end in ("sample", "logits"):
         types["y"] = "*fp32"
     if end in OPERANDS:
@@ -138,21 +134,6 @@ def qkv_problem(model: Model, rows: int) -> Problem:
     heads = HeadSplit(model.q_heads, model.kv_heads, model.block_size)
     n = (model.q_heads + 2 * model.kv_heads) * model.head_dim
     return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads, SLICES=num_slices(n, model.hidden))
-
-
-@pytest.mark.parametrize(
-    "tile", [Tile("gemv", 16, 256, 1, 8), Tile("gemv", 32, 128, 4, 3), Tile("wgmma", 64, 128, 4, 6)]
-)
-def test_the_next_weight_is_asked_for_once(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "MAX_BYTES", 8 << 20)
-    asked = projection("add", tile, problem_of(2048, 2048, 16)).ptx
-    chunks, programs = ahead(torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")), 2048 // tile.BN
-    assert chunks is not None
-    assert asked.count("cp.async.bulk.prefetch.L2") == -(-chunks.CHUNKS // programs // (32 * tile.KW))
-    assert (
-        "cp.async.bulk.prefetch"
-        not in projection("add", Tile("gemv", 16, 128, 1, 4), problem_of(2048, 2048, 16), 80).ptx
-    )
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)

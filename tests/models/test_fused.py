@@ -267,17 +267,3 @@ def test_a_decoder_on_a_cpu_stays_as_it_is(tmp_path: Path) -> None:
     assert fuse(decoder) is None
     assert num_fused(decoder) == 0
     assert all(torch.equal(layer.input_norm.weight, norm) for layer, norm in zip(decoder.layers, norms, strict=True))
-
-
-@pytest.mark.usefixtures("row_major")
-def test_each_product_knows_the_weight_that_is_read_next(tmp_path: Path) -> None:
-    decoder = loaded(save(make_model("llama3-tied"), tmp_path), Tiled(*ALL))
-    fused = with_chains(decoder)
-    assert fused is not None
-    attention, mlp = decoder.layers[0].attention, decoder.layers[0].mlp
-    assert attention.qkv.following is attention.output.weight
-    assert attention.output.following is mlp.gate_up.weight
-    assert mlp.gate_up.following is mlp.down.weight
-    assert mlp.down.following is decoder.layers[1].attention.qkv.weight
-    assert decoder.layers[-1].mlp.down.following is decoder.head.weight
-    assert fused.head.following is attention.qkv.weight

@@ -35,7 +35,6 @@ from photon_grpc.kernels.lang.gluon import has_dependent_launch
 from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.prefetch import ahead
 from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket, holds_heads
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
@@ -45,15 +44,11 @@ from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
 
 class Affine(NamedTuple):
-    """The map x -> W x + b; W [N, K], b [N] or None. The sum over K is cut into `slices` (cut.py).
-
-    following: the memory of the weight that is multiplied next, of which kernels ask for a part (prefetch.py).
-    """
+    """The map x -> W x + b; W [N, K], b [N] or None. The sum over K is cut into `slices` (cut.py)."""
 
     w: torch.Tensor | QuantizedWeight
     b: torch.Tensor | None = None
     slices: int = 1
-    following: torch.Tensor | None = None
 
     @property
     def kind(self) -> WeightKind:
@@ -186,12 +181,9 @@ def launch(
     pdl = has_dependent_launch(x.device)
     options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
     bias = linear.b if fusion.eps is not None else None
-    # The instruction is as old as programmatic dependent launch.
-    chunks = ahead(linear.following) if pdl else None
-    following = None if chunks is None else linear.following
-    tensors = linear.operand, bias, x, y, num_rows, fusion.eps, partial, fusion.operands, following
+    tensors = linear.operand, bias, x, y, num_rows, fusion.eps, partial, fusion.operands
     problem = Problem(n, k, rows, fusion.span, fusion.guard, fusion.heads, linear.slices, linear.kind)
-    constants = fusion.load, fusion.store, problem, tile, chunks, pdl
+    constants = fusion.load, fusion.store, problem, tile, pdl
     tiles = n // tile.BN
     if tile.kind == "gemv":
         gemv_kernel[(tiles,)](*tensors, *constants, **options)

@@ -16,7 +16,6 @@ from photon_grpc.kernels.lang.squares import load_partials, padded_groups, total
 from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle, unshifted
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
-from photon_grpc.kernels.linear.prefetch import prefetch
 from photon_grpc.kernels.linear.sides import (
     fetch_sides,
     of_step,
@@ -31,9 +30,8 @@ from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 
 @gluon_jit
 def gemv_kernel(
-    weight, bias, x, y, num_rows, eps, partial, operands, following,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr,
+    weight, bias, x, y, num_rows, eps, partial, operands,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
@@ -41,8 +39,7 @@ def gemv_kernel(
     shorter, it multiplies zeros in the end.
 
     LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile. eps: None
-    without a norm. partial: the sums of squares of x by `squares.py`, with a norm. following: the next weight, of which
-    AHEAD is asked for (prefetch.py).
+    without a norm. partial: the sums of squares of x by `squares.py`, with a norm.
     """
     K: gl.constexpr = P.K
     BM: gl.constexpr = P.BM
@@ -96,9 +93,6 @@ def gemv_kernel(
             fetch(ws.index(s), wp, s * WIDTH, None, w_left)
             fetch_sides(scales, zeros, norm, weight, s, 0, s * BK, s == 0, S, P, TILE)
         async_copy.commit_group()
-    PROGRAMS: gl.constexpr = P.N // BN
-    if STEPS <= NS:
-        prefetch(following, gl.program_id(0), PROGRAMS, KW, AHEAD)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -126,8 +120,6 @@ def gemv_kernel(
             fetch(ws.index(i % NS), wp, (i + NS) * WIDTH, None, w_left)
             fetch_sides(scales, zeros, norm, weight, i % NS, 0, (i + NS) * BK, False, S, P, TILE)
             fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
-        if i + NS == STEPS - 1:
-            prefetch(following, gl.program_id(0), PROGRAMS, KW, AHEAD)
         async_copy.commit_group()
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:

@@ -27,7 +27,6 @@ from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, packed_swizzle, unshifted
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
 from photon_grpc.kernels.linear.gemv import fetch
-from photon_grpc.kernels.linear.prefetch import prefetch
 from photon_grpc.kernels.linear.sides import (
     fetch_sides,
     half_of,
@@ -105,9 +104,8 @@ def multiply_packed(acc, w, x, scales, zeros, norm, P: gl.constexpr, TILE: gl.co
 
 @gluon_jit
 def wgmma_kernel(
-    weight, bias, x, y, num_rows, eps, partial, operands, following, partials,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr,
+    weight, bias, x, y, num_rows, eps, partial, operands, partials,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
@@ -116,8 +114,7 @@ def wgmma_kernel(
     A slice is a multiple of BK columns; where the last one is shorter, it multiplies zeros in the end. LOAD and STORE
     are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
     eps: None without a norm. partial: the sums of squares of x by `squares.py`, with a norm. partials: slices and
-    counters of `merge_slices`, None with SLICES 1. following: the next weight, of which AHEAD is asked for
-    (prefetch.py).
+    counters of `merge_slices`, None with SLICES 1.
     """
     K: gl.constexpr = P.K
     BM: gl.constexpr = P.BM
@@ -162,10 +159,6 @@ def wgmma_kernel(
             fetch(ws.index(s), wp, s * WIDTH, None, w_left)
             fetch_sides(scales, zeros, norm, weight, s, gl.program_id(1), s * BK, s == 0, 1, P, TILE)
         async_copy.commit_group()
-    PROGRAMS: gl.constexpr = P.N // BN * P.SLICES
-    program = gl.program_id(0) * P.SLICES + gl.program_id(1)
-    if STEPS <= NS - 2:
-        prefetch(following, program, PROGRAMS, KW, AHEAD)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -174,8 +167,8 @@ def wgmma_kernel(
             fetch(xs.index(s), xp, s * BK, real, x_left)
         async_copy.commit_group()
     # Tiles that would take half of the registers are loaded when the product no longer needs them.
-    LOADS_FIRST: gl.constexpr = BM * BN <= KW * 1024
-    if LOADS_FIRST:
+    AHEAD: gl.constexpr = BM * BN <= KW * 1024
+    if AHEAD:
         ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     if eps is not None:
         sums = totals_at_once(partial, K, BM, KW)
@@ -200,8 +193,6 @@ def wgmma_kernel(
                 first = (i + NS - 2) * BK
                 fetch_sides(scales, zeros, norm, weight, slot, gl.program_id(1), first, False, 1, P, TILE)
             fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
-        if i + NS - 2 == STEPS - 1:
-            prefetch(following, program, PROGRAMS, KW, AHEAD)
         async_copy.commit_group()
     acc = unshifted(warpgroup_mma_wait(0, deps=[acc]), kind, P)
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
@@ -212,7 +203,7 @@ def wgmma_kernel(
         is_last, tile = merge_slices(tile, partials, P, TILE)
     if is_last:
         y_tile = gl.convert_layout(tile, whole)
-        if not LOADS_FIRST:
+        if not AHEAD:
             ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
         if eps is not None:
             y_tile = normalised(y_tile, sums, eps, bias, kind, P, TILE)

@@ -48,9 +48,6 @@ class WeightOnly(Quantized):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return F.linear(x, dequantize(linear.weight, linear.dtype), linear.bias)
 
-    def streamed(self, linear: Linear) -> torch.Tensor | None:
-        return linear.weight.values if isinstance(linear.weight, QuantizedWeight) else None
-
     def fold(self, linear: Linear) -> Folded:
         return Folded.NO if linear.norm is None else self.source.folded
 
@@ -59,7 +56,7 @@ class WeightOnly(Quantized):
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         weight = self.fused_weight(linear)
-        operands = PackedOperands(weight, linear.bias, linear.num_slices, linear.following)
+        operands = PackedOperands(weight, linear.bias, linear.num_slices)
         if weight.is_arranged and (tile := tile_of(linear, num_rows, end, weight.values.device, weight.kind)):
             return partial(end.tiled, operands, tile)
         return partial(end.library, operands) if end.library_takes(linear.dtype) else None
