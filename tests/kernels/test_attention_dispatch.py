@@ -85,10 +85,19 @@ def test_beside_rows_of_many_queries_those_of_one_take_the_decode_kernel(
     both = [hopper_varlen.launch, gluon_decode.launch_short_rows]
     for counts in ([9, 1], [900, 1], [600, *[1] * 300], [9] * 60 + [1]):
         assert named(chosen(shape, counts, chain=chain)) == both
-    for counts in ([9], [2048], [2, 9] * 70):
+    for counts in ([9, 9], [2048], [2, 9] * 70):
         assert named(chosen(shape, counts, chain=chain)) == [hopper_varlen.launch]
     # A lone row of a captured shape: a bound of several, though it is one.
     assert named(chosen(shape, [1024], chain=chain, fewest=2)) == [hopper_varlen.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("shape", "most"), [(ONE_B, 128), (EIGHT_B, 64), (Shape(64, 8, 64, 64), 64)])
+def test_a_short_prompt_alone_in_its_step_takes_the_decode_kernel(shape: Shape, most: int) -> None:
+    assert named(chosen(shape, [most], fewest=2)) == [gluon_decode.launch_short_rows]
+    assert named(chosen(shape, [most], chain=CHAIN, fewest=2)) == [gluon_decode.launch]
+    assert named(chosen(shape, [most + 1], chain=CHAIN, fewest=2)) == [hopper_varlen.launch]
+    assert named(chosen(shape, [most, most], chain=CHAIN)) == [hopper_varlen.launch]
 
 
 @pytest.mark.usefixtures("hopper")
@@ -275,7 +284,9 @@ def test_the_first_step_of_a_shape_loads_the_kernels_of_all_numbers_of_consumers
     chosen(Shape(16, 8, 64, 64), [2048])
     assert len(preloaded) == 4
     chosen(EIGHT_B, [2048])
-    assert [consumers for _, _, consumers in preloaded[4:]] == [2]
+    assert [consumers for _, _, consumers in preloaded[4:]] == [2, 3]
+    chosen(WIDE, [2048])
+    assert [consumers for _, _, consumers in preloaded[6:]] == [1]
 
 
 def test_stand_ins_are_compiled_as_what_follows(preloaded: Preloaded) -> None:

@@ -52,7 +52,11 @@ HALF = pytest.param(torch.float16, marks=pytest.mark.full)
 @pytest.mark.parametrize(("head_dim", "consumers"), STAGES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, HALF], ids=str)
 def test_varlen_tile(dtype: torch.dtype, head_dim: int, consumers: int, block_size: int, window: int) -> None:
-    varlen_tile(PageShape(8, 4, head_dim, block_size, window), NAMES[dtype], consumers)
+    if consumers not in hopper_varlen.numbers_of_consumers(PageShape(8, 4, head_dim, block_size, window)):
+        pytest.skip("not launched")
+    # Three consumers of wide heads keep a few numbers on the stack.
+    spare = 64 if (head_dim, consumers) == (128, 3) else 0
+    varlen_tile(PageShape(8, 4, head_dim, block_size, window), NAMES[dtype], consumers, max_spilled_bytes=spare)
 
 
 @pytest.mark.parametrize(("block_size", "window"), [pytest.param(64, 0, marks=pytest.mark.full), (16, 512)])
@@ -75,8 +79,14 @@ def test_groups_that_leave_pairs_idle_and_small_pages(
     assert built.ptx.count("cp.async.bulk.tensor.2d") == 3 * boxes * head_dim // 64
 
 
+def test_three_consumers_of_heads_of_128_are_for_plain_shapes() -> None:
+    assert hopper_varlen.numbers_of_consumers(PageShape(8, 4, 128, 64)) == [2, 3]
+    for shape in (PageShape(8, 7, 128, 64), PageShape(8, 4, 128, 16), PageShape(8, 4, 128, 64, WINDOW=512)):
+        assert hopper_varlen.numbers_of_consumers(shape) == [2]
+
+
 @pytest.mark.parametrize(("num_tokens", "consumers"), [(512, 2), (1024, 2), (2048, 3), (8192, 3)])
 def test_small_batches_are_cut_finer(num_tokens: int, consumers: int) -> None:
     assert hopper_varlen.num_consumers(num_tokens * 4, PageShape(8, 4, 64, 64), 132) == consumers
-    assert hopper_varlen.num_consumers(num_tokens * 4, PageShape(8, 4, 128, 64), 132) == 2
+    assert hopper_varlen.num_consumers(num_tokens * 4, PageShape(8, 4, 128, 64), 132) == consumers
     assert hopper_varlen.num_consumers(num_tokens * 4, PageShape(8, 4, 256, 64), 132) == 1

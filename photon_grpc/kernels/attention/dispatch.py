@@ -156,7 +156,7 @@ class _Grounds:
     @property
     def num_counters(self) -> int:
         """The most programs of the decode kernel, with rows of this step, that share no queries."""
-        queries = gluon_decode.queries_of_a_row(self.meta, self.spec.num_heads)
+        queries = gluon_decode.queries_of_a_row(self.meta, self.spec.num_heads, self.pages.shape[5])
         found = gluon_decode.shape(self.group, self.pages, queries=queries)
         return self.num_pairs * programs_and_pairs(found._replace(PAIRS=8))[0]
 
@@ -169,7 +169,7 @@ def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
     meta = step.meta
     if not step.num_pairs or not step.num_tokens:
         return
-    is_short = gluon_decode.takes(meta, step.spec.num_heads) and _suits_gluon_decode(step)
+    is_short = _suits_gluon_decode(step) and gluon_decode.takes(meta, step.spec.num_heads, step.pages.shape[5])
     if chain is not None and is_short and step.num_counters <= MAX_DECODE_ROWS * step.pages.shape[3]:
         yield partial(gluon_decode.launch, chain=chain)
         return
@@ -225,7 +225,7 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
     return (
         has_wgmma(pages.device)
         and _has_known_numbers(step)
-        and head_dim in hopper_varlen.AHEAD
+        and head_dim in hopper_varlen.HEAD_DIMS
         and step.group <= hopper_varlen.CONSUMER_PAIRS
         and block_size >= hopper_ring.MIN_BLOCK_SIZE
         and block_size & (block_size - 1) == 0

@@ -80,8 +80,8 @@ from photon_grpc.kernels.lang.jit import next_power_of_2
 HEAD_DIMS = (32, 64, 128, 256)
 MAX_GROUP = 16
 MAX_QUERIES = 8
-#: The most (query, head) pairs of a row that is alone in its step: a program for each multiprocessor, or two.
-MAX_LONE_PAIRS = 0
+# head_dim -> the most (query, head) pairs of a row that is alone in its step: with more the prompt kernel is faster.
+MAX_LONE_PAIRS = {32: 0, 64: 4096, 128: 2048, 256: 0}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -317,15 +317,15 @@ def shape(group: int, pages: torch.Tensor, window: int = 0, queries: int = 1) ->
     return PageShape(kv_heads, group, head_dim, block_size, window, queries, 16 // pages.itemsize)
 
 
-def takes(meta: AttentionMetadata, num_heads: int) -> bool:
+def takes(meta: AttentionMetadata, num_heads: int, head_dim: int) -> bool:
     """Return whether the kernel takes rows with as many queries as these may have."""
-    is_alone = meta.context_len.shape[0] == 1
-    return meta.max_query_len <= MAX_QUERIES or (is_alone and meta.max_query_len * num_heads <= MAX_LONE_PAIRS)
+    most_pairs = MAX_LONE_PAIRS[head_dim] if meta.context_len.shape[0] == 1 else 0
+    return meta.max_query_len <= MAX_QUERIES or meta.max_query_len * num_heads <= most_pairs
 
 
-def queries_of_a_row(meta: AttentionMetadata, num_heads: int) -> int:
+def queries_of_a_row(meta: AttentionMetadata, num_heads: int, head_dim: int) -> int:
     """Return QUERIES for these rows: a power of two, or 1 where some rows are the prompt kernel's."""
-    return next_power_of_2(meta.max_query_len) if takes(meta, num_heads) else 1
+    return next_power_of_2(meta.max_query_len) if takes(meta, num_heads, head_dim) else 1
 
 
 def launch(
@@ -366,7 +366,9 @@ def _launch(
     kv_heads, head_dim, num_rows = pages.shape[3], pages.shape[5], meta.context_len.shape[0]
     of_device = limits_of(q.device)
     found = divided(
-        shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta, q.shape[1])), num_rows, of_device
+        shape(q.shape[1] // kv_heads, pages, meta.window, queries_of_a_row(meta, q.shape[1], head_dim)),
+        num_rows,
+        of_device,
     )
     programs, pairs = programs_and_pairs(found)
     programs *= kv_heads

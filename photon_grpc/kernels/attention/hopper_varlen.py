@@ -4,8 +4,8 @@
     of `key_order.py`; f = max(0, p + 1 - window), or 0 without a window
 
 Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D] contiguous,
-AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in AHEAD, block_size a
-power of two from `hopper_ring.MIN_BLOCK_SIZE` on, at most CONSUMER_PAIRS query heads for a key head.
+AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in HEAD_DIMS,
+block_size a power of two from `hopper_ring.MIN_BLOCK_SIZE` on, at most CONSUMER_PAIRS query heads for a key head.
 `torch_attention.py` is the reference.
 
 One program takes a tile of (query, head of the group) pairs of one row and one key head. Its warps are specialised: one
@@ -40,14 +40,15 @@ from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
-# (head_dim, consumers) -> tiles under way. The sums of three consumers of D 128, or of two of D 256, have no room in
-# shared memory.
-STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3, (256, 1): 2}
-# head_dim -> whether scores are computed a tile ahead.
-AHEAD = {64: False, 128: True, 256: True}
+# (head_dim, consumers) -> tiles under way. Beside the sums of three consumers of D 128 shared memory has room for two
+# tiles, and those of two of D 256 have none.
+STAGES = {(64, 2): 3, (64, 3): 3, (128, 2): 3, (128, 3): 2, (256, 1): 2}
+# The same -> whether scores are computed a tile ahead: three consumers have no registers for it, and need it less.
+AHEAD = {(64, 2): False, (64, 3): False, (128, 2): True, (128, 3): False, (256, 1): True}
+HEAD_DIMS = frozenset(head_dim for head_dim, _ in STAGES)
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
-REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40), (256, 1): (240, 120)}
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 32), (128, 2): (232, 40), (128, 3): (160, 24), (256, 1): (240, 120)}
 
 
 #: The same where four warps turn 8 bits into 16, with a tile of keys and values in registers.
@@ -237,8 +238,15 @@ def varlen_tile_kernel(
 
 def numbers_of_consumers(shape: PageShape) -> list[int]:
     """Return how many groups of warps a tile of keys may have."""
-    registers = REGISTERS if shape.CHUNK == 8 else REGISTERS_OF_8_BITS
-    return [consumers for head_dim, consumers in registers if head_dim == shape.HEAD_DIM]
+    sizes = REGISTERS if shape.CHUNK == 8 else REGISTERS_OF_8_BITS
+    most = 3 if shape.HEAD_DIM == 64 or _is_plain(shape) else 2
+    return [consumers for head_dim, consumers in sizes if head_dim == shape.HEAD_DIM and consumers <= most]
+
+
+def _is_plain(shape: PageShape) -> bool:
+    """Return whether three consumers of heads of 128 have registers: no window, whole tiles of pairs and of keys."""
+    has_whole_tiles = CONSUMER_PAIRS % shape.GROUP == 0 and shape.BLOCK_SIZE >= ORDERS[shape.HEAD_DIM].UPDATE
+    return has_whole_tiles and not shape.WINDOW
 
 
 def num_consumers(num_pairs: int, shape: PageShape, multiprocessors: int) -> int:
@@ -258,7 +266,7 @@ def tile(shape: PageShape, consumers: int) -> PrefillTile:
         # Pages before the window take more registers to look up.
         own, producers = own - 8, producers + 16
     order = ORDERS[shape.HEAD_DIM]
-    return PrefillTile(consumers, CONSUMER_PAIRS, *order, STAGES[sizes], AHEAD[shape.HEAD_DIM], own, producers)
+    return PrefillTile(consumers, CONSUMER_PAIRS, *order, STAGES[sizes], AHEAD[sizes], own, producers)
 
 
 def launch(

@@ -138,11 +138,11 @@ def test_a_graph_follows_lengths_that_change() -> None:
 def test_a_short_prompt_alone_is_the_same_to_the_bit_by_the_decode_kernel(
     heads: tuple[int, int, int], count: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gluon_decode, "MAX_LONE_PAIRS", 1 << 20)
+    monkeypatch.setattr(gluon_decode, "MAX_LONE_PAIRS", dict.fromkeys(gluon_decode.HEAD_DIMS, 1 << 20))
     consumers = min(found for head_dim, found in hopper_varlen.STAGES if head_dim == heads[2])
     for context in (count, count + 1, count + 300, count + 5000):
         batch = paged_batch(Shape(*heads, 64), [count], [context], torch.bfloat16, "cuda", window=window)
-        assert gluon_decode.takes(batch.meta, heads[0])
+        assert gluon_decode.takes(batch.meta, heads[0], heads[2])
         alone = torch.full_like(batch.q, torch.nan)
         counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
         gluon_decode.launch_short_rows(batch.q, batch.cache, batch.layer, batch.meta, alone, counters=counters)
