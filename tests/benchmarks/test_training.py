@@ -9,14 +9,16 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.embedded_model import __main__ as train
-from benchmarks.embedded_model import completions, evaluate, release
+from benchmarks.embedded_model import completions, eagle3, evaluate, release
 from benchmarks.embedded_model.corpus import PACKAGES, STDLIB, Corpus, write
+from photon_grpc.config.eagle3 import read_eagle3_dir
 from photon_grpc.demo import DRAFT
 
 LEARNT = Path(some_library_file.__file__).read_text()
@@ -82,3 +84,18 @@ def test_greedy_texts_are_transformers_own_in_a_padded_batch() -> None:
         ids = torch.tensor([tokenizer.encode(prompt).ids])
         alone = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :].tolist()
         assert continuation.text == tokenizer.decode(alone)
+
+
+@pytest.mark.full
+def test_a_head_is_trained_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = Tokenizer.from_file(str(DRAFT / "tokenizer.json")).encode(HELD_OUT * 3).ids
+    library = [np.array(ids, dtype=np.uint16)] * 4, [np.array(ids, dtype=np.uint16)]
+    monkeypatch.setattr(eagle3, "read_library", lambda: library)
+    flags = ["--minutes", "0.02", "--batch-tokens", "256", "--length", "64", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["eagle3", *flags])
+    eagle3.main()
+    assert "right on held-out files" in capsys.readouterr().out
+    found = read_eagle3_dir(tmp_path)
+    assert (found.draft_vocab_size, found.layer.hidden_size) == (2048, 256)

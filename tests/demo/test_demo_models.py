@@ -18,7 +18,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from photon_grpc.demo import DRAFT, TARGET
+from photon_grpc import LLM
+from photon_grpc.demo import DRAFT, EAGLE3, TARGET
 from tests.examples import examples
 
 MAX_BYTES = 16_000_000
@@ -191,3 +192,12 @@ def test_late_positions_are_as_good_as_early_ones(directory: Path, model: torch.
     late = torch.nn.functional.cross_entropy(logits, long[0, -99:]).item()
     alone = model(torch.tensor([[0, *snippet]]), labels=torch.tensor([[0, *snippet]])).loss.item()
     assert late < alone
+
+
+def test_the_head_is_often_right_on_the_target_s_own_text():
+    prompts = ["def fib(n):\n", "import os\nimport sys\n", "class Stack:\n    def __init__(self):\n"]
+    with LLM(device="cpu", max_num_seqs=4, speculative_model=str(EAGLE3), speculation_control="fixed") as llm:
+        found = llm.generate(prompts, max_tokens=60, temperature=0.0, ignore_eos=True)
+    # Each step yields an id of its own, and those drafts that are right.
+    tokens, kept = (sum(values) for values in zip(*((60, each.accepted_draft_tokens) for each in found), strict=True))
+    assert tokens / (tokens - kept) > 1.5
