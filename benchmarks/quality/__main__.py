@@ -3,8 +3,10 @@
 Compared are divergence, flips, perplexity, drift.
 
     python -m benchmarks.quality --wheels DIR [--formats int8 int4-g128] [--windows 64] [--save NAME] [-- FLAGS]
+    photon-grpc quantize photon_grpc/demo/target --output NEW; python -m benchmarks.quality --formats NEW
 
-Each format is loaded with --quantization, kv-fp8 with --kv-cache-dtype fp8, and computes held-out text through `LLM`:
+Each format is loaded with --quantization, kv-fp8 with --kv-cache-dtype fp8, a directory as the embedded model in
+another form, and computes held-out text through `LLM`:
 the files of the packages that the model has not learnt, whose wheels are downloaded to DIR (6 MB); without --wheels the
 held-out files of this interpreter's library. FLAGS are those of serve. KL is that of the distribution in 16 bits to
 that of the format, a position at a time. A flip is a position where another id is the most likely; its margin is the
@@ -19,6 +21,7 @@ that implementation.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -74,7 +77,9 @@ def distance(texts: Texts, reference: Sequence[torch.Tensor], other: Sequence[to
 
 
 def own_rounding(name: str, texts: Texts, of_engine: Sequence[torch.Tensor]) -> float:
-    """Return the mean divergence between the engine's logits and those of the second implementation."""
+    """Return the mean divergence between the engine's logits and those of the second implementation, if it has any."""
+    if name not in FORMATS:
+        return math.nan
     if name == KV_FORMAT:
         model = rounding.with_eight_bit_keys(demo.TARGET)
     else:
@@ -95,10 +100,14 @@ def row(name: str, found: Distance, own: float, positions: Sequence[int]) -> str
 
 
 def limit_of(name: str) -> float:
+    if name not in FORMATS:
+        return ROUNDINGS["int4-g128"].limit
     return KV_LIMIT if name == KV_FORMAT else ROUNDINGS[name].limit
 
 
 def flags_of(name: str) -> dict[str, Any]:
+    if name not in FORMATS:
+        return {"model": name}
     return {"kv_cache_dtype": "fp8"} if name == KV_FORMAT else {"quantization": name}
 
 
@@ -135,9 +144,16 @@ def keywords(flags: Sequence[str]) -> dict[str, Any]:
     return {name[2:].replace("-", "_"): int(value) if value.isdigit() else value for name, value in pairs}
 
 
+def known(name: str) -> str:
+    """Return a format or a directory. Raise ArgumentTypeError for another name."""
+    if name not in FORMATS and not Path(name).is_dir():
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(FORMATS)}, nor a directory")
+    return name
+
+
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--formats", nargs="+", type=known, default=FORMATS, metavar="FORMAT")
     parser.add_argument("--wheels", type=Path, help="where the held-out packages are, or are downloaded to")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=1024, help="ids of a window")

@@ -53,7 +53,9 @@ def calibrate(directory: Path, text: Path | None, output: Path | None, num_token
     from photon_grpc.compose import calibration
     from photon_grpc.config.kv_calibration import FILE, write_calibration
 
-    found = calibration.calibrate(directory, _read(text) if text else calibration.default_text(), num_tokens, device)
+    found = calibration.calibrate(
+        directory, read_text(text) if text else calibration.default_text(), num_tokens, device
+    )
     path = output or directory / FILE
     write_calibration(found.scales, path)
     layers, heads = len(found.scales.keys), len(found.scales.keys[0])
@@ -63,7 +65,8 @@ def calibrate(directory: Path, text: Path | None, output: Path | None, num_token
     )
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return what a file has. Raise ConfigError unless it is UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -20,6 +20,7 @@ from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
+from photon_grpc.cli.quantize import quantize
 from photon_grpc.cli.quarantine import quarantine
 from photon_grpc.cli.serve import doctor, run, serve
 from photon_grpc.cli.service import service
@@ -113,6 +114,7 @@ for verb in (
     doctor,
     convert,
     calibrate,
+    quantize,
     health,
     generate,
     chat,

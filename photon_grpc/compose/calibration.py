@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,36 +96,47 @@ class SeenLayer:
 
 
 def _assembled(directory: Path, device: str) -> Assembled:
-    """Load the model with room for one piece in every group of layers."""
+    return assemble(piece_config(directory, device), lambda stage, done, total: None)
+
+
+def piece_config(directory: Path, device: str, kernels: str = "auto") -> ServeConfig:
+    """Return the configuration of a model with room for one piece in every group of layers."""
     model_config = read_model_dir(directory)
     length = min(PIECE, model_config.max_position_embeddings - 1)
     # With windows at most as many groups as layers.
     num_groups = 1 if len(set(model_config.windows)) == 1 else model_config.num_layers
-    config = ServeConfig(
+    return ServeConfig(
         model=ModelFlags(model=str(directory), max_model_len=length + 1),
-        device=DeviceConfig(device=device, enforce_eager=True),
+        device=DeviceConfig(device=device, kernels=kernels, enforce_eager=True),
         cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=num_groups * -(-length // _BLOCK_SIZE)),
         scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=length),
     )
-    return assemble(config, lambda stage, done, total: None)
 
 
-def _seen(assembled: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[SeenLayer]:
-    """Return what the pages of all pieces hold of every layer."""
-    runner = assembled.runner
-    if not isinstance(runner, ModelRunner):
-        raise TypeError(f"{type(runner).__name__} has no pages")
-    seen: list[SeenLayer] = []
-    length = assembled.sizes.max_model_len - 1
-    for step, first in enumerate(range(0, len(ids), length), 1):
-        piece = tuple(ids[first : first + length])
+def compute(runner: ModelRunner, pieces: Iterable[Sequence[int]]) -> Iterator[tuple[tuple[tuple[int, ...], ...], int]]:
+    """Compute pieces of ids one after the other; return the blocks of each and the number of its tokens behind it."""
+    for step, piece in enumerate(pieces, 1):
         blocks = tuple(_blocks(runner.kv, len(piece)))
-        admission = Admission(1, piece, len(piece), 0, blocks, SamplingParams(0.0))
+        admission = Admission(1, tuple(piece), len(piece), 0, blocks, SamplingParams(0.0))
         left = () if step == 1 else (1,)
         output = runner.submit(Batch(step, (1,), (len(piece),), (1,), left=left, admissions=(admission,))).result()
         for fault in output.faults.values():
             raise ConfigError(f"the text could not be computed: {fault.message}")
-        found = [_of_layer(runner, layer, blocks, len(piece)) for layer in range(config.num_layers)]
+        yield blocks, len(piece)
+
+
+def pieces_of(ids: Sequence[int], length: int) -> list[Sequence[int]]:
+    return [ids[first : first + length] for first in range(0, len(ids), length)]
+
+
+def _seen(model: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[SeenLayer]:
+    """Return what the pages of all pieces hold of every layer."""
+    runner = model.runner
+    if not isinstance(runner, ModelRunner):
+        raise TypeError(f"{type(runner).__name__} has no pages")
+    seen: list[SeenLayer] = []
+    for blocks, num_tokens in compute(runner, pieces_of(ids, model.sizes.max_model_len - 1)):
+        found = [_of_layer(runner, layer, blocks, num_tokens) for layer in range(config.num_layers)]
         for layer, other in zip(seen, found, strict=False):
             layer.add(other)
         seen = seen or found

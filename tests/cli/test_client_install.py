@@ -69,6 +69,7 @@ def test_every_verb_works_or_says_what_to_install(tmp_path: Path) -> None:
             "service": (["service", "explain", f"{tmp_path}/in.binpb:a.Service.Method"], MISSING),
             "doctor": (["doctor", "--listen", "127.0.0.1:0"], PROBLEMS),
             "calibrate": (["calibrate", str(tmp_path)], MISSING),
+            "quantize": (["quantize", str(tmp_path), "--output", f"{tmp_path}/new"], MISSING),
             "convert": (["convert", str(tmp_path)], (2, "pip install '.[convert]'")),
             "health": (["health", *at], WORKS),
             "generate": (["generate", "x", *at], WORKS),

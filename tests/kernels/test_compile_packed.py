@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, tiles, wide
+from photon_grpc.kernels.linear import cost, dequantize, tiles, wide, wide_sums
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
@@ -78,7 +78,7 @@ def many_rows(end: str, n: int, k: int, span: int, tile: wide.WideTile, slices: 
 def described(kind: str, box: list[int], swizzle: int) -> str:
     """Return the type of a descriptor."""
     bits = 16 if kind == "bf16" else 8
-    return f"tensordesc<{kind}{box},{wide.box_layout(len(box), bits, swizzle)!r}>"
+    return f"tensordesc<{kind}{box},{wide_sums.box_layout(len(box), bits, swizzle)!r}>"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,7 @@ def described(kind: str, box: list[int], swizzle: int) -> str:
         ("swiglu", (28672, 4096, 14336), wide.WideTile(256, 4), 1, SAMPLE[3]),
         ("add", (4096, 14336, 0), wide.WideTile(128, 6), 2, SAMPLE[1]),
         ("plain", (1536, 8960, 0), wide.WideTile(256, 4, True), 4, SAMPLE[2]),
+        ("add", (4096, 14336, 0), wide.SHARED, 2, SAMPLE[1]),
         pytest.param("plain", (6144, 4096, 0), wide.WideTile(256, 4), 1, SAMPLE[0], marks=pytest.mark.full),
     ],
 )

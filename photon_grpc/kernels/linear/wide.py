@@ -6,7 +6,8 @@ with the dequantized weight.
 A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other, as in `wide8.py`: one warp fetches
 steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in their registers and multiply.
 Slices of K are added in registers, or are tiles of their own, whose sums another kernel adds: where there are few
-tiles, more multiprocessors are busy so.
+tiles, more multiprocessors are busy so. Of two slices each group may have one, of the same 64 rows of W: the second
+gives its sums to the first by way of shared memory.
 
 Shapes: x [T, K] contiguous, W as of an arranged QuantizedWeight, N a multiple of 128. bf16 and fp16; ends in bf16.
 Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, from the second-level cache x once for 128 rows of W.
@@ -21,7 +22,6 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
-    constexpr_function,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -30,21 +30,25 @@ from photon_grpc.kernels.lang.gluon import (
     has_dependent_launch,
     has_wgmma,
     mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
-from photon_grpc.kernels.linear.cut import slice_columns
-from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, unshifted
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
-from photon_grpc.kernels.linear.sides import half_of
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import QuantizedWeight
-from photon_grpc.kernels.linear.wgmma import left_layout
 from photon_grpc.kernels.linear.wide8 import exchanged
 from photon_grpc.kernels.linear.wide8_sums import place_of
+from photon_grpc.kernels.linear.wide_sums import (
+    add_given,
+    box_layout,
+    flat_layout,
+    give,
+    given_layout,
+    multiply_steps,
+    num_slice_steps,
+    produce,
+    sums_layout,
+)
 
 #: Columns of a step; rows of W of a group of warps and of all; rows of x that an end takes at a time.
 STEP, GROUP_ROWS, ROWS, PART = 64, 64, 128, 128
@@ -58,11 +62,21 @@ PLAIN = Fusion(epilogue.load_nothing, epilogue.store_sums)
 
 
 class WideTile(NamedTuple):
-    """Constants that the kernel is compiled for: BM rows of x, NS stages, whether each slice of K has tiles."""
+    """Constants that the kernel is compiled for: BM rows of x, NS stages.
+
+    IS_SPLIT: each slice of K has tiles. IS_SHARED: each group of warps has one of two slices.
+    """
 
     BM: int
     NS: int
     IS_SPLIT: bool = False
+    IS_SHARED: bool = False
+
+
+#: The tile whose groups have a slice each, and microseconds of a step of both on an H200.
+SHARED, SHARED_US = WideTile(128, 4, IS_SHARED=True), 0.44
+#: What that takes longer where rows of x do not fill its tiles (measured at 192 rows).
+UNFILLED = 1.5
 
 
 #: Rows of x of a tile -> stages, and microseconds of a step on an H200.
@@ -73,147 +87,19 @@ START, SUMMED = 4.0, 3.8e6
 LIBRARY_MATRIX, WRITTEN = 7.7e8, 3.8e6
 
 
-@constexpr_function
-def box_layout(rank: int, bits: int, swizzle: int) -> Any:
-    """Return the layout of what is copied in shared memory: `swizzle` bytes are a row, or 0."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
-
-
-@constexpr_function
-def flat_layout() -> Any:
-    """Return the same memory as it is without a swizzle."""
-    return gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-
-
-@constexpr_function
-def sums_layout(rows: int) -> Any:
-    """Return the layout of a group's sums [64, rows] in registers."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
-
-
-@constexpr_function
-def num_slice_steps(k: int, slices: int, part: int) -> int:
-    """Return the steps of a slice."""
-    columns = slice_columns(k, slices)
-    return -(-min(columns, k - part * columns) // 64)
-
-
-@gluon_jit
-def fetch_rows(source, number, column, at, to, P: gl.constexpr):
-    """Begin the copy of a group's rows of packed W from byte `column` on."""
-    if P.SPAN == 0:
-        tma.async_copy_global_to_shared(source, [number * 64, column], at, to)
-    else:
-        WIDTH: gl.constexpr = to.shape[1]
-        pair = number * 32
-        pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
-        tma.async_copy_global_to_shared(source, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
-
-
-@gluon_jit
-def fetch_sides(source, number, group, at, to, P: gl.constexpr):
-    """Begin the copy of the scales or zeros of a group's rows, from this group of columns on."""
-    G: gl.constexpr = to.shape[1]
-    if P.SPAN == 0:
-        flat = to._reinterpret(to.dtype, [G, 64], box_layout(2, 16, 0))
-        tma.async_copy_global_to_shared(source, [group, number * 64], at, flat)
-    else:
-        pair = number * 32
-        pairs = to._reinterpret(to.dtype, [G, 1, 4, 2, 8], box_layout(5, 16, 0))
-        tma.async_copy_global_to_shared(source, [group, pair // P.SPAN, pair % P.SPAN // 8, 0, 0], at, pairs)
-
-
-@gluon_jit
-def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
-    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
-    w, x, scales, zeros, norm = sources
-    ws, xs, of_scales, of_zeros, of_norm, ready, free = ring
-    COLUMNS: gl.constexpr = slice_columns(P.K, P.SLICES)
-    STEPS: gl.constexpr = (P.K + 63) // 64
-    SLICE_STEPS: gl.constexpr = COLUMNS // 64
-    N_TILES: gl.constexpr = P.N // 128
-    PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
-    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
-    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
-    SIDES: gl.constexpr = 2 if P.WEIGHT.HAS_ZEROS else 1
-    BYTES: gl.constexpr = 128 * (WIDTH + W.BM + 2 * G * SIDES + (1 if P.WEIGHT.HAS_NORM else 0))
-    kind: gl.constexpr = xs.dtype
-    count = 0
-    for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
-        n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
-        first = number % PARTS * SLICE_STEPS
-        last = gl.minimum(first + SLICE_STEPS, STEPS) if W.IS_SPLIT else STEPS
-        for step in range(first, last):
-            stage = count % W.NS
-            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
-            at = ready.index(stage)
-            mbarrier.expect(at, BYTES)
-            of_columns = step * 64 // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else 0
-            for group in gl.static_range(2):
-                place = stage * 2 + group
-                rows = n_tile * 2 + group
-                fetch_rows(w, rows, step * WIDTH, at, ws.index(place), P)
-                fetch_sides(scales, rows, of_columns, at, of_scales.index(place), P)
-                if P.WEIGHT.HAS_ZEROS:
-                    fetch_sides(zeros, rows, of_columns, at, of_zeros.index(place), P)
-            tma.async_copy_global_to_shared(x, [x_tile * W.BM, step * 64], at, xs.index(stage))
-            if P.WEIGHT.HAS_NORM:
-                flat = of_norm.index(stage)._reinterpret(kind, [1, 64], box_layout(2, 16, 0))
-                tma.async_copy_global_to_shared(norm, [0, step * 64], at, flat)
-            count += 1
-
-
-@gluon_jit
-def multiply_step(acc, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return acc with a step's product; one half of its columns is decoded while the other is multiplied."""
-    ws, xs, of_scales, of_zeros, of_norm, ready, _ = ring
-    WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
-    G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
-    HALF_G: gl.constexpr = G // 2 if G > 1 else 1
-    packed: gl.constexpr = packed_layout(1, 64, WIDTH, 4)
-    layout: gl.constexpr = left_layout(4)
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    stage = count % W.NS
-    place = stage * 2 + GROUP
-    mbarrier.wait(ready.index(stage), count // W.NS & 1)
-    words = halves(ws.index(place).load(gl.SliceLayout(0, packed))[None, :, :], 4)
-    scales = of_scales.index(place)
-    zeros = of_zeros.index(place) if P.WEIGHT.HAS_ZEROS else None
-    norm = of_norm.index(stage) if P.WEIGHT.HAS_NORM else None
-    x = xs.index(stage)
-    for half in gl.static_range(2):
-        scale = half_of(scales, half, 1)
-        zero = half_of(zeros, half, 1)
-        a = decoded(words[half], scale, zero, half_of(norm, half, 2), HALF_G, P, layout)
-        a = gl.convert_layout(a.reshape([64, 32]), a_layout, assert_trivial=True)
-        acc = warpgroup_mma(a, x.slice(half * 32, 32, dim=1).permute([1, 0]), acc, is_async=True)
-        acc = warpgroup_mma_wait(1 - half, deps=[acc])
-    return acc
-
-
-@gluon_jit
-def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the sums [64, BM] of the next steps, and the number of the step behind them."""
-    free = ring[6]
-    BM: gl.constexpr = W.BM
-    acc = gl.zeros([64, BM], gl.float32, sums_layout(BM))
-    for _ in range(steps):
-        acc = multiply_step(acc, ring, count, P, W, GROUP)
-        mbarrier.arrive(free.index(count % W.NS), count=1)
-        count += 1
-    return unshifted(acc, ring[1].dtype, P), count
-
-
 @gluon_jit
 def consume(
-    factors, result, ring, x_tiles,
+    factors, result, ring, given, x_tiles,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Multiply and end 64 rows of W of every tile: the program of one group of four warps."""
+    """Multiply and end 64 rows of W of every tile: the program of one group of four warps.
+
+    given: where the second group leaves its slice, which the first adds to its own and ends; as of `add_given`.
+    """
     y, operands, num_rows = result
-    N_TILES: gl.constexpr = P.N // 128
+    N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
     PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
-    ADDED: gl.constexpr = 1 if W.IS_SPLIT else P.SLICES
+    ADDED: gl.constexpr = 1 if W.IS_SPLIT or W.IS_SHARED else P.SLICES
     FIRST: gl.constexpr = num_slice_steps(P.K, P.SLICES, 0)
     LAST: gl.constexpr = num_slice_steps(P.K, P.SLICES, P.SLICES - 1)
     count = 0
@@ -225,10 +111,12 @@ def consume(
             more, count = multiply_steps(ring, count, num_slice_steps(P.K, P.SLICES, added), P, W, GROUP)
             sums = sums + more
         of_part = y + part.to(gl.int64) * num_rows * P.N
-        program = n_tile * 2 + GROUP
+        program = n_tile if W.IS_SHARED else n_tile * 2 + GROUP
         token = x_tile * W.BM
         to = (of_part, operands, num_rows, (program, token))
-        if W.BM == 256:
+        if W.IS_SHARED and GROUP == 1:
+            give(sums, given, count // FIRST)
+        elif W.BM == 256:
             half: gl.constexpr = sums_layout(128)
             sums, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
             sums = gl.convert_layout(sums, half, assert_trivial=True)
@@ -239,6 +127,8 @@ def consume(
             tile = exchanged(second, factors, to, P, TILE)
             STORE(tile, LOAD(to, P, TILE), to, P, TILE)
         else:
+            if W.IS_SHARED:
+                sums = add_given(sums, given, count // FIRST)
             tile = exchanged(sums, factors, to, P, TILE)
             STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
@@ -260,7 +150,8 @@ def wide_kernel(
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     ws = gl.allocate_shared_memory(w.dtype, [NS * 2, 64, WIDTH], box_layout(2, 8, WIDTH))
-    xs = gl.allocate_shared_memory(kind, [NS, BM, 64], box_layout(2, 16, 128))
+    XS: gl.constexpr = 2 if W.IS_SHARED else 1
+    xs = gl.allocate_shared_memory(kind, [NS * XS, BM, 64], box_layout(2, 16, 128))
     of_scales = gl.allocate_shared_memory(kind, [NS * 2, 1, G, 64], flat_layout())
     # Without zeros or a norm nothing reads these.
     of_zeros = of_scales
@@ -268,12 +159,16 @@ def wide_kernel(
     if P.WEIGHT.HAS_ZEROS:
         of_zeros = gl.allocate_shared_memory(kind, [NS * 2, 1, G, 64], flat_layout())
     if P.WEIGHT.HAS_NORM:
-        of_norm = gl.allocate_shared_memory(kind, [NS, 1, 1, 64], flat_layout())
+        of_norm = gl.allocate_shared_memory(kind, [NS * XS, 1, 1, 64], flat_layout())
     ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(NS):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
+    if W.IS_SHARED:
+        of_given = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for number in gl.static_range(2):
+            mbarrier.init(of_given.index(number), count=1)
     fence_async_shared()
     if PDL:
         gdc_wait()
@@ -281,10 +176,13 @@ def wide_kernel(
     x_tiles = (num_rows + W.BM - 1) // W.BM
     ring = (ws, xs, of_scales, of_zeros, of_norm, ready, free)
     result = (y, operands, num_rows)
+    given = ring
+    if W.IS_SHARED:
+        given = (gl.allocate_shared_memory(gl.float32, [64, BM], given_layout()), of_given.index(0), of_given.index(1))
     gl.warp_specialize(
         [
-            (consume, ((norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 0)),
-            (consume, ((norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, 1)),
+            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, 0)),
+            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, 1)),
             (produce, ((w, x, scales, zeros, norm), ring, x_tiles, P, W)),
         ],
         [4, 1],
@@ -305,20 +203,30 @@ def choose(x: torch.Tensor, linear: Affine) -> WideTile | None:
 def _choose(rows: int, n: int, k: int, slices: int, bits: int, multiprocessors: int) -> WideTile | None:
     def us(tile: WideTile) -> float:
         """Return the microseconds of its waves of tiles."""
-        parts = slices if tile.IS_SPLIT else 1
-        waves = cdiv(n // ROWS * cdiv(rows, tile.BM) * parts, multiprocessors)
+        parts = slices if tile.IS_SPLIT or tile.IS_SHARED else 1
+        waves = cdiv(num_tiles(tile, rows, n, slices), multiprocessors)
         summed = START + 8 * slices * rows * n / SUMMED if tile.IS_SPLIT else 0.0
-        return START + waves * cdiv(k, parts * STEP) * SIZES[tile.BM][1] + summed
+        shared_us = SHARED_US if rows % tile.BM == 0 else SHARED_US * UNFILLED
+        step_us = shared_us if tile.IS_SHARED else SIZES[tile.BM][1]
+        return START + waves * cdiv(k, parts * STEP) * step_us + summed
 
-    best = min(tiles(slices), key=us)
+    best = min(tiles(slices, k), key=us)
     written = START + n * k * (2 * rows / LIBRARY_MATRIX + (2 + bits / 8) / WRITTEN)
     return best if us(best) < written else None
 
 
-def tiles(slices: int) -> list[WideTile]:
+def tiles(slices: int, k: int) -> list[WideTile]:
     """Return the tiles that are considered: registers hold the sums of two slices of 128 rows of x, not of more."""
-    split = [WideTile(size, SIZES[size][0], IS_SPLIT=True) for size in SIZES] if slices > 1 else []
-    return [WideTile(size, SIZES[size][0]) for size in SIZES if slices == 1 or (slices == 2 and size == PART)] + split
+    others = [WideTile(size, SIZES[size][0], IS_SPLIT=True) for size in SIZES] if slices > 1 else []
+    if slices == 2 and k % (2 * STEP) == 0:
+        others.append(SHARED)
+    return [WideTile(size, SIZES[size][0]) for size in SIZES if slices == 1 or (slices == 2 and size == PART)] + others
+
+
+def num_tiles(tile: WideTile, rows: int, n: int, slices: int) -> int:
+    """Return the tiles of all of W and x."""
+    of_w = n // GROUP_ROWS if tile.IS_SHARED else n // ROWS
+    return of_w * cdiv(rows, tile.BM) * (slices if tile.IS_SPLIT else 1)
 
 
 def sums(x: torch.Tensor, linear: Affine, tile: WideTile) -> torch.Tensor:
@@ -352,11 +260,11 @@ def launch(
         return (*tensors, problem, TILE, tile, pdl)
 
     # Steps of other sizes take other tiles.
-    others = [one for one in tiles(linear.slices) if one.IS_SPLIT == tile.IS_SPLIT]
+    others = [one for one in tiles(linear.slices, k) if one.IS_SPLIT == tile.IS_SPLIT]
     key = problem, fusion.store, x.dtype, y.dtype, bias is None, tile.IS_SPLIT
     compiled_once(wide_kernel, _COMPILED, key, map(arguments, others), **options)
-    num_tiles = n // ROWS * cdiv(num_rows, tile.BM) * (linear.slices if tile.IS_SPLIT else 1)
-    wide_kernel[(min(num_multiprocessors(device), num_tiles),)](*arguments(tile), **options)
+    grid = (min(num_multiprocessors(device), num_tiles(tile, num_rows, n, linear.slices)),)
+    wide_kernel[grid](*arguments(tile), **options)
 
 
 def rows_descriptor(values: torch.Tensor, width: int, span: int) -> Any:

@@ -56,7 +56,7 @@ def _part(name: str, weight: torch.Tensor, form: WeightFormat, dtype: torch.dtyp
     if not bool(largest.isfinite().all()):
         raise ModelLoadError(f"{name}.weight: holds NaN or infinite numbers, which cannot be quantized", field=name)
     if form.kind == "int4":
-        scales = _least_error(weight.unflatten(1, (-1, group)), largest.t(), dtype).t()
+        scales = least_error(weight.unflatten(1, (-1, group)), largest.t(), dtype).t()
     else:
         scales = (largest / LIMITS[form.kind][1]).to(dtype)
         scales[scales == 0] = 1.0
@@ -65,15 +65,21 @@ def _part(name: str, weight: torch.Tensor, form: WeightFormat, dtype: torch.dtyp
     return _rounded(weight / divisors, form), scales
 
 
-def _least_error(groups: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scales [rows, groups] of W [rows, groups, columns] in 4 bits; `largest` has max |W| of each group."""
+def least_error(
+    groups: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype, importance: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """Return the scales [rows, groups] of W [rows, groups, columns] in 4 bits; `largest` has max |W| of each group.
+
+    importance: of each column's squared error, float64.
+    """
     best, least = torch.ones_like(largest).to(dtype), torch.full_like(largest, torch.inf, dtype=torch.float64)
     # In float64 the order of a sum does not show in the scale.
     exact = groups.double()
     for share in SHARES:
         codes = _codes(groups, largest * (share / HALF_RANGE)).double()
-        scales = ((exact * codes).sum(-1) / codes.square_().sum(-1)).float().to(dtype)
-        error = (_codes(groups, scales.float()).double() * scales.double()[..., None]).sub_(exact).square_().sum(-1)
+        scales = ((exact * codes * importance).sum(-1) / (codes * codes * importance).sum(-1)).float().to(dtype)
+        error = (_codes(groups, scales.float()).double() * scales.double()[..., None]).sub_(exact).square_()
+        error = (error * importance).sum(-1)
         # Those of zeros are no number, and stay 1.
         is_less = error < least
         best, least = torch.where(is_less, scales, best), torch.where(is_less, error, least)

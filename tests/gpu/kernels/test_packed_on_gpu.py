@@ -64,7 +64,7 @@ def test_products_of_many_rows_have_the_bits_of_the_16_bit_kernel(
     x = torch.randn(rows, k, device="cuda").bfloat16()
     parts = [sums(dense(weight), part, Tile("wgmma", 64, 64, 4, 6)) for part in x.split(64)]
     linear = Affine(weight, slices=slices)
-    for tile in wide.tiles(slices):
+    for tile in wide.tiles(slices, k):
         found = wide.sums(x, linear, tile)
         assert torch.equal(functools.reduce(torch.add, found), torch.cat(parts)), tile
         if not tile.IS_SPLIT:

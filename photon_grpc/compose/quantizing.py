@@ -1,0 +1,199 @@
+"""A checkpoint in 4 bits, rounded so that products of a text lose least: `photon-grpc quantize`.
+
+The model reads a text, by default one that it writes itself, and every Linear sums xᵀ x over its inputs. Its weight is
+then rounded as `layers/quantization/gptq.py` says, and stored as compressed-tensors stores it (pack-quantized): other
+engines read the directory as well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from photon_grpc.compose import calibration
+from photon_grpc.compose.assemble import Loaded, load_runner
+from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.errors import ConfigError
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.head import LMHead
+from photon_grpc.layers.linear import Linear, LinearMethod
+from photon_grpc.layers.quantization import gptq
+from photon_grpc.models.weights import linears_of
+
+GROUP = 128
+#: Ids of a text that the model writes.
+OWN_LENGTH = 384
+#: Bytes of sums that are held at a time: layers beyond them wait for another reading of the text.
+MAX_SUM_BYTES = 16 << 30
+
+
+class Written(NamedTuple):
+    """What was written: projections in 4 bits, those left as they are, ids read, bytes before and after."""
+
+    num_quantized: int
+    ignored: tuple[str, ...]
+    num_tokens: int
+    bytes_before: int
+    bytes_after: int
+
+
+class Sums:
+    """A LinearMethod that adds up xᵀ x of the inputs of another."""
+
+    def __init__(self, method: LinearMethod) -> None:
+        self.method = method
+        self.moments: torch.Tensor | None = None
+
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        exact = x.float()
+        moments = exact.t() @ exact
+        self.moments = moments if self.moments is None else self.moments.add_(moments)
+        return self.method.apply(linear, x, ctx)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+
+def quantize(directory: Path, output: Path, text: str | None, num_tokens: int, device: str) -> Written:
+    """Write the model of `directory` to `output` in 4 bits; text: what it reads, None for one that it writes.
+
+    Raise ConfigError for a model that is quantized already or has experts, and for a text of no tokens.
+    """
+    config = read_model_dir(directory)
+    if config.quantization is not None or config.experts is not None:
+        reason = "has experts" if config.quantization is None else f"is quantized already: {config.quantization.name}"
+        raise ConfigError(f"{directory} {reason}")
+    pieces = _own_text(directory, num_tokens, device) if text is None else _pieces(directory, config, text, num_tokens)
+    loaded = load_runner(calibration.piece_config(directory, device, "torch"), lambda stage, done, total: None)
+    linears = [one for one in linears_of(loaded.decoder) if not isinstance(one, LMHead)]
+    ignored = tuple(name for one in linears if one.in_features % GROUP for name, _ in one.slices())
+    checkpoint, found = read_checkpoint(directory), dict[str, torch.Tensor]()
+    for some in _shares([one for one in linears if one.in_features % GROUP == 0]):
+        with _summed(some) as sums:
+            for _ in calibration.compute(loaded.runner, pieces):
+                pass
+        for linear, sum_of in zip(some, sums, strict=True):
+            found |= _quantized(directory, checkpoint, linear, sum_of, loaded)
+    _write(directory, output, checkpoint, found, ignored)
+    after = sum(file.stat().st_size for file in output.glob("*.safetensors"))
+    before = sum(entry.num_bytes for entry in checkpoint.tensors.values())
+    return Written(len(found) // 3, ignored, sum(map(len, pieces)), before, after)
+
+
+def _own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int]]:
+    """Return what the model writes behind random ids, at temperature 1."""
+    from photon_grpc.compose.llm import LLM
+
+    config, number = read_model_dir(directory), random.Random(0)
+    length = min(OWN_LENGTH, config.max_position_embeddings - 2)
+    prompts = [[number.randrange(config.vocab_size)] for _ in range(max(1, num_tokens // (length + 1)))]
+    with LLM(str(directory), device=device, max_num_seqs=32) as llm:
+        found = llm.generate(prompts, max_tokens=length, temperature=1.0, seed=0, ignore_eos=True)
+    return [[*prompt, *one.token_ids] for prompt, one in zip(prompts, found, strict=True)]
+
+
+def _pieces(directory: Path, config: ModelConfig, text: str, num_tokens: int) -> list[Sequence[int]]:
+    if not config.has_tokenizer:
+        raise ConfigError(f"{directory} has no tokenizer.json: a text needs ids", field="--text")
+    ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
+    if not ids:
+        raise ConfigError("the text has no tokens", field="--text")
+    return calibration.pieces_of(ids, min(calibration.PIECE, config.max_position_embeddings - 1))
+
+
+def _shares(linears: Sequence[Linear]) -> Iterator[list[Linear]]:
+    """Return the linears in parts whose sums fit into memory together."""
+    part, size = list[Linear](), 0
+    for linear in linears:
+        needed = 4 * linear.in_features**2
+        if part and size + needed > MAX_SUM_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(linear)
+        size += needed
+    if part:
+        yield part
+
+
+@contextmanager
+def _summed(linears: Sequence[Linear]) -> Iterator[list[Sums]]:
+    sums = [Sums(linear.method) for linear in linears]
+    for linear, sum_of in zip(linears, sums, strict=True):
+        linear.method = sum_of
+    try:
+        yield sums
+    finally:
+        for linear, sum_of in zip(linears, sums, strict=True):
+            linear.method = sum_of.method
+
+
+def _quantized(
+    directory: Path, checkpoint: Checkpoint, linear: Linear, sums: Sums, loaded: Loaded
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a Linear's projections: they share their inputs."""
+    assert sums.moments is not None
+    found, device = {}, loaded.decoder.device
+    for name, _ in linear.slices():
+        with safe_open(directory / checkpoint.tensors[name + ".weight"].file, framework="pt") as file:
+            weight = file.get_tensor(name + ".weight").to(device, torch.float32)
+        codes = gptq.rounded(weight, sums.moments, GROUP, torch.bfloat16)
+        found[name + ".weight_packed"] = codes.values.contiguous().view(torch.int32).cpu()
+        found[name + ".weight_scale"] = codes.scales.t().contiguous().cpu()
+        found[name + ".weight_shape"] = torch.tensor(weight.shape)
+    # The memory is needed for the next.
+    sums.moments = None
+    return found
+
+
+def _write(
+    directory: Path, output: Path, checkpoint: Checkpoint, found: dict[str, torch.Tensor], ignored: Sequence[str]
+) -> None:
+    """Write all files: the quantized tensors into that of the weight they are of, everything else as it is."""
+    output.mkdir(parents=True, exist_ok=True)
+    places = {}
+    for name in checkpoint.files:
+        with safe_open(directory / name, framework="pt") as file:
+            tensors = {}
+            for tensor in file.keys():  # noqa: SIM118
+                parts = {key: found[key] for key in _stored(tensor) if key in found}
+                tensors |= parts or {tensor: file.get_tensor(tensor)}
+        save_file(tensors, output / name, metadata={"format": "pt"})
+        shutil.copymode(directory / name, output / name)
+        places |= dict.fromkeys(tensors, name)
+    for other in directory.iterdir():
+        if other.is_file() and other.suffix != ".safetensors" and other.name not in ("config.json", INDEX_FILE):
+            shutil.copy2(other, output / other.name)
+    if len(checkpoint.files) > 1:
+        (output / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    values = json.loads((directory / "config.json").read_text())
+    values["quantization_config"] = _config(ignored)
+    (output / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _stored(tensor: str) -> list[str]:
+    name = tensor.removesuffix(".weight")
+    return [f"{name}.weight_{part}" for part in ("packed", "scale", "shape")] if name != tensor else []
+
+
+def _config(ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the `quantization_config` of the checkpoint."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+    weights |= {"symmetric": True, "dynamic": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head", *ignored],
+    }

@@ -1,0 +1,154 @@
+"""`quantize` writes a checkpoint whose products of a text are close to those of 16 bits, and `serve` loads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from photon_grpc import LLM, demo
+from photon_grpc.cli.main import main
+from photon_grpc.compose import quantizing
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import FORMATS
+from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
+from photon_grpc.layers.quantization import gptq
+from photon_grpc.layers.quantization.rounding import quantized
+
+
+def numbers(codes: object) -> torch.Tensor:
+    """Return W in float64."""
+    values, scales, zeros = codes  # type: ignore[misc]
+    return dequantize(QuantizedWeight(values, scales, zeros, kind=WeightKind(4, 128)), torch.float32).double()
+
+
+def inputs(rows: int, columns: int) -> torch.Tensor:
+    """Return inputs that go together: few directions, and noise."""
+    generator = torch.Generator().manual_seed(columns)
+    directions = torch.randn(columns // 8, columns, generator=generator)
+    return torch.randn(rows, columns // 8, generator=generator) @ directions + 0.1 * torch.randn(rows, columns)
+
+
+def test_products_lose_less_than_by_rounding_to_the_nearest() -> None:
+    x, w = inputs(2048, 384), torch.randn(64, 384, generator=torch.Generator().manual_seed(0))
+    exact = x.double() @ w.double().t()
+    nearest = quantized([("w", slice(0, 64))], w, FORMATS["int4-g128"], torch.bfloat16)
+    found = gptq.rounded(w, x.t() @ x, 128, torch.bfloat16)
+    errors = [(x.double() @ numbers(codes).t() - exact).norm() for codes in (nearest, found)]
+    assert errors[1] < 0.6 * errors[0]
+    assert found.values.shape == (64, 192) and found.scales.shape == (3, 64)
+
+
+def test_the_root_is_that_of_the_inverse() -> None:
+    x = inputs(512, 64).double()
+    damped = x.t() @ x
+    root = gptq.inverse_root(damped).double()
+    torch.testing.assert_close(root.t() @ root @ damped, torch.eye(64).double(), rtol=1e-3, atol=1e-3)
+    assert torch.equal(root, root.triu())
+
+
+def test_inputs_that_do_not_go_together_leave_rounding_to_the_nearest() -> None:
+    w = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    nearest = quantized([("w", slice(0, 32))], w, FORMATS["int4-g128"], torch.bfloat16)
+    found = gptq.rounded(w, torch.eye(256), 128, torch.bfloat16)
+    assert torch.equal(found.values, nearest.values) and torch.equal(found.scales, nearest.scales)
+
+
+def test_inputs_that_were_always_zero_do_no_harm() -> None:
+    w, moments = torch.randn(16, 256, generator=torch.Generator().manual_seed(2)), torch.zeros(256, 256)
+    for _ in range(2):
+        found = numbers(gptq.rounded(w, moments, 128, torch.bfloat16))
+        assert (found - w).norm() < 0.15 * w.norm()
+        moments[:100, :100] = torch.eye(100)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the draft model in 4 bits."""
+    output = tmp_path_factory.mktemp("quantized") / "draft"
+    text = tmp_path_factory.mktemp("text") / "text.py"
+    text.write_text(Path(__file__).read_text())
+    asked = ["quantize", str(demo.DRAFT), "--output", str(output), "--text", str(text), "--num-tokens", "600"]
+    assert main([*asked, "--device", "cpu"]) == 0
+    return output
+
+
+def test_the_checkpoint_has_the_weights_of_every_projection(written: Path) -> None:
+    config, before = read_model_dir(written), load_file(demo.DRAFT / "model.safetensors")
+    after = load_file(written / "model.safetensors")
+    assert config.quantization is not None and config.quantization.name == "int4-g128 (pack-quantized)"
+    kept = {name for name in before if not name.endswith("_proj.weight")}
+    assert kept == {name for name in after if "_proj." not in name}
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    for name, weight in before.items():
+        if name not in kept:
+            packed, scale = after[name + "_packed"], after[name + "_scale"]
+            codes = packed.view(torch.uint8), scale.t().contiguous(), None
+            error = (numbers(codes) - weight.double()).norm() / weight.double().norm()
+            assert 0.02 < error < 0.2, name
+            assert after[name + "_shape"].tolist() == list(weight.shape)
+    assert (written / "tokenizer.json").read_bytes() == (demo.DRAFT / "tokenizer.json").read_bytes()
+
+
+def loss(**flags: str) -> float:
+    """Return the mean negative log-probability of a text that was not read."""
+    text = Path(__file__).with_name("conftest.py").read_text()[:2000]
+    with LLM(device="cpu", **flags) as llm:
+        (found,) = llm.generate([text], prompt_logprobs=1, max_tokens=1, temperature=0.0)
+    scores = [-score.logprob for score in found.prompt_scores[1:] if score.logprob is not None]
+    return sum(scores) / len(scores)
+
+
+def test_what_is_written_is_served_and_loses_less_than_without_a_text(written: Path) -> None:
+    whole = loss(model=str(demo.DRAFT))
+    nearest = loss(model=str(demo.DRAFT), quantization="int4-g128")
+    assert loss(model=str(written)) - whole < 0.7 * (nearest - whole)
+
+
+def test_a_text_is_written_by_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantizing, "OWN_LENGTH", 7)
+    own = quantizing._own_text(demo.DRAFT, 24, "cpu")
+    assert [len(piece) for piece in own] == [8, 8, 8]
+    assert own == quantizing._own_text(demo.DRAFT, 24, "cpu")
+
+
+def test_sums_are_made_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sized:
+        def __init__(self, in_features: int) -> None:
+            self.in_features = in_features
+
+    monkeypatch.setattr(quantizing, "MAX_SUM_BYTES", 4 * (100 + 64))
+    linears = [Sized(size) for size in (10, 8, 1, 30, 2)]
+    parts = [[one.in_features for one in part] for part in quantizing._shares(linears)]  # type: ignore[arg-type]
+    assert parts == [[10, 8], [1], [30], [2]]
+
+
+def test_files_of_several_parts_stay_several(tmp_path: Path) -> None:
+    directory = tmp_path / "parts"
+    shutil.copytree(demo.DRAFT, directory)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, some in files.items():
+        save_file({name: tensors[name] for name in some}, directory / file)
+    places = {name: file for file, some in files.items() for name in some}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    quantizing.quantize(directory, tmp_path / "out", "x = 1\n" * 50, 64, "cpu")
+    assert read_model_dir(tmp_path / "out").quantization is not None
+    with LLM(str(tmp_path / "out"), device="cpu") as llm:
+        assert llm.generate(["x"], max_tokens=1)
+
+
+def test_what_cannot_be_quantized_is_told(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", str(written), "--output", str(tmp_path / "o")]) == 2
+    assert "is quantized already: int4-g128" in capsys.readouterr().err
+    assert main(["quantize", str(demo.DRAFT), "--output", str(written)]) == 2
+    assert "not an empty directory" in capsys.readouterr().err
+    (tmp_path / "empty").write_text("")
+    assert main(["quantize", str(demo.DRAFT), "--output", str(tmp_path / "o"), "--text", str(tmp_path / "empty")]) == 2
+    assert "no tokens" in capsys.readouterr().err
