@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +27,6 @@ from rich.table import Table
 from photon_grpc import __version__, demo
 from photon_grpc.cli.server_libraries import HTTP_LIBRARIES, need_http, need_server
 from photon_grpc.config.download import fetch_model
-from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
 from photon_grpc.config.formats import about_tokenizer
 from photon_grpc.config.resolve import Resolved, check_model, is_model_id, model_path, split_address
@@ -35,6 +34,9 @@ from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
 from photon_grpc.service.processes.address_space import check_limit
+
+if TYPE_CHECKING:
+    from photon_grpc.config.experts import ExpertSpec
 
 EXTRA = "pip install '.[serve]' in the clone"
 

@@ -161,10 +161,10 @@ def _write(
 ) -> None:
     """Write all files: the quantized tensors into that of the weight they are of, everything else as it is."""
     output.mkdir(parents=True, exist_ok=True)
-    places = {}
+    places: dict[str, str] = {}
     for name in checkpoint.files:
         with safe_open(directory / name, framework="pt") as file:
-            tensors = {}
+            tensors: dict[str, torch.Tensor] = {}
             for tensor in file.keys():  # noqa: SIM118
                 parts = {key: found[key] for key in _stored(tensor) if key in found}
                 tensors |= parts or {tensor: file.get_tensor(tensor)}

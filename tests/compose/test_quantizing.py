@@ -18,12 +18,12 @@ from photon_grpc.config.quantization import FORMATS
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
 from photon_grpc.layers.quantization import gptq
 from photon_grpc.layers.quantization.rounding import quantized
+from photon_grpc.layers.quantization.stored import Codes
 
 
-def numbers(codes: object) -> torch.Tensor:
+def numbers(codes: Codes) -> torch.Tensor:
     """Return W in float64."""
-    values, scales, zeros = codes  # type: ignore[misc]
-    return dequantize(QuantizedWeight(values, scales, zeros, kind=WeightKind(4, 128)), torch.float32).double()
+    return dequantize(QuantizedWeight(*codes, kind=WeightKind(4, 128)), torch.float32).double()
 
 
 def inputs(rows: int, columns: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_the_checkpoint_has_the_weights_of_every_projection(written: Path) -> No
     for name, weight in before.items():
         if name not in kept:
             packed, scale = after[name + "_packed"], after[name + "_scale"]
-            codes = packed.view(torch.uint8), scale.t().contiguous(), None
+            codes = Codes(packed.view(torch.uint8), scale.t().contiguous())
             error = (numbers(codes) - weight.double()).norm() / weight.double().norm()
             assert 0.02 < error < 0.2, name
             assert after[name + "_shape"].tolist() == list(weight.shape)

@@ -46,7 +46,8 @@ def _damped(moments: torch.Tensor) -> torch.Tensor:
 def inverse_root(damped: torch.Tensor) -> torch.Tensor:
     """Return U, upper triangular, with Uᵀ U = H⁻¹."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    root: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return root.float()
 
 
 def _scales(columns: torch.Tensor, importance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
