@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,11 +12,27 @@ from photon_grpc.cli.calibrate import read_text
 from photon_grpc.cli.server_libraries import need_server
 from photon_grpc.cli.terminal.numbers import WholeNumber
 
+#: Ids of a text that the model writes.
+OWN_LENGTH = 384
+
 
 def _new(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise click.BadParameter(f"{path}: exists and is not an empty directory", context, parameter)
     return path
+
+
+def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int]]:
+    """Return what the model writes behind random ids, at temperature 1."""
+    from photon_grpc import LLM
+    from photon_grpc.config.model_dir import read_model_dir
+
+    config, number = read_model_dir(directory), random.Random(0)
+    length = min(OWN_LENGTH, config.max_position_embeddings - 2)
+    prompts = [[number.randrange(config.vocab_size)] for _ in range(max(1, num_tokens // (length + 1)))]
+    with LLM(str(directory), device=device, max_num_seqs=32) as llm:
+        found = llm.generate(prompts, max_tokens=length, temperature=1.0, seed=0, ignore_eos=True)
+    return [[*prompt, *one.token_ids] for prompt, one in zip(prompts, found, strict=True)]
 
 
 @click.command()
@@ -52,9 +70,15 @@ def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, 
     # The command line imports neither msgspec nor torch.
     from photon_grpc.compose import quantizing
 
-    found = quantizing.quantize(directory, output, read_text(text) if text else None, num_tokens, device)
+    quantizing.check(directory)
+    pieces = (
+        quantizing.pieces_of(directory, read_text(text), num_tokens)
+        if text
+        else own_text(directory, num_tokens, device)
+    )
+    found = quantizing.quantize(directory, output, pieces, device)
     left = f", {len(found.ignored)} left as they are" if found.ignored else ""
     click.echo(
         f"wrote {output}: {found.num_quantized} projections in 4 bits{left}, from {found.num_tokens:,} tokens; "
-        f"{found.bytes_before / 1e6:,.1f} MB are now {found.bytes_after / 1e6:,.1f} MB"
+        f"{found.source_bytes / 1e6:,.1f} MB are {found.bytes / 1e6:,.1f} MB there"
     )

@@ -8,7 +8,6 @@ engines read the directory as well.
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from photon_grpc.compose import calibration
 from photon_grpc.compose.assemble import Loaded, load_runner
 from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
-from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.layers.context import StepContext
@@ -32,23 +31,21 @@ from photon_grpc.layers.quantization import gptq
 from photon_grpc.models.weights import linears_of
 
 GROUP = 128
-#: Ids of a text that the model writes.
-OWN_LENGTH = 384
 #: Bytes of sums that are held at a time: layers beyond them wait for another reading of the text.
 MAX_SUM_BYTES = 16 << 30
 
 
-class Written(NamedTuple):
-    """What was written: projections in 4 bits, those left as they are, ids read, bytes before and after."""
+class QuantizedCheckpoint(NamedTuple):
+    """Numbers of a checkpoint: projections in 4 bits, names of those in 16, ids of the text, bytes of both files."""
 
     num_quantized: int
     ignored: tuple[str, ...]
     num_tokens: int
-    bytes_before: int
-    bytes_after: int
+    source_bytes: int
+    bytes: int
 
 
-class Sums:
+class InputMoments:
     """A LinearMethod that adds up xᵀ x of the inputs of another."""
 
     def __init__(self, method: LinearMethod) -> None:
@@ -65,16 +62,12 @@ class Sums:
         return getattr(self.method, name)
 
 
-def quantize(directory: Path, output: Path, text: str | None, num_tokens: int, device: str) -> Written:
-    """Write the model of `directory` to `output` in 4 bits; text: what it reads, None for one that it writes.
+def quantize(directory: Path, output: Path, pieces: Sequence[Sequence[int]], device: str) -> QuantizedCheckpoint:
+    """Write the model of `directory` to `output` in 4 bits; pieces: the ids of what it reads.
 
-    Raise ConfigError for a model that is quantized already or has experts, and for a text of no tokens.
+    Raise ConfigError for a model that cannot be, as `check`.
     """
-    config = read_model_dir(directory)
-    if config.quantization is not None or config.experts is not None:
-        reason = "has experts" if config.quantization is None else f"is quantized already: {config.quantization.name}"
-        raise ConfigError(f"{directory} {reason}")
-    pieces = _own_text(directory, num_tokens, device) if text is None else _pieces(directory, config, text, num_tokens)
+    check(directory)
     loaded = load_runner(calibration.piece_config(directory, device, "torch"), lambda stage, done, total: None)
     linears = [one for one in linears_of(loaded.decoder) if not isinstance(one, LMHead)]
     ignored = tuple(name for one in linears if one.in_features % GROUP for name, _ in one.slices())
@@ -88,22 +81,21 @@ def quantize(directory: Path, output: Path, text: str | None, num_tokens: int, d
     _write(directory, output, checkpoint, found, ignored)
     after = sum(file.stat().st_size for file in output.glob("*.safetensors"))
     before = sum(entry.num_bytes for entry in checkpoint.tensors.values())
-    return Written(len(found) // 3, ignored, sum(map(len, pieces)), before, after)
+    return QuantizedCheckpoint(len(found) // 3, ignored, sum(map(len, pieces)), before, after)
 
 
-def _own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int]]:
-    """Return what the model writes behind random ids, at temperature 1."""
-    from photon_grpc.compose.llm import LLM
-
-    config, number = read_model_dir(directory), random.Random(0)
-    length = min(OWN_LENGTH, config.max_position_embeddings - 2)
-    prompts = [[number.randrange(config.vocab_size)] for _ in range(max(1, num_tokens // (length + 1)))]
-    with LLM(str(directory), device=device, max_num_seqs=32) as llm:
-        found = llm.generate(prompts, max_tokens=length, temperature=1.0, seed=0, ignore_eos=True)
-    return [[*prompt, *one.token_ids] for prompt, one in zip(prompts, found, strict=True)]
+def check(directory: Path) -> None:
+    """Raise ConfigError for a model that is quantized already, or has experts."""
+    config = read_model_dir(directory)
+    if config.quantization is not None:
+        raise ConfigError(f"{directory} is quantized already: {config.quantization.name}")
+    if config.experts is not None:
+        raise ConfigError(f"{directory} has experts, whose weights are not quantized from a text")
 
 
-def _pieces(directory: Path, config: ModelConfig, text: str, num_tokens: int) -> list[Sequence[int]]:
+def pieces_of(directory: Path, text: str, num_tokens: int) -> list[Sequence[int]]:
+    """Return the first ids of a text in pieces. Raise ConfigError without a tokenizer or a text."""
+    config = read_model_dir(directory)
     if not config.has_tokenizer:
         raise ConfigError(f"{directory} has no tokenizer.json: a text needs ids", field="--text")
     ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
@@ -127,8 +119,8 @@ def _shares(linears: Sequence[Linear]) -> Iterator[list[Linear]]:
 
 
 @contextmanager
-def _summed(linears: Sequence[Linear]) -> Iterator[list[Sums]]:
-    sums = [Sums(linear.method) for linear in linears]
+def _summed(linears: Sequence[Linear]) -> Iterator[list[InputMoments]]:
+    sums = [InputMoments(linear.method) for linear in linears]
     for linear, sum_of in zip(linears, sums, strict=True):
         linear.method = sum_of
     try:
@@ -139,7 +131,7 @@ def _summed(linears: Sequence[Linear]) -> Iterator[list[Sums]]:
 
 
 def _quantized(
-    directory: Path, checkpoint: Checkpoint, linear: Linear, sums: Sums, loaded: Loaded
+    directory: Path, checkpoint: Checkpoint, linear: Linear, sums: InputMoments, loaded: Loaded
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a Linear's projections: they share their inputs."""
     assert sums.moments is not None

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM, demo
+from photon_grpc.cli import quantize as verb
 from photon_grpc.cli.main import main
 from photon_grpc.compose import quantizing
 from photon_grpc.config.model_dir import read_model_dir
@@ -110,10 +111,10 @@ def test_what_is_written_is_served_and_loses_less_than_without_a_text(written: P
 
 
 def test_a_text_is_written_by_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizing, "OWN_LENGTH", 7)
-    own = quantizing._own_text(demo.DRAFT, 24, "cpu")
+    monkeypatch.setattr(verb, "OWN_LENGTH", 7)
+    own = verb.own_text(demo.DRAFT, 24, "cpu")
     assert [len(piece) for piece in own] == [8, 8, 8]
-    assert own == quantizing._own_text(demo.DRAFT, 24, "cpu")
+    assert own == verb.own_text(demo.DRAFT, 24, "cpu")
 
 
 def test_sums_are_made_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +139,7 @@ def test_files_of_several_parts_stay_several(tmp_path: Path) -> None:
         save_file({name: tensors[name] for name in some}, directory / file)
     places = {name: file for file, some in files.items() for name in some}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    quantizing.quantize(directory, tmp_path / "out", "x = 1\n" * 50, 64, "cpu")
+    quantizing.quantize(directory, tmp_path / "out", quantizing.pieces_of(directory, "x = 1\n" * 50, 64), "cpu")
     assert read_model_dir(tmp_path / "out").quantization is not None
     with LLM(str(tmp_path / "out"), device="cpu") as llm:
         assert llm.generate(["x"], max_tokens=1)
