@@ -28,6 +28,8 @@ from photon_grpc.kernels.linear import slices
 
 #: All bits set.
 EMPTY = -1
+#: A program looks so often for the words of another rank: for about a minute.
+LOOKS = 100_000_000
 #: The planes that exchanges use in turns.
 NUM_PLANES = 2
 
@@ -54,7 +56,7 @@ def push(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.co
 
 
 @jit
-def take(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.constexpr):
+def take(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.constexpr, LOOKS: tl.constexpr):
     """Return the sum of all ranks' parts, this rank's own being `part`, once they have come; leave EMPTY behind."""
     total = tl.zeros_like(part)
     for rank in tl.static_range(SIZE):
@@ -63,8 +65,13 @@ def take(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.co
         else:
             at = inboxes[RANK] + rank * distance + place
             came = tl.load(at, mask=inside, other=0, volatile=True)
-            while tl.max((came == -1).to(tl.int32), axis=0) > 0:
+            looks = 0
+            while (tl.max((came == -1).to(tl.int32), axis=0) > 0) & (looks < LOOKS):
                 came = tl.load(at, mask=inside, other=0, volatile=True)
+                looks += 1
+            if looks == LOOKS:
+                # The other rank is gone: this one's device is lost, which ends its process.
+                tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1)
             tl.store(at, tl.full(came.shape, -1, tl.int32), mask=inside)
         number = came.to(tl.float32, bitcast=True)
         total = number if rank == 0 else total + number
@@ -101,7 +108,7 @@ def push_kernel(part, inboxes, plane, HIDDEN: tl.constexpr, ROWS: tl.constexpr, 
 @jit
 def exchange_kernel(h, part, bias, squares, inboxes, plane, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
                     RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PUSHES: tl.constexpr,
-                    PDL: tl.constexpr):  # fmt: skip
+                    LOOKS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Exchange BLOCK columns of one row per program, all of which run at a time or begin in their order."""
     if PDL:
         gdc_wait()
@@ -113,7 +120,7 @@ def exchange_kernel(h, part, bias, squares, inboxes, plane, HIDDEN: tl.constexpr
     place = plane * (SIZE * ROWS * HIDDEN) + row * HIDDEN + column
     if PUSHES:
         push(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
-    total = take(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
+    total = take(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE, LOOKS)
     add(h, bias, squares, total, row, column, inside, HIDDEN, BLOCK)
 
 
@@ -134,5 +141,5 @@ def launch(
     meta = config() | {"HIDDEN": hidden, "ROWS": inboxes[rank].shape[2], "RANK": rank, "SIZE": len(inboxes)}
     if num_rows:
         grid = num_rows, cdiv(hidden, meta["BLOCK"])
-        more = {"PUSHES": True, **dependent_launch(h.device)}
+        more = {"PUSHES": True, "LOOKS": LOOKS, **dependent_launch(h.device)}
         exchange_kernel[grid](h, part, b, squares, inboxes, plane, **meta, **more)

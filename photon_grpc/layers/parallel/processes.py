@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -69,11 +69,17 @@ class ProcessGroup:
         planes = shared_planes(world, device, hidden_size) if on_cuda else None
         self._group = Joined(self.rank, self.size, world, planes)
 
+    def abort(self) -> None:
+        """End what waits for a rank that has ended, from any thread."""
+        with suppress(Exception):
+            dist.distributed_c10d._abort_process_group()
+
     def leave(self) -> None:
         """Compute alone again; the others have ended."""
         if self._group is not self._alone:
             self._group = self._alone
-            dist.destroy_process_group()
+            with suppress(Exception):  # aborted before
+                dist.destroy_process_group()
 
 
 class Joined:

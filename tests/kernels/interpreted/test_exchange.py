@@ -37,7 +37,7 @@ def test_every_rank_adds_the_parts_of_all_in_their_order(size: int, has_bias: bo
         for rank in range(size):
             h, sums = start.clone(), torch.full((num_rows, HIDDEN // 16), 7.0)
             exchange.exchange_kernel[grid](
-                h, parts[rank], bias, sums, inboxes, turn % 2, RANK=rank, PUSHES=False, PDL=False, **meta
+                h, parts[rank], bias, sums, inboxes, turn % 2, RANK=rank, PUSHES=False, LOOKS=9, PDL=False, **meta
             )
             assert torch.equal(h.isnan(), expected.isnan())
             assert torch.equal(h.nan_to_num(), expected.nan_to_num())
