@@ -56,14 +56,16 @@ def ranks_of(
     on_refused: Callable[[str], None] | None = None,
     on_lost: Callable[[int], None] | None = None,
 ) -> LeadingRanks:
-    """Start the other ranks that the settings ask for; arguments as of LeadingRank, by default nothing is called.
+    """Start the other ranks that the settings ask for; arguments as of LeadingRank.
+
+    By default steps that wait for a rank that has ended fail.
 
     Raise ConfigError for a way of splitting that is not built, StartupError if a process cannot be started.
     """
     check_parallel(config.parallel, pick_device(config.device.device))
     if config.parallel.num_ranks == 1:
         return ALONE
-    return LeadingRank(config, on_refused or (lambda reason: None), on_lost or (lambda code: None))
+    return LeadingRank(config, on_refused or (lambda reason: None), on_lost)
 
 
 class OneRank:
@@ -126,11 +128,13 @@ class LeadingRank(OneRank):
         on_lost: called with the exit code of a rank that has ended after the start; negative for a signal.
     """
 
-    def __init__(self, config: ServeConfig, on_refused: Callable[[str], None], on_lost: Callable[[int], None]) -> None:
+    def __init__(
+        self, config: ServeConfig, on_refused: Callable[[str], None], on_lost: Callable[[int], None] | None
+    ) -> None:
         self._size = config.parallel.num_ranks
         self._rendezvous = shared_file("rendezvous")
         super().__init__(ProcessGroup(0, self._size, self._rendezvous))
-        self._on_refused, self._on_lost = on_refused, on_lost
+        self._on_refused, self._on_lost = on_refused, on_lost or (lambda code: self._group.abort())
         self._is_started = self._is_refused = self._is_closed = False
         self._ranks: list[RankProcess] = []
         self._are_begun = threading.Event()

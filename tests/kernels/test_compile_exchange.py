@@ -22,7 +22,7 @@ def test_exchange_fits_and_reads_what_others_write(hidden: int, size: int, has_b
         "h": "*bf16", "part": "*fp32", "bias": "*bf16" if has_bias else None, "squares": "*fp32",
         "inboxes": ("*i32",) * size, "plane": "i32",
     }  # fmt: skip
-    meta = {"HIDDEN": hidden, "ROWS": 512, "RANK": 1, "SIZE": size, "PUSHES": True, "LOOKS": exchange.LOOKS, "PDL": True}
-    built = compiled(exchange.exchange_kernel, types, meta | exchange.config())
+    meta = {"HIDDEN": hidden, "ROWS": 512, "RANK": 1, "SIZE": size, "PUSHES": True, "PDL": True}
+    built = compiled(exchange.exchange_kernel, types, meta | {"LOOKS": exchange.LOOKS} | exchange.config())
     check(built)
     assert "ld.volatile.global" in built.ptx and "trap;" in built.ptx

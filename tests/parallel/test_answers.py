@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from photon_grpc import LLM, demo
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.errors import StartupError
+from photon_grpc.errors import StartupError, Unavailable
 from tests.compose.matrix import FEATURES, answer, request
 from tests.models import reference
 from tests.properties.drawn_requests import Output
@@ -109,6 +111,16 @@ def test_a_head_for_drafts_is_whole_on_every_rank(alone: LLM, tmp_path: Path) ->
         outputs = llm.generate(TEXTS, max_tokens=24, temperature=0.0)
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.draft_tokens for output in outputs) > 0
+
+
+@pytest.mark.full
+def test_a_program_whose_rank_is_killed_fails_its_calls() -> None:
+    with LLM(device="cpu", tensor_parallel_size=2) as llm:
+        llm.generate(TEXTS, max_tokens=4)
+        (pid,) = llm._program._runner._followers.pids  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            llm.generate(TEXTS, max_tokens=2000, ignore_eos=True)
 
 
 @pytest.mark.full
