@@ -93,7 +93,7 @@ def test_ends_of_many_rows_have_the_bits_of_the_library_with_the_dequantized_wei
     results = []
     for tile in (wide.WideTile(128, 6), wide.WideTile(256, 4), None):
         # Registers hold two slices of 128 rows.
-        few = tile and wide.WideTile(128, 6)
+        few = tile and (wide.WideTile(128, 6) if tile.BM == 128 else wide.SHARED)
         monkeypatch.setattr(wide, "choose", lambda x, linear, t=tile, few=few: t if linear.slices == 1 else few)
         q = torch.empty(rows, sizes.q_heads * sizes.head_dim, dtype=torch.bfloat16, device="cuda")
         out = HeadOutput(q, cache.clone(), LAYER, rotation)
