@@ -23,7 +23,10 @@ from photon_grpc.layers.experts import Router
 from photon_grpc.models.decoder import Decoder
 
 #: Of vLLM 0.24 on an H200, of its own dummy weights.
-VLLM_DECODE_MS = {"qwen3-30b-a3b": {1: 4.27, 8: 9.07, 64: 17.78}}
+VLLM_DECODE_MS = {
+    "qwen3-30b-a3b": {1: 4.27, 8: 9.07, 64: 17.78},
+    "deepseek-v2-lite": {1: 3.27, 8: 3.85, 64: 4.59},
+}
 VLLM_TTFT_MS = {"qwen3-30b-a3b": 62.6}
 
 
@@ -49,7 +52,8 @@ def floor_ms(shape: str, batch: int, touched: float) -> float:
 def decode(work: Work, shape: str, batches: list[int], repeats: int) -> None:
     tally = decoder_of(work).expert_tally
     assert tally is not None
-    num_experts = workloads.SHAPES[shape].get("num_experts") or workloads.SHAPES[shape]["num_local_experts"]
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next(workloads.SHAPES[shape][name] for name in names if name in workloads.SHAPES[shape])
     print("\n| batch | ms/step | experts reached | busiest | floor ms | vLLM 0.24 ms | ours / vLLM |")
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for batch in batches:

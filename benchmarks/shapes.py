@@ -102,6 +102,11 @@ _QWEN3_MOE: Config = {
     "model_type": "qwen3_moe", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 128,
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
 }  # fmt: skip
+_DEEPSEEK_LITE: Config = {
+    "model_type": "deepseek_v2", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "kv_lora_rank": 512, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+}  # fmt: skip
 #: Of other forms than Llama's, and with windows; in no sweep. mistral-window: 8 of the first Mistral's layers, and an
 #: eighth of its window, so that requests of benchmarks pass several. The factors of phi-4-mini are not its own.
 OF_OTHER_FORMS: dict[str, Config] = {
@@ -112,6 +117,7 @@ OF_OTHER_FORMS: dict[str, Config] = {
     "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
     "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
     "qwen3-30b-a3b": _config("Qwen3Moe", (2048, 48, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
+    "deepseek-v2-lite": _config("DeepseekV2", (2048, 27, 16, 16, 128, 10944, 102400), tied=False, **_DEEPSEEK_LITE),
     "mixtral-8x7b": _config(
         "Mixtral", (4096, 32, 32, 8, 128, 14336, 32000), tied=False, rope_theta=1000000.0, num_local_experts=8
     ),
@@ -131,6 +137,8 @@ def weight_bytes(config: Config, num_experts: float = 0) -> int:
 
 def layer_bytes(config: Config, num_experts: float = 0) -> int:
     """Of a layer's projections; 16 bits each."""
+    if "kv_lora_rank" in config:
+        return _latent_layer_bytes(config, num_experts)
     hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     size, of_router = config["intermediate_size"], 0
     if all_experts := config.get("num_experts") or config.get("num_local_experts"):
@@ -139,6 +147,19 @@ def layer_bytes(config: Config, num_experts: float = 0) -> int:
     return round(2 * hidden * (config["head_dim"] * (2 * heads + 2 * kv) + 3 * size + of_router))
 
 
+def _latent_layer_bytes(config: Config, num_experts: float) -> int:
+    """Of a layer with latent attention and experts, those that every token reaches among them."""
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    head, value = config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]
+    attention = hidden * (heads * (head + value) + rank + config["qk_rope_head_dim"])
+    expansion = rank * heads * (config["qk_nope_head_dim"] + value)
+    size = (num_experts or config["num_experts_per_tok"]) + config["n_shared_experts"]
+    experts = hidden * (3 * size * config["moe_intermediate_size"] + config["n_routed_experts"])
+    return round(2 * (attention + expansion + experts))
+
+
 def layer_kv_bytes(config: Config, num_tokens: int) -> int:
     """Of so many keys and values in a layer."""
+    if "kv_lora_rank" in config:
+        return num_tokens * 2 * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
     return num_tokens * 2 * 2 * config["num_key_value_heads"] * config["head_dim"]

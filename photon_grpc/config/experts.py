@@ -31,6 +31,13 @@ class ExpertKeys(RopeKeys, kw_only=True):
     decoder_sparse_step: _Number = 1
     mlp_only_layers: list[_Number] | None = None
     scoring_func: str = "softmax"
+    #: DeepSeek's name of num_experts.
+    n_routed_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
+    n_shared_experts: Annotated[int, Meta(ge=0, le=64)] | None = None
+    first_k_dense_replace: _Number = 0
+    moe_layer_freq: Annotated[int, Meta(ge=1, le=1024)] = 1
+    routed_scaling_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
+    topk_method: str = "greedy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,10 @@ class ExpertSpec:
     scoring: Literal["softmax", "sigmoid"]
     renormalises: bool
     layers: tuple[bool, ...]
+    #: The intermediate size of what every token reaches beside its experts; 0: there is nothing.
+    shared_size: int = 0
+    #: Of a token's weights.
+    scale: float = 1.0
 
 
 def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind | None, num_layers: int
@@ -65,13 +76,18 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
     if config.scoring_func not in SCORINGS:
         problem = f"must be one of {', '.join(SCORINGS)}, is {shown(config.scoring_func)}"
         raise refusal(CONFIG_FILE, "scoring_func", problem)
+    size = _size(values, kind)
+    if kind.is_deepseek:
+        _refuse_other_methods(config)
     return ExpertSpec(
         num_experts,
         _top_k(config, num_experts),
-        _size(values, kind),
+        size,
         "softmax" if config.scoring_func == "softmax" else "sigmoid",
         config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
         layers,
+        (config.n_shared_experts or 0) * size if kind.is_deepseek else 0,
+        config.routed_scaling_factor if kind.is_deepseek else 1.0,
     )
 
 
@@ -83,8 +99,17 @@ def _refuse_capacities(values: Mapping[str, Any]) -> None:
             raise refusal(CONFIG_FILE, key, problem)
 
 
+def _refuse_other_methods(config: ExpertKeys) -> None:
+    if config.topk_method != "greedy":
+        problem = f"is {shown(config.topk_method)}; only greedy is supported, of all experts"
+        raise refusal(CONFIG_FILE, "topk_method", problem)
+    if config.norm_topk_prob:
+        raise refusal(CONFIG_FILE, "norm_topk_prob", "is true, which is not supported for this architecture")
+
+
 def _num_experts(config: ExpertKeys, kind: ExpertKind) -> int:
-    counts = {config.num_experts, config.num_local_experts} - {None}
+    keys = ("n_routed_experts",) if kind.is_deepseek else ("num_experts", "num_local_experts")
+    counts = {getattr(config, key) for key in keys} - {None}
     if len(counts) > 1:
         problem = f"is {config.num_local_experts}, but num_experts is {config.num_experts}"
         raise refusal(CONFIG_FILE, "num_local_experts", problem)
@@ -109,6 +134,9 @@ def _size(values: Mapping[str, Any], kind: ExpertKind) -> int:
 
 
 def _sparse_layers(config: ExpertKeys, kind: ExpertKind, num_layers: int) -> tuple[bool, ...]:
+    if kind.is_deepseek:
+        begin, step = config.first_k_dense_replace, config.moe_layer_freq
+        return tuple(layer >= begin and layer % step == 0 for layer in range(num_layers))
     if not kind.may_mix:
         return (True,) * num_layers
     step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()

@@ -29,6 +29,8 @@ class ExpertKind:
     number: int
     renormalises: bool | None = None
     may_mix: bool = False
+    #: Whether the first layers may have none, and the others may have some that every token reaches.
+    is_deepseek: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class Family:
     tensor_prefix: str = ""
     #: What the names of tensors begin with that other parts have.
     other_parts: tuple[str, ...] = ()
+    #: Whether attention keeps latents of keys and values.
+    is_latent: bool = False
+    #: Whether rotary embedding may be scaled by yarn.
+    has_yarn: bool = False
     #: What the code says about experts; None: the family has none.
     experts: ExpertKind | None = None
     #: Further names of kinds of rotary scaling.
@@ -123,6 +129,13 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek_v2",
+        is_latent=True,
+        has_yarn=True,
+        experts=ExpertKind("moe_intermediate_size", 64, renormalises=False, is_deepseek=True),
+        defaults={"q_lora_rank": 1536, "moe_intermediate_size": 1407, "vocab_size": 102_400},
     ),
     "MistralForCausalLM": Family(
         "mistral", qkv_bias=False, output_bias=False, mlp_bias=False, slides="every_layer", defaults=_WINDOW

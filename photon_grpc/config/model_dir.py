@@ -19,6 +19,7 @@ from photon_grpc.config.checkpoint import fingerprint, read_checkpoint
 from photon_grpc.config.experts import ExpertSpec, read_experts
 from photon_grpc.config.families import FAMILIES, Family
 from photon_grpc.config.json_file import T, as_struct, parse_object, read_bytes, refusal, shown
+from photon_grpc.config.latent import LatentSpec, read_latent
 from photon_grpc.config.model_json import (
     AddedToken,
     ArchitectureJson,
@@ -90,6 +91,8 @@ class ModelConfig:
     windows: tuple[int, ...]
     #: None: no layer has any.
     experts: ExpertSpec | None
+    #: None: attention keeps keys and values.
+    latent: LatentSpec | None
     #: The format of quantized weights; None: they are not.
     quantization: WeightFormat | None
     #: "float32", "bfloat16" or "float16": as in config.json, else that of most bytes of the weights, else float32.
@@ -211,14 +214,20 @@ def _dimensions(config: ConfigJson, values: dict[str, Any], family: Family) -> d
     if config.num_heads % num_kv_heads:
         problem = f"{config.num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
         raise refusal(CONFIG_FILE, "num_attention_heads", problem)
-    head_dim = _head_dim(config, family)
+    latent = read_latent(config, family, query_rank_is_none=values.get("q_lora_rank") is None)
+    head_dim = latent.rotated if latent else _head_dim(config, family)
     rotates = read_rotated_layers(config, config.num_layers, family)
     windows = read_windows(config, family, rotates)
+    ropes = _ropes(config, values, family, head_dim, rotates, windows)
+    scale = ((family.has_query_scale and config.query_pre_attn_scalar) or (latent.head if latent else head_dim)) ** -0.5
+    if latent and ropes[0]:
+        scale *= ropes[0].score_factor
     return {name: getattr(config, name) for name in _AS_READ} | {
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "ropes": _ropes(config, values, family, head_dim, rotates, windows),
-        "attention_scale": ((family.has_query_scale and config.query_pre_attn_scalar) or head_dim) ** -0.5,
+        "ropes": ropes,
+        "attention_scale": scale,
+        "latent": latent,
         "qkv_bias": config.attention_bias if family.qkv_bias is None else family.qkv_bias,
         "output_bias": config.attention_bias if family.output_bias is None else family.output_bias,
         "mlp_bias": config.mlp_bias if family.mlp_bias is None else family.mlp_bias,

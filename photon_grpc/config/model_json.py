@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from photon_grpc.config.experts import ExpertKeys
+from photon_grpc.config.latent import LatentKeys
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Heads = Annotated[int, Meta(ge=1, le=2**12)]
@@ -21,7 +21,7 @@ class ArchitectureJson(Struct, kw_only=True):
     model_type: str = ""
 
 
-class ConfigJson(ExpertKeys, kw_only=True):
+class ConfigJson(LatentKeys, kw_only=True):
     """The keys of config.json of a supported architecture; `model_dir.py` decides those that are None."""
 
     dtype: str | None = None

@@ -18,6 +18,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
+    "yarn": ("factor",),
 }
 #: A family with nothing of its own.
 PLAIN = Family("")
@@ -27,6 +28,8 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 #: One for each rotated pair of a head.
 Factors = Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=512)]
+#: A factor of the logarithm of a factor.
+Scale = Annotated[float, Meta(ge=0.0, le=100.0)]
 #: A count of tokens.
 Context = Annotated[int, Meta(ge=1, le=2**27)]
 
@@ -45,6 +48,12 @@ class RopeJson(Struct, kw_only=True):
     attention_factor: Factor | None = None
     original_max_position_embeddings: Context | None = None
     partial_rotary_factor: Share | None = None
+    #: Of yarn.
+    beta_fast: Factor = 32.0
+    beta_slow: Factor = 1.0
+    mscale: Scale | None = None
+    mscale_all_dim: Scale | None = None
+    truncate: bool = True
 
 
 class RopeKeys(Struct, kw_only=True):
@@ -79,7 +88,7 @@ class RopeSpec:
     """Parameters of the rotary embedding, named as in config.json; `layers/rotary.py` has the formulas."""
 
     theta: float
-    #: "default", "linear", "llama3" or "longrope".
+    #: "default", "linear", "llama3", "longrope" or "yarn".
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -92,6 +101,13 @@ class RopeSpec:
     attention_factor: float = 1.0
     #: The rotated share of each head, its first numbers.
     partial_rotary_factor: float = 1.0
+    #: Of yarn: the rotations in the original context from which on a frequency stays, and up to which it is divided.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    #: Whether the pairs between the two are counted from whole ones on.
+    truncate: bool = True
+    #: Of the product of a query and a key, where the family scales it by yarn.
+    score_factor: float = 1.0
 
     def rotated(self, head_dim: int) -> int:
         """Return how many numbers of a head are rotated, as transformers rounds it."""
@@ -147,8 +163,9 @@ def read_rotated_layers(config: RopeKeys, num_layers: int, family: Family) -> tu
 def _read(rope: RopeJson, name: str, theta: float, config: RopeKeys, family: Family) -> RopeSpec:
     key = "type" if rope.rope_type is None else "rope_type"
     kind = family.rope_synonyms.get(getattr(rope, key), getattr(rope, key))
-    if kind not in NEEDED:
-        problem = f"is {shown(kind)}, which is not supported; supported: {', '.join(NEEDED)}"
+    supported = [name for name in NEEDED if name != "yarn" or family.has_yarn]
+    if kind not in supported:
+        problem = f"is {shown(kind)}, which is not supported; supported: {', '.join(supported)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
     numbers: dict[str, Any] = {key: _required(rope, key, name) for key in NEEDED[kind]}
     theta = theta if rope.rope_theta is None else rope.rope_theta
@@ -163,7 +180,25 @@ def _read(rope: RopeJson, name: str, theta: float, config: RopeKeys, family: Fam
         spec["attention_factor"] = rope.attention_factor or _attention_factor(
             rope.factor or config.max_position_embeddings / original, original
         )
+    if kind == "yarn":
+        spec |= _yarn(rope, original)
     return RopeSpec(**spec)
+
+
+def _yarn(rope: RopeJson, original: int) -> dict[str, Any]:
+    factor, all_dim = rope.factor or 1.0, rope.mscale_all_dim or 0.0
+    inferred = _mscale(factor, rope.mscale) / _mscale(factor, all_dim) if rope.mscale and all_dim else _mscale(factor)
+    return {
+        "original_max_position_embeddings": original,
+        "attention_factor": rope.attention_factor or inferred,
+        "score_factor": _mscale(factor, all_dim) ** 2 if all_dim else 1.0,
+        **{key: getattr(rope, key) for key in ("beta_fast", "beta_slow", "truncate")},
+    }
+
+
+def _mscale(factor: float, scale: float = 1.0) -> float:
+    """Return yarn's factor of numbers for a context that is `factor` times the original one."""
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _attention_factor(factor: float, original: int) -> float:

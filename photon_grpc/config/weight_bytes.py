@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from photon_grpc.config.flags import ModelFlags
+from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat, chosen_format
 from photon_grpc.errors import ConfigError
@@ -27,7 +28,9 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
 
 
 def kv_token_bytes(model: ModelConfig) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
+    """Return the bytes of one token's keys and values, or latents, in all layers."""
+    if model.latent:
+        return model.num_layers * model.latent.width * _BYTES[model.dtype]
     return model.num_layers * 2 * model.num_kv_heads * model.head_dim * _BYTES[model.dtype]
 
 
@@ -53,18 +56,33 @@ def described(model: ModelConfig, flags: ModelFlags) -> str:
 
 def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Return the name, rows and columns of every projection of every layer."""
+    sizes = _attention(model) if model.latent is None else _latent_attention(model, model.latent)
+    for layer in range(model.num_layers):
+        prefix = f"{model.tensor_prefix}model.layers.{layer}."
+        for name, (rows, columns) in (sizes | _feed_forward(model, layer)).items():
+            yield prefix + name, rows, columns
+
+
+def _attention(model: ModelConfig) -> dict[str, tuple[int, int]]:
     hidden, heads = model.hidden_size, model.num_heads * model.head_dim
     kv_heads = model.num_kv_heads * model.head_dim
-    sizes = {
+    return {
         "self_attn.q_proj": (heads, hidden),
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
     }
-    for layer in range(model.num_layers):
-        prefix = f"{model.tensor_prefix}model.layers.{layer}."
-        for name, (rows, columns) in (sizes | _feed_forward(model, layer)).items():
-            yield prefix + name, rows, columns
+
+
+def _latent_attention(model: ModelConfig, latent: LatentSpec) -> dict[str, tuple[int, int]]:
+    """Return those of latent attention; what expands latents stays as it is, and is not among them."""
+    hidden, heads = model.hidden_size, model.num_heads * latent.head
+    of_kv = {"self_attn.kv_a_proj_with_mqa": (latent.width, hidden)}
+    output = {"self_attn.o_proj": (hidden, model.num_heads * latent.value)}
+    if not latent.query_rank:
+        return {"self_attn.q_proj": (heads, hidden)} | of_kv | output
+    ranks = {"self_attn.q_a_proj": (latent.query_rank, hidden), "self_attn.q_b_proj": (heads, latent.query_rank)}
+    return ranks | of_kv | output
 
 
 def _feed_forward(model: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
@@ -74,8 +92,14 @@ def _feed_forward(model: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
         prefixes, size = ["mlp."], model.intermediate_size
     else:
         prefixes, size = [f"mlp.experts.{n}." for n in range(experts.num_experts)], experts.intermediate_size
-    of_each = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
-    return {prefix + name: sizes for prefix in prefixes for name, sizes in of_each.items()}
+    sizes = dict.fromkeys(prefixes, size)
+    if experts is not None and experts.shared_size and experts.layers[layer]:
+        sizes["mlp.shared_experts."] = experts.shared_size
+    return {
+        prefix + name: (hidden, size) if name == "down_proj" else (size, hidden)
+        for prefix, size in sizes.items()
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
 
 
 def _head_bytes(model: ModelConfig, form: WeightFormat | None, itemsize: int) -> int:

@@ -23,6 +23,7 @@ from photon_grpc.kernels.moe.route import RouterForm, Routing
 from photon_grpc.kernels.moe.stacks import Stacks, stacked
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
 from photon_grpc.layers.workspace import Workspace
 
@@ -198,11 +199,12 @@ def _stack(experts: Sequence[Expert]) -> Stacks | None:
 
 
 class SparseMLP:
-    """A feed-forward block of experts."""
+    """A feed-forward block of experts; `shared` is a block that every token reaches beside its own."""
 
-    def __init__(self, router: Router, experts: Experts) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
         self.router = router
         self.experts = experts
+        self.shared = shared
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
@@ -210,11 +212,12 @@ class SparseMLP:
         for begin, some in self._parts(ctx, x.shape[0]):
             part = x[begin : begin + MOST_TOKENS]
             found.append(self.experts(part, self.router(part, some), some))
-        return torch.cat(found) if len(found) != 1 else found[0]
+        y = torch.cat(found) if len(found) != 1 else found[0]
+        return y if self.shared is None else y + self.shared(x, ctx)
 
     def add_to(self, work: Workspace, x: torch.Tensor, ctx: StepContext) -> None:
         """Add the result for x to the residual stream, rounded first."""
-        if self.experts.stacks is None:
+        if self.experts.stacks is None or self.shared is not None:
             work.h.add_(self(x, ctx))
             return work.outdated()
         partial = work.written()
@@ -231,4 +234,5 @@ class SparseMLP:
             yield begin, ctx if is_first else replace(ctx, num_real=ctx.num_real - begin)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:
-        return self.router, self.experts
+        shared = () if self.shared is None else self.shared.leaves()
+        return (self.router, self.experts, *shared)

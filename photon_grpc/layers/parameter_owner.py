@@ -36,6 +36,8 @@ class Target(NamedTuple):
     is_optional: bool = False
     #: Normal numbers of deviation 1 -> as many random values; None: normal numbers around `center`.
     random: Callable[[torch.Tensor], torch.Tensor] | None = None
+    #: For each row here its number in the checkpoint's tensor; None: rows have one order.
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,7 +46,8 @@ class Target(NamedTuple):
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view of the part of the checkpoint's tensor that belongs here."""
-        return tensor.reshape(self.shape) if self.part is None else tensor[self.part.slices]
+        found = tensor.reshape(self.shape) if self.part is None else tensor[self.part.slices]
+        return found if self.order is None else found[self.order]
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Return whether the checkpoint's tensor may have this shape; a single number has any number of dimensions."""

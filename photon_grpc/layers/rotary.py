@@ -3,6 +3,8 @@
 linear:  inv_freq / factor
 llama3:  by wavelength 2π / inv_freq against the original context L: shorter than L / high_freq_factor unchanged, longer
          than L / low_freq_factor divided by factor, in between interpolated linearly in L / wavelength
+yarn:    between inv_freq and inv_freq / factor by the rotations in the original context; cos and sin times
+         attention_factor
 longrope: inv_freq[i] / short_factor[i], or long_factor[i]; cos and sin times attention_factor
 
 A model in which longrope's short factors are for contexts up to L, the long ones for longer contexts, has one of them:
@@ -90,7 +92,27 @@ def inverse_frequencies(spec: RopeSpec, rotated: int, max_model_len: int) -> tor
         return frequencies
     if spec.kind == "linear":
         return frequencies / spec.factor
+    if spec.kind == "yarn":
+        return _yarn(spec, rotated)
     return _llama3(spec, frequencies)
+
+
+def _yarn(spec: RopeSpec, rotated: int) -> torch.Tensor:
+    frequencies = spec.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+
+    def pair(rotations: float) -> float:
+        """Return the number of the pair that turns so often in the original context."""
+        turns = math.log(spec.original_max_position_embeddings / (rotations * 2 * math.pi))
+        return rotated * turns / (2 * math.log(spec.theta))
+
+    low, high = pair(spec.beta_fast), pair(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    high = high + 0.001 if low == high else high
+    ramp = ((torch.arange(rotated // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    stays = 1 - ramp
+    return 1.0 / (spec.factor * frequencies) * (1 - stays) + 1.0 / frequencies * stays
 
 
 def _llama3(spec: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from photon_grpc.layers.quantization.methods import Method, methods
 from photon_grpc.layers.rotary import rotary_embedding
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.decoder_builder import DecoderBuilder
+from photon_grpc.models.deepseek import DeepseekBuilder
 from photon_grpc.models.gemma3 import Gemma3Builder
 from photon_grpc.models.olmo2 import Olmo2Builder
 from photon_grpc.models.phi3 import Phi3Builder
@@ -19,6 +20,7 @@ from photon_grpc.models.sparse import MixtralBuilder, SparseBuilder
 
 #: Architecture -> its builder, for those that have one of their own.
 BUILDERS: dict[str, type[DecoderBuilder]] = {
+    "DeepseekV2ForCausalLM": DeepseekBuilder,
     "Gemma3ForCausalLM": Gemma3Builder,
     "Gemma3ForConditionalGeneration": Gemma3Builder,
     "MixtralForCausalLM": MixtralBuilder,

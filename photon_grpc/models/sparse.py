@@ -9,6 +9,7 @@ import torch
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, Experts, Router, SparseMLP, StackNames
+from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.experts import ParallelSparseMLP
 from photon_grpc.layers.parallel.linears import RowPartLinear
@@ -58,7 +59,7 @@ class SparseBuilder(DecoderBuilder):
         if spec is None or not spec.layers[layer]:
             return self.gated_mlp(prefix + STACKED, norm)
         group = self.mesh.tp
-        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises)
+        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale)
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
         sizes = spec.num_experts, self.config.hidden_size
@@ -66,7 +67,13 @@ class SparseBuilder(DecoderBuilder):
         experts = [self.expert(f"{block}experts.{number}.") for number in range(spec.num_experts)]
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
         block_of = Experts(experts, names, self.kernels)
-        return SparseMLP(router, block_of) if group.size == 1 else ParallelSparseMLP(router, block_of, group)
+        if group.size > 1:
+            return ParallelSparseMLP(router, block_of, group)
+        return SparseMLP(router, block_of, self.shared(prefix))
+
+    def shared(self, prefix: str) -> GatedMLP | None:
+        """Build what every token reaches beside its experts; None: there is nothing. `prefix` is the layer's."""
+        return None
 
     def expert(self, prefix: str) -> Expert:
         spec, hidden = self.config.experts, self.config.hidden_size

@@ -30,6 +30,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 LONG = {"short_factor": [1.0], "long_factor": [2.0], "attention_factor": 1.0}
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "truncate": True}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -330,8 +331,22 @@ EVERY_KEY: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [3],
         "scoring_func": "softmax",
-        "rope_parameters": LLAMA3 | LONG | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
-        "rope_scaling": LLAMA3 | LONG | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "routed_scaling_factor": 1.5,
+        "topk_method": "greedy",
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "rope_parameters": LLAMA3
+        | LONG
+        | YARN
+        | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
+        "rope_scaling": LLAMA3 | LONG | YARN | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
     },
     "generation_config": {
         "bos_token_id": 1,

@@ -54,7 +54,7 @@ class Case:
 
 
 @each_case
-@pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (16, 11), (64, 0), (700, 650)])
+@pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (16, 11), (64, 0), (700, 650), (2200, None)])
 def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: int, num_real: int | None) -> None:
     case = Case(name, dtype, num_tokens, form)
     if num_real is not None:
@@ -70,7 +70,9 @@ def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: i
     tolerance = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     if not case.stacks.down.is_eight:
         torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(out, experts.reference(case.x, found, case.stacks), atol=3e-2, rtol=3e-2)
+    # A number that is rounded the other way to 8 bits is an eighth off.
+    wanted = experts.reference(case.x, found, case.stacks).float()
+    assert (out.float() - wanted).norm() <= 1e-2 * wanted.norm()
 
 
 @each_case
@@ -81,9 +83,11 @@ def test_a_token_has_the_same_bits_at_any_number_of_tokens(name: str, dtype: tor
     for num_tokens in TOKENS:
         first = (37 * num_tokens) % (max(TOKENS) - num_tokens + 1)
         some = case.x[first : first + num_tokens].clone()
-        equal = (case(some) == whole[first : first + num_tokens]).float().mean()
-        wrong += [(num_tokens, float(equal))] if equal < 1 else []
-    assert wrong == []
+        found, expected = case(some), whole[first : first + num_tokens]
+        rows = (found != expected).any(-1).nonzero().flatten().tolist()
+        if rows:
+            wrong.append((num_tokens, rows[:9], float((found - expected).abs().max()), int(found.isnan().sum())))
+    assert wrong == [], f"again: {torch.equal(case(case.x), whole)}, NaN {int(whole.isnan().sum())}, {wrong}"
 
 
 def test_sums_are_added_to_the_residual_stream() -> None:

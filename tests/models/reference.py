@@ -38,6 +38,16 @@ SHORT_ROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
     "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 32,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 #: name -> (transformers' class prefix, configuration): grouped, multi- and single-KV heads, odd head sizes.
@@ -92,6 +102,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 3, "mlp_only_layers": [1]},
     ),
     "mixtral": ("Mixtral", {"rope_parameters": DEFAULT_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek2": (
+        "DeepseekV2",
+        {"rope_parameters": DEFAULT_ROPE, "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16}
+        | {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 8, "n_shared_experts": 2}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+        | {"routed_scaling_factor": 1.5},
+    ),
+    "deepseek2-yarn-query-latent": (
+        "DeepseekV2",
+        {"rope_parameters": YARN_ROPE, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10}
+        | {"qk_rope_head_dim": 6, "v_head_dim": 14, "n_routed_experts": 4, "n_shared_experts": 1}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4},
+    ),
     "mistral": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": None, "head_dim": 20}),
     "mistral-window": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": 13}),
     "phi3": ("Phi3", {"rope_parameters": DEFAULT_ROPE, "pad_token_id": 0}),

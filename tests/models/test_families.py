@@ -27,7 +27,7 @@ from photon_grpc.service.processes import check_start
 from tests.models import reference
 
 #: A variant of each family.
-VARIANTS = ("mistral-window", "phi3-window-partial-longrope-tied", "smollm3", "olmo2", "gemma3")
+VARIANTS = ("mistral-window", "phi3-window-partial-longrope-tied", "smollm3", "olmo2", "gemma3", "qwen3moe")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -74,7 +74,9 @@ def test_only_layers_like_llamas_run_as_llamas(saved: tuple[str, Any, Path], mon
     variant, model, path = saved
     decoder = reference.load_decoder(path)
     number = len(decoder.layers)
-    expected = {"mistral-window": [True] * number, "smollm3": [True, False, True]}.get(variant, [False] * number)
+    expected = {"smollm3": [True, False, True], **dict.fromkeys(("mistral-window", "qwen3moe"), [True] * number)}.get(
+        variant, [False] * number
+    )
     assert [layer.form in CHAINS for layer in decoder.layers] == expected
     chained = with_chains(decoder)
     assert (chained is not None) == any(expected)
@@ -117,7 +119,9 @@ def round_to_eight_bits(model: Any) -> None:
 
 
 def test_bfloat16_is_as_near_as_transformers_own(saved: tuple[str, Any, Path]) -> None:
-    _, model, path = saved
+    variant, model, path = saved
+    if variant in reference.SPARSE:
+        pytest.skip("a rounded number may choose another expert")
     ids = reference.prompts()[2]
     expected = reference.reference_logits(model, ids)
     theirs = reference.reference_logits(copy.deepcopy(model).bfloat16(), ids)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS
-from photon_grpc.config.weight_bytes import linear_bytes
+from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers import unquantized
@@ -150,13 +150,17 @@ def test_stacks_of_every_format_give_the_products_of_their_linears(
 
 
 @pytest.mark.parametrize("form", [None, FORMATS["int8"]])
-def test_bytes_told_before_a_start_are_those_held(form: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["qwen3moe-between", "deepseek2", "deepseek2-yarn-query-latent"])
+def test_bytes_told_before_a_start_are_those_held(
+    variant: str, form: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", lambda weight, bias: None)
     monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
-    path = reference.save(reference.make_model("qwen3moe-between"), tmp_path)
+    path = reference.save(reference.make_model(variant), tmp_path)
     config = read_model_dir(path)
     decoder = reference.load_decoder(path, quantization="auto" if form is None else form.name)
     assert linear_bytes(config, form) == sum(linear.method.num_bytes(linear) for linear in linears_of(decoder))
+    assert kv_token_bytes(config) == sum(layer.attention.kv.format.token_bytes for layer in decoder.layers)
 
 
 def test_stacks_are_computed_as_experts_on_their_own(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -95,6 +97,14 @@ FURTHER: dict[str, tuple[type, type, dict[str, Any]]] = {
         MixtralConfig,
         MixtralForCausalLM,
         _SMALL | {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
+    "deepseek2": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        _SMALL
+        | {"q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+        | {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"first_k_dense_replace": 1, "num_key_value_heads": 4},
     ),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, _SMALL),
     "gemma3": (

@@ -86,3 +86,14 @@ def test_preemption_behind_windows_changes_nothing() -> None:
     assert few.engine.scheduler.num_preemptions > 0
     for prompt, output in zip(asked, told, strict=True):
         assert output == most_likely(reference, prompt, output)
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "mixtral"])
+def test_experts_say_the_same_where_sequences_lose_their_blocks(family: str) -> None:
+    directory, reference = model(family)
+    asked = [prompt for prompt in prompts(6) if len(prompt) < 60]
+    runs = served(directory, num_blocks=14, max_num_batched_tokens=40)
+    told = runs.complete(asked, 40)
+    assert runs.engine.scheduler.num_preemptions > 0
+    for prompt, output in zip(asked, told, strict=True):
+        assert output == most_likely(reference, prompt, output)

@@ -6,6 +6,7 @@
 
 | rows of      | where                                                                            | kernels            |
 |--------------|----------------------------------------------------------------------------------|--------------------|
+| any          | pages of latents                                                                 | latent             |
 | any          | no Triton, or tensors of a CPU                                                   | torch_attention    |
 | one query    | 16 bits, head_dim 32, 64, 128 or 256, sm_80 up; pages of 16 or 8 bits            | gluon_decode       |
 | one query    | else                                                                             | triton_decode      |
@@ -31,6 +32,7 @@ from photon_grpc.kernels.attention import (
     gluon_decode,
     hopper_ring,
     hopper_varlen,
+    latent,
     online_softmax,
     torch_attention,
     triton_decode,
@@ -112,6 +114,8 @@ def torch_backend(
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
     """Return attention in torch on any device; the arguments are those of `dispatch`."""
+    if spec.value_width:
+        return latent.attention(spec, meta, pages, slot_mapping, is_torch=True)
     return TorchAttention(spec, meta, pages, slot_mapping)
 
 
@@ -128,6 +132,8 @@ def dispatch(
         slot_mapping: int64 [T], block · block_size + offset of every token.
         chain: the caller's, whose q is then contiguous; None if every kernel waits for the one before.
     """
+    if spec.value_width:
+        return latent.attention(spec, meta, pages, slot_mapping, is_torch=False)
     if not launches(pages):
         return TorchAttention(spec, meta, pages, slot_mapping)
     step = _Grounds(spec, meta, pages, slot_mapping.shape[0])

@@ -16,3 +16,5 @@ class AttentionSpec(NamedTuple):
     scale: float
     #: In which queries, keys and values are multiplied; pages may hold fewer bits.
     dtype: torch.dtype
+    #: Of latents (`latent.py`): their first numbers, which are values; 0: pages hold keys and values.
+    value_width: int = 0

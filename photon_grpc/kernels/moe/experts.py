@@ -154,9 +154,9 @@ class ProductTile(NamedTuple):
 
 #: Pairs at a time -> tiles of gate and up, and of down, of activations of 16 bits.
 TILES: dict[int, tuple[ProductTile, ProductTile]] = {
-    16: (ProductTile(16, 128), ProductTile(32, 128)),
-    32: (ProductTile(32, 128), ProductTile(64, 128)),
-    64: (ProductTile(64, 64), ProductTile(128, 64)),
+    16: (ProductTile(32, 128), ProductTile(64, 128)),
+    32: (ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
+    64: (ProductTile(64, 64, 4, 3), ProductTile(128, 64, 4, 3)),
     128: (ProductTile(64, 64, 8), ProductTile(128, 64, 8)),
 }
 #: The same of packed weights. Groups of columns with a scale are steps or parts of them.
@@ -164,7 +164,7 @@ PACKED_TILES = {
     16: (ProductTile(32, 128), ProductTile(64, 128)),
     32: (ProductTile(32, 128), ProductTile(64, 128)),
     64: (ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
-    128: (ProductTile(64, 64, 8, 3), ProductTile(128, 64, 8, 3)),
+    128: (ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
 }
 #: Of activations of 8 bits: steps of 128 columns, and 64 rows of W, so that every tile's products are those of wgmma.
 EIGHT_TILES = {

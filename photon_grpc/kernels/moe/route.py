@@ -2,7 +2,7 @@
 
     s = x Wᵀ in float32
     experts: the top_k largest of s, of equal ones the lower numbers, in falling order
-    weights: softmax(s) or 1 / (1 + exp(-s)) at those, divided by their sum if the form renormalises
+    weights: softmax(s) or 1 / (1 + exp(-s)) at those, divided by their sum if the form renormalises, times scale
 
 `tally` int64 [4] counts calls, experts that were reached, pairs of the busiest expert, all pairs.
 
@@ -25,11 +25,12 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, t
 
 
 class RouterForm(NamedTuple):
-    """The formula of a router. is_softmax: of all experts' numbers; else each has a sigmoid of its own."""
+    """The formula of a router. is_softmax: of all experts' numbers; else each has a sigmoid. scale: of the weights."""
 
     top_k: int
     is_softmax: bool = True
     renormalises: bool = True
+    scale: float = 1.0
 
 
 class WorkList(NamedTuple):
@@ -65,6 +66,7 @@ def reference(
     weights = (scores.softmax(-1) if form.is_softmax else scores.sigmoid()).gather(1, chosen)
     if form.renormalises:
         weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * form.scale
     fails = scores.isnan().any(-1, keepdim=True)
     experts = torch.where(fails, torch.arange(form.top_k, device=x.device), chosen).int()
     weights = torch.where(fails, torch.nan, weights)
@@ -80,10 +82,10 @@ def reference(
 @jit
 def scores_kernel(
     x, weight, scores, num_tokens,
-    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write scores [T, E] in float32; BM tokens and BE experts per program."""
+    """Write scores [slices, T, E] in float32: BM tokens, BE experts and COLUMNS columns per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -91,12 +93,13 @@ def scores_kernel(
     expert = tl.program_id(1) * BE + tl.arange(0, BE)
     of_token, of_expert = (token < num_tokens)[:, None], (expert < EXPERTS)[:, None]
     acc = tl.zeros([BE, BM], tl.float32)
-    for start in range(0, HIDDEN, BK):
-        column = start + tl.arange(0, BK)
+    for start in range(0, COLUMNS, BK):
+        column = tl.program_id(2) * COLUMNS + start + tl.arange(0, BK)
         inside = (column < HIDDEN)[None, :]
         w = tl.load(weight + expert[:, None] * HIDDEN + column[None, :], mask=of_expert & inside, other=0.0)
         values = tl.load(x + token[:, None] * HIDDEN + column[None, :], mask=of_token & inside, other=0.0)
         acc = tl.dot(w, tl.trans(values), acc, input_precision=PRECISION)
+    scores += tl.program_id(2).to(tl.int64) * num_tokens * EXPERTS
     tl.store(scores + token[None, :] * EXPERTS + expert[:, None], acc, mask=tl.trans(of_token) & of_expert)
 
 
@@ -104,7 +107,8 @@ def scores_kernel(
 def choose_kernel(
     scores, num_real, experts, weights, work, counters, tally, num_tokens,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr,
-    IS_SOFTMAX: tl.constexpr, RENORMALISES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SLICES: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALISES: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose for one token per program; the last to finish makes the work list.
 
@@ -125,18 +129,25 @@ def choose_kernel(
     value = place * 0.0
     if is_real:
         s = tl.load(scores + token.to(tl.int64) * EXPERTS + number, mask=inside, other=-float("inf"))
+        for part in tl.static_range(1, SLICES):
+            at = (part * num_tokens + token).to(tl.int64) * EXPERTS + number
+            s += tl.load(scores + at, mask=inside, other=0.0)
         fails = tl.sum((s != s).to(tl.int32), 0) > 0
         most = tl.max(s, 0)
         total = tl.sum(tl.where(inside, tl.exp(s - most), 0.0), 0)
-        # Those already chosen are not open; a NaN is smaller than all.
-        is_open = inside
+        # One integer that rises with the number and falls with the expert: its maximum is both.
+        bits = tl.where(s == 0.0, 0.0, s).to(tl.int32, bitcast=True)
+        rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * EXPERTS_PAD + (EXPERTS_PAD - 1 - number)
+        rank = tl.where(inside, rank, -9223372036854775807)
         for j in tl.static_range(TOP_K):
-            best = tl.max(tl.where(is_open & (s == s), s, -float("inf")), 0)
-            at = tl.min(tl.where(is_open & ((s == best) | fails), number, EXPERTS_PAD - 1), 0)
-            at = tl.where(fails, j, at)
-            is_open = is_open & (number != at)
+            best = tl.max(rank, 0)
+            bits = (best // EXPERTS_PAD - (best % EXPERTS_PAD < 0).to(tl.int64)).to(tl.int32)
+            at = EXPERTS_PAD - 1 - (best & (EXPERTS_PAD - 1)).to(tl.int32)
+            rank = tl.where(number == at, -9223372036854775807, rank)
             chosen = tl.where(place == j, at, chosen)
-            value = tl.where(place == j, best, value)
+            bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+            value = tl.where(place == j, bits.to(tl.float32, bitcast=True), value)
+        chosen = tl.where(fails & (place < TOP_K), place, chosen)
         if IS_SOFTMAX:
             weight = tl.exp(value - most) / total
         else:
@@ -144,7 +155,7 @@ def choose_kernel(
         weight = tl.where(place < TOP_K, weight, 0.0)
         if RENORMALISES:
             weight = weight / tl.sum(weight, 0)
-        value = tl.where(fails, float("nan"), weight)
+        value = tl.where(fails, float("nan"), weight * SCALE)
     to = token * TOP_K + place
     tl.store(experts + to, chosen, mask=place < TOP_K)
     tl.store(weights + to, value, mask=place < TOP_K)
@@ -175,11 +186,18 @@ def choose_kernel(
             tl.store(work_count + begin + block, count, mask=has)
 
 
-#: Sizes of a program of scores: the same for any number of tokens.
-SCORES = {"BM": 16, "BE": 16, "BK": 128, "num_warps": 4, "num_stages": 4}
+#: Sizes of a program of scores: the same for any number of tokens. The sum is cut into slices of COLUMNS, which are
+#: added in order: few programs would take long for one chain.
+COLUMNS = 256
+SCORES = {"COLUMNS": COLUMNS, "BM": 16, "BE": 16, "num_warps": 4, "num_stages": 2}
 #: (tokens, pairs of an expert that are multiplied at a time) in rising order; more tokens have the last.
-BLOCKS = ((16, 16), (512, 32), (2048, 64))
+BLOCKS = ((64, 16), (512, 32), (2048, 64))
 LARGEST_BLOCK = 128
+
+
+def step_of(dtype: torch.dtype) -> int:
+    """Return the columns of a step of scores."""
+    return 128 if dtype.itemsize == 2 else 32
 
 
 def block_of(num_tokens: int) -> int:
@@ -205,7 +223,8 @@ def launch(
     if not launches(x):
         return reference(x, weight, form, num_real, tally)
     (num_tokens, hidden), num_experts, device = x.shape, weight.shape[0], x.device
-    scores = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=device)
+    slices = cdiv(hidden, COLUMNS)
+    scores = torch.empty((slices, num_tokens, num_experts), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, form.top_k), dtype=torch.int32, device=device)
     weights = torch.empty((num_tokens, form.top_k), dtype=torch.float32, device=device)
     block = block or block_of(num_tokens)
@@ -215,13 +234,14 @@ def launch(
     work = WorkList(*columns, size, torch.empty((num_experts, num_tokens), dtype=torch.int32, device=device))
     if num_tokens:
         dependent = dependent_launch(device)
-        grid = cdiv(num_tokens, SCORES["BM"]), cdiv(num_experts, SCORES["BE"])
+        grid = cdiv(num_tokens, SCORES["BM"]), cdiv(num_experts, SCORES["BE"]), slices
         scores_kernel[grid](
-            x, weight, scores, num_tokens, EXPERTS=num_experts, HIDDEN=hidden, PRECISION="ieee", **SCORES, **dependent
-        )
+            x, weight, scores, num_tokens, EXPERTS=num_experts, HIDDEN=hidden, BK=step_of(x.dtype), PRECISION="ieee",
+            **SCORES, **dependent,
+        )  # fmt: skip
         choose_kernel[(num_tokens,)](
             scores, num_real, experts, weights, work, _counters(device, num_experts), tally, num_tokens,
-            **choose_config(num_experts, form), BLOCK=block, **dependent,
+            **choose_config(num_experts, form), SLICES=slices, BLOCK=block, **dependent,
         )  # fmt: skip
     return Routing(experts, weights, work, block)
 
@@ -235,5 +255,6 @@ def choose_config(num_experts: int, form: RouterForm) -> dict[str, Any]:
         "TOP_K_PAD": next_power_of_2(form.top_k),
         "IS_SOFTMAX": form.is_softmax,
         "RENORMALISES": form.renormalises,
+        "SCALE": form.scale,
         "num_warps": 1,
     }
