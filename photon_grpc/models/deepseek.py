@@ -30,7 +30,8 @@ class DeepseekBuilder(SparseBuilder):
         """Raise ModelLoadError for several ranks: a latent is of all heads."""
         if self.mesh.tp.size > 1:
             raise ModelLoadError(
-                f"latents cannot be shared out over {self.mesh.tp.size} ranks: they are of all heads", field="kv_lora_rank"
+                f"latents cannot be shared out over {self.mesh.tp.size} ranks: they are of all heads",
+                field="kv_lora_rank",
             )
 
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
