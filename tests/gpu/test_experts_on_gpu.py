@@ -72,7 +72,7 @@ def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: i
         torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
     # A number that is rounded the other way to 8 bits is an eighth off.
     wanted = experts.reference(case.x, found, case.stacks).float()
-    assert (out.float() - wanted).norm() <= 1e-2 * wanted.norm()
+    assert (out.float() - wanted).norm() <= 2e-2 * wanted.norm()
 
 
 @each_case

@@ -56,7 +56,7 @@ def reference(
     return out
 
 
-class Sizes(NamedTuple):
+class LatentSizes(NamedTuple):
     """The constants of a kernel: heads, numbers of a latent, rotated ones, and those of blocks."""
 
     NUM_HEADS: int
@@ -208,7 +208,9 @@ def merge_kernel(
 def config(spec: AttentionSpec, width: int, block_size: int, num_rows: int) -> dict[str, Any]:
     """Return the compile-time arguments of `latent_kernel`."""
     rank, rotated = spec.value_width, width - spec.value_width
-    sizes = Sizes(spec.num_heads, rank, rotated, next_power_of_2(rank), max(16, next_power_of_2(rotated)), block_size)
+    sizes = LatentSizes(
+        spec.num_heads, rank, rotated, next_power_of_2(rank), max(16, next_power_of_2(rotated)), block_size
+    )
     rows = {"ROWS_PAD": next_power_of_2(num_rows), "LANE": LANE, "STEP": STEP, "HEADS": HEADS, "PRECISION": "ieee"}
     return sizes._asdict() | rows | {"num_warps": 8, "num_stages": 2 if spec.dtype.itemsize == 2 else 1}
 
