@@ -6,7 +6,8 @@
 
 Random weights; greedy, EOS ignored, no prefix cache. A step's time is the distance between steps that brought a token
 to every row, averaged over the steps of a run; medians of `--repeats` runs. The floor of a step is the bytes of the
-weights, keys and values over 4.10 TB/s (what one H200 reads). Rows whose keys do not fit the cache are left out.
+weights, keys and values over 4.10 TB/s (what one H200 reads). KV is the memory of a row's blocks, beside that of one
+without windows. Rows whose keys do not fit the cache are left out.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def floor_ms(work: Work, shape: str, context: int, rows: int) -> str:
     return f"{num_bytes / READ_BYTES_PER_S * 1e3:.3f}"
 
 
+def row_mb(work: Work, context: int) -> str:
+    """Return megabytes of a row's blocks, and those if no layer had a window."""
+    plan = work.facts.kv
+    whole = -(-context // plan.block_size)
+    kept = [min(whole, -(-group.window // plan.block_size) + 1) if group.window else whole for group in plan.groups]
+    return " / ".join(f"{blocks * plan.block_bytes / 1e6:,.0f}" for blocks in (sum(kept), whole * len(kept)))
+
+
 def that_fit(work: Work, context: int, all_rows: list[int]) -> Iterator[int]:
     slots = work.facts.num_blocks * work.facts.kv.block_size
     return (rows for rows in all_rows if rows * (context + CHUNK) <= slots)
@@ -65,13 +74,14 @@ def that_fit(work: Work, context: int, all_rows: list[int]) -> Iterator[int]:
 def measure(shape: str, args: argparse.Namespace) -> None:
     max_len = max(args.context) + CHUNK
     with loaded(shape, args.flags, max_len) as work:
-        print("\n| context | rows | first token ms | ms/step | floor ms |\n|--:|--:|--:|--:|--:|")
+        print("\n| context | rows | first token ms | ms/step | floor ms | KV MB a row / without windows |")
+        print("|--:|--:|--:|--:|--:|--:|")
         for context in args.context:
             for rows in that_fit(work, context, args.rows):
                 first = f"{ttft_ms(work, context, args.repeats):.1f}" if rows == 1 else ""
                 step = step_ms(work, context, rows, args.repeats)
                 floor = floor_ms(work, shape, context, rows)
-                print(f"| {context} | {rows} | {first} | {step:.3f} | {floor} |", flush=True)
+                print(f"| {context} | {rows} | {first} | {step:.3f} | {floor} | {row_mb(work, context)} |", flush=True)
 
 
 def main() -> None:

@@ -116,5 +116,10 @@ def weight_bytes(shape: str) -> int:
 
 
 def kv_bytes(shape: str, contexts: Sequence[int]) -> int:
-    """Bytes that one decode step reads of the KV cache."""
-    return SHAPES[shape]["num_hidden_layers"] * shapes.layer_kv_bytes(SHAPES[shape], sum(contexts))
+    """Bytes that one decode step reads of the KV cache: in layers with a window, those of the window."""
+    config = SHAPES[shape]
+    window, num_layers = config.get("sliding_window"), config["num_hidden_layers"]
+    num_full = num_layers // config.get("sliding_window_pattern", num_layers + 1) if window else num_layers
+    in_window = sum(min(context, window or 0) for context in contexts)
+    num_keys = num_full * sum(contexts) + (num_layers - num_full) * in_window
+    return shapes.layer_kv_bytes(config, num_keys)

@@ -25,7 +25,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import cost, fused8, fused_linear, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused8 import Linear8
-from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, ResidualStream
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
@@ -78,7 +78,7 @@ class Case:
         if self.heads is not None:
             fused8.qkv_launch(of_x, linear, EPS, self.heads, way, self.counters)
         elif self.p.end == "swiglu":
-            fused8.swiglu_launch(of_x, linear, EPS, self.y, way, self.counters)
+            fused8.swiglu_launch(of_x, linear, Gate(EPS), self.y, way, self.counters)
         else:
             fused8.add_launch(ResidualStream(self.residual, self.sums), self.x, linear, way, self.counters)
 
@@ -111,7 +111,7 @@ class Case:
         elif self.heads is not None:
             fused_linear.qkv_launch(of_x, linear, EPS, self.heads, tile, self.counters)
         elif self.p.end == "swiglu":
-            fused_linear.swiglu_launch(of_x, linear, EPS, self.y, tile, self.counters)
+            fused_linear.swiglu_launch(of_x, linear, Gate(EPS), self.y, tile, self.counters)
         else:
             stream = ResidualStream(self.residual, self.sums)
             fused_linear.add_launch(stream, self.x, linear, tile, self.counters)

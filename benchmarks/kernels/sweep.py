@@ -28,7 +28,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost, fused_linear, head, slices, tiles
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.fused_linear import Affine, ResidualStream
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, ResidualStream
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.rotary import rotate_store
@@ -123,7 +123,7 @@ class Chain:
         elif self.heads is not None:
             fused_linear.qkv_launch(self.stream, linear, EPS, self.heads, tile, self.counters)
         elif end == "swiglu":
-            fused_linear.swiglu_launch(self.stream, linear, EPS, self.y, tile, self.counters)
+            fused_linear.swiglu_launch(self.stream, linear, Gate(EPS), self.y, tile, self.counters)
         else:
             fused_linear.add_launch(ResidualStream(self.residual, self.partial), self.x, linear, tile, self.counters)
 

@@ -1,4 +1,6 @@
-"""Rows of an embedding table, as the first kernel of a chain: h[t] = table[token_ids[t]], and their sums of squares.
+"""Rows of an embedding table, as the first kernel of a chain: h[t] = factor · table[token_ids[t]], and their squares.
+
+The sums of squares are those of the rounded rows.
 
 Shapes: table [V, H], token_ids [M] int32 or int64, below V -> h [M, H], partial [M, H / 16] (squares.py). bf16, fp16,
 fp32.
@@ -17,14 +19,16 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.lang.squares import group_sums
 
 
-def reference(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, partial: torch.Tensor) -> None:
+def reference(
+    table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, partial: torch.Tensor, factor: float | None = None
+) -> None:
     """Fill h and partial in torch."""
-    h.copy_(table[token_ids])
+    h.copy_(table[token_ids] if factor is None else table[token_ids] * factor)
     partial.copy_(squares.reference(h))
 
 
 @jit
-def embed_kernel(table, token_ids, h, partial, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def embed_kernel(table, token_ids, h, partial, factor, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Copy BLOCK columns of one row per program."""
     if PDL:
         gdc_wait()
@@ -34,6 +38,8 @@ def embed_kernel(table, token_ids, h, partial, SIZE: tl.constexpr, BLOCK: tl.con
     inside = column < SIZE
     source = tl.load(token_ids + row).to(tl.int64) * SIZE + column
     found = tl.load(table + source, mask=inside, other=0.0)
+    if factor is not None:
+        found = (found.to(tl.float32) * factor).to(found.dtype)
     tl.store(h + row * SIZE + column, found, mask=inside)
     group = tl.program_id(1) * (BLOCK // 16) + tl.arange(0, BLOCK // 16)
     x = found.to(tl.float32)
@@ -45,13 +51,15 @@ def config(size: int) -> dict[str, Any]:
     return {"SIZE": size, "BLOCK": 1024, "num_warps": 4}
 
 
-def launch(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, partial: torch.Tensor) -> None:
+def launch(
+    table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, partial: torch.Tensor, factor: float | None = None
+) -> None:
     """Fill h [M, H] and partial, which are contiguous."""
     if not launches(table):
-        return reference(table, token_ids, h, partial)
+        return reference(table, token_ids, h, partial, factor)
     num_tokens, size = token_ids.shape[0], table.shape[1]
     meta = config(size)
     if num_tokens:
         grid = (num_tokens, cdiv(size, meta["BLOCK"]))
-        embed_kernel[grid](table, token_ids, h, partial, **dependent_launch(table.device), **meta)
+        embed_kernel[grid](table, token_ids, h, partial, factor, **dependent_launch(table.device), **meta)
     return None

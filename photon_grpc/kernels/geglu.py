@@ -8,16 +8,12 @@ Bytes moved: 3 · T · I · itemsize.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
+from photon_grpc.kernels.lang.formulas import gelu
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
-
-#: -2 · sqrt(2 / π), and that times 0.044715.
-LINEAR = -2.0 * math.sqrt(2.0 / math.pi)
-CUBIC = LINEAR * 0.044715
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -28,23 +24,19 @@ def reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @jit
-def geglu_kernel(
-    gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, LINEAR: tl.constexpr, CUBIC: tl.constexpr
-):
+def geglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Write y [T, SIZE]; BLOCK columns of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0)
-    a = gate.to(tl.float32)
-    gelu = a / (1.0 + tl.exp(a * tl.fma(a * a, CUBIC, LINEAR)))
-    tl.store(y + row * SIZE + column, gelu.to(gate.dtype) * up, mask=inside)
+    tl.store(y + row * SIZE + column, gelu(gate.to(tl.float32)).to(gate.dtype) * up, mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:
     """Return the compile-time arguments for `size` columns."""
-    return {"SIZE": size, "BLOCK": 1024, "LINEAR": LINEAR, "CUBIC": CUBIC, "num_warps": 4}
+    return {"SIZE": size, "BLOCK": 1024, "num_warps": 4}
 
 
 def launch(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """SwiGLU for gate and up side by side in one tensor, silu(a) = a / (1 + exp(-a)).
 
     swiglu:       y = round(silu(gate)) · up, rounded as transformers does
-    norm_swiglu:  y = silu(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
+    norm_swiglu:  y = act(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
+
+act is silu, or for the second also the tanh form of gelu.
 
 The second follows a projection of the residual stream h that is not normalised. The norm, whose weight is folded into
 the projection, is applied here (as `rotate_store.py` does for attention).
@@ -12,15 +14,25 @@ arithmetic in float32. Bytes moved: 3 · T · I · itemsize (+ T · H · itemsiz
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.lang.formulas import silu_product
+from photon_grpc.kernels.lang.formulas import gated
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.lang.squares import row_scale
+
+#: What the gate goes through.
+Activation = Literal["silu", "gelu"]
+
+
+class Gated(NamedTuple):
+    """Columns of the gate, and of up, and what the gate goes through."""
+
+    SIZE: int
+    ACTIVATION: Activation
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -30,11 +42,15 @@ def reference(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
-def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
+def norm_reference(
+    gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor,
+    activation: Activation = "silu",
+) -> None:  # fmt: skip
     """Fill y with norm_swiglu in torch."""
     scaled = gate_up.float() * torch.rsqrt(squares.total_reference(h) / h.shape[1] + eps)[:, None]
     gate, up = (scaled if b is None else scaled + b.float()).chunk(2, dim=-1)
-    y.copy_(torch.nn.functional.silu(gate) * up)
+    functional = torch.nn.functional
+    y.copy_((functional.gelu(gate, approximate="tanh") if activation == "gelu" else functional.silu(gate)) * up)
 
 
 @jit
@@ -53,10 +69,11 @@ def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 @jit
 def norm_swiglu_kernel(
     gate_up, h, bias, y, stride, eps,
-    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr,
+    GATED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Write y [T, SIZE]; COLUMNS columns of one row per program, BLOCK at a time."""
+    SIZE: tl.constexpr = GATED.SIZE
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * COLUMNS
     if PDL:
@@ -67,17 +84,19 @@ def norm_swiglu_kernel(
     gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
     scale = row_scale(row, h, None, eps, HIDDEN, LEVELS)
-    store_product((gate, up), bias, y + row * SIZE, column, scale, SIZE)
+    store_product((gate, up), bias, y + row * SIZE, column, scale, GATED)
     for start in range(BLOCK, COLUMNS, BLOCK):
         column = begin + start + tl.arange(0, BLOCK)
         gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
         up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
-        store_product((gate, up), bias, y + row * SIZE, column, scale, SIZE)
+        store_product((gate, up), bias, y + row * SIZE, column, scale, GATED)
 
 
 @jit
-def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
-    """Store silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
+def store_product(gate_up, bias, y, column, scale, GATED: tl.constexpr):
+    """Store act(scale · gate + b) · (scale · up + b) to these columns of a row."""
+    SIZE: tl.constexpr = GATED.SIZE
+    ACTIVATION: tl.constexpr = GATED.ACTIVATION
     inside = column < SIZE
     gate, up = gate_up
     gate, up = gate.to(tl.float32), up.to(tl.float32)
@@ -86,7 +105,7 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
         up = tl.fma(up, scale, tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32))
     else:
         gate, up = gate * scale, up * scale
-    tl.store(y + column, silu_product(gate, up).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + column, gated(gate, up, ACTIVATION).to(y.dtype.element_ty), mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:
@@ -110,20 +129,23 @@ def launch(gate_up: torch.Tensor) -> torch.Tensor:
 WHOLE_ROWS = 1024
 
 
-def norm_config(num_tokens: int, size: int, hidden: int) -> dict[str, Any]:
+def norm_config(num_tokens: int, size: int, hidden: int, activation: Activation = "silu") -> dict[str, Any]:
     """Return the compile-time arguments of `norm_swiglu`, all but PDL."""
     block = 2048
     columns = cdiv(size, block) * block if num_tokens >= WHOLE_ROWS else block
-    shape = {"SIZE": size, "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
+    shape = {"GATED": Gated(size, activation), "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
     return shape | {"COLUMNS": columns, "BLOCK": block, "num_warps": 8}
 
 
-def norm_launch(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
+def norm_launch(
+    gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor,
+    activation: Activation = "silu",
+) -> None:  # fmt: skip
     """Fill y [T, I], contiguous as h, with norm_swiglu of gate_up [T, 2·I] and h [T, H]."""
     if not launches(gate_up):
-        return norm_reference(gate_up, h, b, eps, y)
+        return norm_reference(gate_up, h, b, eps, y, activation)
     num_tokens, size = y.shape
-    meta = norm_config(num_tokens, size, h.shape[1])
+    meta = norm_config(num_tokens, size, h.shape[1], activation)
     if num_tokens:
         grid = (num_tokens, cdiv(size, meta["COLUMNS"]))
         norm_swiglu_kernel[grid](gate_up, h, b, y, gate_up.stride(0), eps, **meta, **dependent_launch(h.device))

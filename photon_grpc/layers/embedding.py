@@ -14,6 +14,9 @@ from photon_grpc.layers.parameter_owner import Target
 class Embedding:
     """A table [vocab_size, hidden_size] whose row `id` is the vector of that id."""
 
+    #: What the row is multiplied by.
+    factor: float | None = None
+
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         self.name = name
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device="meta")
@@ -41,7 +44,7 @@ class ScaledEmbedding(Embedding):
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__(name, vocab_size, hidden_size, dtype=dtype)
-        self._factor = float(torch.tensor(hidden_size**0.5, dtype=dtype))
+        self.factor: float = float(torch.tensor(hidden_size**0.5, dtype=dtype))
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        return super().__call__(token_ids, ctx).mul_(self._factor)
+        return super().__call__(token_ids, ctx).mul_(self.factor)

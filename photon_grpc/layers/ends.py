@@ -2,7 +2,9 @@
 
     Rotary:       q, pages <- rotated (r · W h + b)      r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
     SwiGLU:       y <- silu(g) · u,  (g, u) = r · W h + b
+    GeGLU:        the same with gelu
     AddResidual:  h <- W x + (h + b)
+    AddNormed:    h <- norm(W x + b) + h
     Logits:       W x in float32
     PartialSums:  W x in float32, to be added to those of other ranks
     Sample:       an id from the logits
@@ -20,11 +22,14 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from photon_grpc.kernels import norm_add
 from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.linear import head, tiles
-from photon_grpc.kernels.linear.fused_linear import ResidualStream
+from photon_grpc.kernels.linear.fused_linear import Gate, ResidualStream
+from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
+from photon_grpc.kernels.swiglu import Activation
 from photon_grpc.layers.operands import Operands
 from photon_grpc.layers.workspace import Workspace
 
@@ -64,17 +69,18 @@ class Rotary:
 
     span: half a head. eps: that of the norm before the product, whose weight is folded into W. norms: weights [D] of
     the norms of query and of key heads, with the same eps; None: there are none. scales: the constants of pages of 8
-    bits.
+    bits. is_whole: whether all numbers of a head are rotated.
     """
 
     span: int
     eps: float
     norms: Norms | None = None
     scales: PageScales | None = None
+    is_whole: bool = True
 
     @property
     def cost(self) -> str:
-        return "rotary" if self.norms is None else "normed"
+        return "rotary" if self.norms is None and self.is_whole else "normed"
 
     def tiled(self, linear: Operands, tile: Any, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         """Fill work.q, and `layer` of pages [num_blocks, layers, 2, Hkv, block_size, D]."""
@@ -96,18 +102,27 @@ class SwiGLU:
     """The input of the down projection. span: gate to up. eps: that of the norm before, as for Rotary."""
 
     cost: ClassVar[str] = "swiglu"
+    activation: ClassVar[Activation] = "silu"
     span: int
     eps: float
 
     def tiled(self, linear: Operands, tile: Any, work: Workspace) -> None:
         """Fill work.y."""
-        linear.launchers.swiglu_launch(work.stream(), linear.map, self.eps, work.y, tile, work.counters)
+        linear.launchers.swiglu_launch(
+            work.stream(), linear.map, Gate(self.eps, self.activation), work.y, tile, work.counters
+        )
 
     def library(self, linear: Operands, work: Workspace) -> None:
-        linear.swiglu(work.h, self.eps, work.y)
+        linear.swiglu(work.h, self.eps, work.y, self.activation)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return _has_range(dtype)
+
+
+class GeGLU(SwiGLU):
+    """The input of the down projection, with the tanh form of gelu."""
+
+    activation: ClassVar[Activation] = "gelu"
 
 
 class AddResidual:
@@ -126,6 +141,28 @@ class AddResidual:
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddNormed:
+    """The residual stream where a norm stands behind the product, which one kernel applies behind either product."""
+
+    cost: ClassVar[str] = "add"
+    span: ClassVar[int] = 0
+    norm: Norm
+
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> None:
+        """Change work.h."""
+        self._add(linear.launchers.sums_launch(x, linear.map, tile, work.counters), linear, work)
+
+    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> None:
+        self._add(linear.product(x), linear, work)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return _has_range(dtype)
+
+    def _add(self, product: torch.Tensor, linear: Operands, work: Workspace) -> None:
+        norm_add.launch(product, linear.bias, self.norm, work.h, work.written())
 
 
 class Logits:

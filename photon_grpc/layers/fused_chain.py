@@ -18,7 +18,7 @@ from photon_grpc.layers.workspace import RowSums, Workspace
 
 
 class FusedChain:
-    """The buffers of all fused layers with the same sizes and tables, of any KVGroup; the layers of a step share them.
+    """The buffers of all fused layers with the same sizes, of any KVGroup; the layers of a step share them.
 
     Args:
         linears: those of a layer whose products are fused, in order.
@@ -29,7 +29,6 @@ class FusedChain:
         self, attention: Attention, linears: Sequence[Linear], buckets: frozenset[int], device: torch.device
     ) -> None:
         self._buckets = buckets
-        self._rotary = attention.rotary
         heads = attention.output.in_features
         self._sizes = attention.qkv.in_features, heads, heads, linears[-1].in_features
         self._dtype, self._device = attention.qkv.dtype, device
@@ -46,22 +45,23 @@ class FusedChain:
         """Return the chain for the attention of a step that it takes."""
         return DependentChain(self._counters, history_is_settled)
 
-    def workspace(self, num_tokens: int, place: int, ctx: StepContext) -> Workspace | None:
-        """Return the step's buffers for layers at `ctx.kv[place]`, made on first use; None if the chain skips it."""
-        key = self, place
+    def workspace(self, num_tokens: int, attention: Attention, ctx: StepContext) -> Workspace | None:
+        """Return the step's buffers for layers with this place and rotary, made on first use; None if it skips it."""
+        key = self, attention.place, attention.rotary
         if key not in ctx.memo:
-            ctx.memo[key] = self._make(num_tokens, place, ctx) if self.takes(num_tokens) else None
+            ctx.memo[key] = self._make(num_tokens, attention, ctx) if self.takes(num_tokens) else None
         work: Workspace | None = ctx.memo[key]
         return work
 
-    def _make(self, num_tokens: int, place: int, ctx: StepContext) -> Workspace:
+    def _make(self, num_tokens: int, attention: Attention, ctx: StepContext) -> Workspace:
         rows = bucket(num_tokens)
         if self not in ctx.memo:
             h, *others = (self._buffer(rows, num_tokens, size, self._dtype) for size in self._sizes)
             partial = self._buffer(rows, num_tokens, self._sizes[0] // squares.GROUP, torch.float32)
-            # The layers of all groups change one stream.
+            # The layers of all groups and rotaries change one stream.
             ctx.memo[self] = h, RowSums(partial), *others
-        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[place].slot_mapping.long())
+        slots = ctx.kv[attention.place].slot_mapping.long()
+        rotation = Rotation(attention.rotary.cos, attention.rotary.sin, ctx.positions, slots)
         return Workspace(rows, *ctx.memo[self], rotation, self._counters)
 
     def _buffer(self, rows: int, num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:

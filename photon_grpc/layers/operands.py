@@ -23,18 +23,20 @@ from photon_grpc.kernels.linear import (
     wide,
 )
 from photon_grpc.kernels.linear.fused8 import Linear8
-from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, heads_fusion
+from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, Gate, gated_fusion, heads_fusion
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wide8 import holds_pairs
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
+from photon_grpc.kernels.swiglu import Activation
 
 
 class Operands(Protocol):
     """The map x -> W x + b.
 
-    launchers: the file with the kernels that multiply and end a product: qkv_launch, swiglu_launch, add_launch.
+    launchers: the file with the kernels that multiply and end a product: qkv_launch, swiglu_launch, add_launch,
+        sums_launch.
     """
 
     launchers: Any
@@ -49,11 +51,17 @@ class Operands(Protocol):
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
         """Fill out.q and change out.cache as `qkv_launch` does."""
 
-    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor, activation: Activation = "silu") -> None:
         """Fill y as `swiglu_launch` does."""
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         """Change h as `add_launch` does."""
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ [T, N], in bf16 rounded as `sums_launch` does, or the float32 sums [slices, T, N] of K's slices.
+
+        Sums of slices are for a kernel that adds them in order and rounds once.
+        """
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ in float32, not rounded first."""
@@ -65,15 +73,15 @@ class _Products:
     bias: torch.Tensor | None
 
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
-        rotate_store.launch(self._product(h), h, self.bias, eps, out)
+        rotate_store.launch(self.product(h), h, self.bias, eps, out)
 
-    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
-        product = self._product(h)
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor, activation: Activation = "silu") -> None:
+        product = self.product(h)
         if product.dim() == 3:
             product = functools.reduce(torch.add, product).to(h.dtype)
-        swiglu.norm_launch(product, h, self.bias, eps, y)
+        swiglu.norm_launch(product, h, self.bias, eps, y, activation)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ [T, N] in x's dtype, or the float32 sums [slices, T, N] of several slices of K."""
         raise NotImplementedError
 
@@ -111,7 +119,7 @@ class DenseOperands(_Products):
             return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return F.linear(x, self.weight).float()
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         tile = many_rows.choose(x, self.weight, self.num_slices)
         if tile is not None and x.dtype == torch.bfloat16:
             return many_rows.product(x, self.weight, self.num_slices, tile)
@@ -144,17 +152,16 @@ class PackedOperands(_Products):
 
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
         tile = self._fused_tile(h, out.cache.shape[-1] // 2)
-        if tile is None or out.norms is not None:
+        if tile is None or out.is_behind:
             return _Products.qkv(self, h, eps, out)
         return wide.launch(heads_fusion(out, eps), h, self.map, out.q, tile, squares.norms(h, eps))
 
-    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor, activation: Activation = "silu") -> None:
         span = self.weight.shape[0] // 2
         tile = self._fused_tile(h, span)
         if tile is None:
-            return _Products.swiglu(self, h, eps, y)
-        fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=span)
-        return wide.launch(fusion, h, self.map, y, tile, squares.norms(h, eps))
+            return _Products.swiglu(self, h, eps, y, activation)
+        return wide.launch(gated_fusion(Gate(eps, activation), span), h, self.map, y, tile, squares.norms(h, eps))
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         tile = wide.choose(x, self.map)
@@ -177,10 +184,10 @@ class PackedOperands(_Products):
         fuses = tile is not None and not tile.IS_SPLIT and holds_pairs(span) and h.dtype == torch.bfloat16
         return tile if fuses else None
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         tile = wide.choose(x, self.map)
         if tile is None:
-            return self.dense()._product(x)
+            return self.dense().product(x)
         if self.num_slices > 1 and (tile.IS_SPLIT or x.dtype != torch.bfloat16):
             return wide.sums(x, self.map, tile)
         y = torch.empty((x.shape[0], self.weight.shape[0]), dtype=x.dtype, device=x.device)
@@ -203,11 +210,14 @@ class EightBitOperands(NamedTuple):
     def qkv(self, h: torch.Tensor, eps: float, out: HeadOutput) -> None:
         fused8.qkv_apart(h, self.map, eps, out)
 
-    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor) -> None:
-        fused8.swiglu_apart(h, self.map, eps, y)
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor, activation: Activation = "silu") -> None:
+        fused8.swiglu_apart(h, self.map, eps, y, activation)
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         fused8.add_apart(h, x, self.map)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return products8.product(x, self.weight, fused8.sums_dtype(x.dtype))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return products8.product(x, self.weight, torch.float32)

@@ -194,8 +194,8 @@ class Decoder:
 
         `pages` are those of their section; `meta` has the scale of their AttentionSpec and the window of their group.
 
-        `history_is_settled`: of the keys of this step a row attends only to its newest (to none of a prefix that
-        another row computes in the same step), so older keys may be read before this step's are written.
+        `history_is_settled`: of the keys of this step a row attends only to those of its own queries (to none of a
+        prefix that another row computes in the same step), so older keys may be read before this step's are written.
         """
         num_tokens, spec = slot_mapping.shape[0], self.places[place].spec
         chain = next((chain for of, chain in self._chains if of == place and chain.takes(num_tokens)), None)

@@ -227,7 +227,8 @@ class Step:
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, state or table.state, table.block_size
         )
-        return found, self._context(found, rows, bounds, history_is_settled=False)
+        # In a verify step a row reads no new keys but its own queries'.
+        return found, self._context(found, rows, bounds, history_is_settled=shape.kind == "verify")
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []

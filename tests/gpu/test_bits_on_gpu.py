@@ -26,7 +26,7 @@ from benchmarks.kernels.sweep import Projection, projections
 from benchmarks.shapes import SHAPES, UNUSUAL, Config
 from photon_grpc.kernels.linear import cost, head, tiles
 from photon_grpc.kernels.linear.cut import num_slices, slice_columns
-from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, add_launch, launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.layers.ends import AddResidual, Rotary, SwiGLU
@@ -181,7 +181,7 @@ def ends(product: Projection) -> End | None:
     def swiglu(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
         y = torch.empty((len(x), product.n // 2), dtype=x.dtype, device="cuda")
         if tile:
-            swiglu_launch(stream(x), linear, EPS, y, tile, counters)
+            swiglu_launch(stream(x), linear, Gate(EPS), y, tile, counters)
         else:
             SwiGLU(product.span, EPS).library(layer, SimpleNamespace(h=x, y=y))
         return y

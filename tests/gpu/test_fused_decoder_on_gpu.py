@@ -37,7 +37,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
+    "gemma3": ("Gemma3", {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 64}),
 }
+#: Classes of configurations that are not named as their models.
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -45,7 +48,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 def reference(family: str) -> tuple[Path, Any]:
     """Return (directory, transformers' model in float32 on the CPU) with large random parameters."""
     prefix, options = FAMILIES[family]
-    config = getattr(transformers, prefix + "Config")(**(SIZES | options))
+    config = getattr(transformers, CONFIGS.get(prefix, prefix + "Config"))(**(SIZES | options))
     torch.manual_seed(17)
     model = getattr(transformers, prefix + "ForCausalLM")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import accept, geglu, ngram, rms_norm, swiglu
+from photon_grpc.kernels import accept, geglu, ngram, norm_add, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.rotary import rotary, rotate_store
@@ -196,11 +196,25 @@ def test_geglu(name: str, dtype: torch.dtype) -> None:
     assert "ld.global.v" in built.ptx
 
 
+@pytest.mark.parametrize("slices", [1, 2])
+@each_model
+def test_norm_add(name: str, dtype: torch.dtype, slices: int) -> None:
+    kind = "*" + NAMES[dtype]
+    types = {"y": kind if slices == 1 else "*fp32", "weight": "*fp32", "h": kind, "partial": "*fp32"}
+    config = norm_add.config(MODELS[name].hidden, slices, rounds=dtype == torch.bfloat16)
+    built = compiled(
+        norm_add.norm_add_kernel, types | {"slice_stride": "i32", "eps": "fp32"}, config | {"bias": None, "PDL": True}
+    )
+    check(built, "griddepcontrol.wait")
+    assert "ld.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("num_tokens", [1, 8192])
 @each_model
-def test_norm_swiglu(name: str, dtype: torch.dtype, num_tokens: int) -> None:
+def test_norm_swiglu(name: str, dtype: torch.dtype, num_tokens: int, activation: swiglu.Activation) -> None:
     types = dict.fromkeys(["gate_up", "h", "y"], "*" + NAMES[dtype]) | {"stride": "i32", "eps": "fp32"}
-    config = swiglu.norm_config(num_tokens, MODELS[name].intermediate, MODELS[name].hidden)
+    config = swiglu.norm_config(num_tokens, MODELS[name].intermediate, MODELS[name].hidden, activation)
     built = compiled(swiglu.norm_swiglu_kernel, types, config | {"bias": None, "PDL": True})
     check(built, "griddepcontrol.wait")
     assert "ld.global.v" in built.ptx
@@ -237,6 +251,15 @@ def test_rotate_store(name: str, dtype: torch.dtype, in_8_bits: bool, of_heads: 
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"
     assert "cvt.rn.satfinite.e4m3x2" in built.ptx or not in_8_bits
+
+
+def test_rotate_store_of_a_part_of_each_head() -> None:
+    types: dict[str, Any] = dict.fromkeys(["qkv", "h", "q", "pages"], "*bf16")
+    types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}
+    types |= {"partial": "*fp32", "slice_stride": "i32", "norms": (None, None)}
+    config = rotate_store.config(3072, 24, 8, 128, 64, rounds=True, rotated=48)
+    unused = {"bias": None, "scales": None, "PDL": True}
+    check(compiled(rotate_store.rotate_store_kernel, types, config | unused), "griddepcontrol.wait")
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 151936])

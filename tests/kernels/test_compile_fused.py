@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.sweep import projections
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import OF_OTHER_FORMS, SHAPES
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
@@ -55,6 +55,7 @@ POINTERS |= {"partial": "*fp32"}
 EPILOGUES = {
     "add": (epilogue.load_residual, epilogue.add_residual),
     "swiglu": (epilogue.load_nothing, epilogue.store_swiglu),
+    "geglu": (epilogue.load_nothing, epilogue.store_geglu),
     "rotary": (epilogue.load_angles, epilogue.store_heads),
     "rotary8": (epilogue.load_angles, epilogue.store_heads),
     "plain": (epilogue.load_nothing, epilogue.store_sums),
@@ -115,7 +116,7 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
         types["operands"] = OPERANDS[end]
     else:
         constants["operands"] = None
-    if end not in ("rotary", "rotary8", "swiglu"):
+    if end not in ("rotary", "rotary8", "swiglu", "geglu"):
         constants |= {"eps": None, "partial": None}
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
@@ -188,6 +189,19 @@ def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int
     if tile.kind == "wgmma" and problem.SLICES > 1:
         # Slices are exchanged in wide pieces, whatever pairs the epilogue needs.
         assert "ld.global.cg.v4" in built.ptx
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+@pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b"])
+def test_tiles_that_are_chosen_for_gemma(name: str, rows: int) -> None:
+    shape = OF_OTHER_FORMS[name]
+    hidden, size = shape["hidden_size"], shape["intermediate_size"]
+    for end, n, k, span in (("geglu", 2 * size, hidden, size), ("plain", hidden, size, 0)):
+        slices = num_slices(n, k)
+        tile = cost.choose(Product(n, k, rows, span, "swiglu" if span else "add", slices), may_decline=False)
+        assert tile is not None
+        built = projection(end, tile, Problem(n, k, rows, span, SLICES=slices))
+        check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
 
 
 @pytest.mark.parametrize(("tile", "rows"), [(Tile("gemv", 16, 64, 4, 3), 8), (Tile("wgmma", 64, 64, 4, 4), 16)])
@@ -335,7 +349,7 @@ def test_decode_attention_of_other_shapes(group: int, head_dim: int, lane: int) 
 
 def test_embed() -> None:
     types = {"table": "*bf16", "token_ids": "*i32", "h": "*bf16", "partial": "*fp32"}
-    built = compiled(embed.embed_kernel, types, embed.config(2048) | {"PDL": True})
+    built = compiled(embed.embed_kernel, types, embed.config(2048) | {"factor": None, "PDL": True})
     check(built)
     assert "st.global.v" in built.ptx
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import swiglu
+from photon_grpc.kernels import norm_add, swiglu
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.linear.tiles import Problem
 from photon_grpc.kernels.rotary import rotary, rotate_store
@@ -101,10 +101,16 @@ def test_swiglu_after_a_product(bias: str | None) -> None:
     assert left_to_choose(compiled(swiglu.norm_swiglu_kernel, types, config | unused).ir) == []
 
 
+def test_the_norm_of_a_product_that_is_added() -> None:
+    types = {"y": "*bf16", "weight": "*fp32", "h": "*bf16", "partial": "*fp32", "slice_stride": "i32", "eps": "fp32"}
+    config = norm_add.config(MODEL.hidden, 1, rounds=True) | {"bias": None, "PDL": True}
+    assert left_to_choose(compiled(norm_add.norm_add_kernel, types, config).ir) == []
+
+
 @pytest.mark.parametrize("rows", [8, 64])
 def test_the_ends_of_a_tile(rows: int) -> None:
     heads, gated = qkv_problem(MODEL, rows), Problem(2 * MODEL.intermediate, MODEL.hidden, rows, MODEL.intermediate)
-    for end, problem in (("rotary", heads), ("rotary8", heads), ("swiglu", gated)):
+    for end, problem in (("rotary", heads), ("rotary8", heads), ("swiglu", gated), ("geglu", gated)):
         tile = tiles.TABLE[problem.N, problem.K][rows]
         assert tile is not None
         assert left_to_choose(projection(end, tile, problem).ir) == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -31,7 +31,7 @@ def test_add(bias: bool) -> None:
 def test_swiglu(bias: bool) -> None:
     problem = Problem(2 * SIZES.intermediate, SIZES.hidden, 3, torch.float32, "cpu", bias=bias)
     y = torch.empty(3, SIZES.intermediate)
-    swiglu_launch(stream(problem.x), problem.linear, EPS, y, TILE, problem.counters)
+    swiglu_launch(stream(problem.x), problem.linear, Gate(EPS), y, TILE, problem.counters)
     assert_near(y, problem.expected_swiglu(), torch.float32)
 
 

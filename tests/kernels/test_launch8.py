@@ -12,6 +12,7 @@ from photon_grpc.kernels.lang.jit import DRY_RUN, compiled_once
 from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
+from photon_grpc.kernels.linear.fused_linear import Gate
 from photon_grpc.kernels.linear.tiles8 import Way
 from photon_grpc.kernels.linear.wgmma8 import wgmma8_kernel
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -72,7 +73,7 @@ def test_ends_give_their_operands_to_the_kernel(name: str, recorder: Recorder) -
 
     weight = weight_of(name, torch.randn(2 * SIZES.intermediate, SIZES.hidden))
     linear, y = Linear8(weight, torch.randn(2 * SIZES.intermediate).bfloat16()), torch.empty(5, SIZES.intermediate)
-    fused8.swiglu_launch(stream, linear, 1e-5, y, way_of(name, weight, rows, SIZES.intermediate), counters)
+    fused8.swiglu_launch(stream, linear, Gate(1e-5), y, way_of(name, weight, rows, SIZES.intermediate), counters)
     given = recorder.given
     assert given["y"] is y and given["bias"] is linear.b and given["partial"] is stream.partial
     assert given["eps"] == 1e-5 and SIZES.intermediate == given["P"].SPAN and rows == given["P"].BM

@@ -21,8 +21,9 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.models import Decoder, build
+from photon_grpc.models.chains import CHAINS
 from photon_grpc.models.decoder import DecoderLayer
-from photon_grpc.models.fused import CHAINS, with_chains
+from photon_grpc.models.fused import with_chains
 from photon_grpc.service.processes import check_start
 from tests.models import reference
 
@@ -69,19 +70,20 @@ def test_another_class_of_any_part_is_another_form(saved: tuple[str, Any, Path])
             assert decoder.layers[number].form == before
 
 
-def test_only_layers_like_llamas_run_as_llamas(saved: tuple[str, Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_layers_of_a_chains_form_run_in_it(saved: tuple[str, Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     variant, model, path = saved
     decoder = reference.load_decoder(path)
     number = len(decoder.layers)
-    expected = {"smollm3": [True, False, True], **dict.fromkeys(("mistral-window", "qwen3moe"), [True] * number)}.get(
+    chained = "mistral-window", "qwen3moe", "gemma3", "phi3-window-partial-longrope-tied"
+    expected = {"smollm3": [True, False, True], **dict.fromkeys(chained, [True] * number)}.get(
         variant, [False] * number
     )
     assert [layer.form in CHAINS for layer in decoder.layers] == expected
-    chained = with_chains(decoder)
-    assert (chained is not None) == any(expected)
+    mixed = with_chains(decoder)
+    assert (mixed is not None) == any(expected)
     ids = reference.prompts()[0]
-    (found,) = reference.paged_logits(chained or decoder, [ids], block_size=16, chunks=[1])
+    (found,) = reference.paged_logits(mixed or decoder, [ids], block_size=16, chunks=[1])
     torch.testing.assert_close(found, reference.reference_logits(model, ids), atol=2e-4, rtol=0)
 
 

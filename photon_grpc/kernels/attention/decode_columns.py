@@ -8,7 +8,7 @@ pair, or the pair of a query that the row does not have, see no key and are neit
 
 from __future__ import annotations
 
-from photon_grpc.kernels.attention.decode_ring import PageShape
+from photon_grpc.kernels.attention.decode_ring import PageShape, dimensions_of
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 
 #: Heads whose sums leave registers for 8 columns.
@@ -45,9 +45,12 @@ def query_of(member, queries, SHAPE: gl.constexpr):
 
 @gluon_jit
 def load_query(q, q_stride, queries, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr):
-    """Load the queries of a program [D, COLUMNS] from q, the group's heads of its row; zeros where none is."""
+    """Load the queries of a program [D, COLUMNS] from q, the group's heads of its row; zeros where none is.
+
+    Their D is in the order of the operand of keys.
+    """
     member = gl.arange(0, TILE.COLUMNS, layout=gl.SliceLayout(0, right))[None, :]
-    column = gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, right))[:, None]
+    column = dimensions_of(gl.arange(0, SHAPE.HEAD_DIM, layout=gl.SliceLayout(1, right)), SHAPE)[:, None]
     if SHAPE.QUERIES == 1:
         inside = (member < SHAPE.GROUP) & (column >= 0)
         at = q + (member * SHAPE.HEAD_DIM + column)

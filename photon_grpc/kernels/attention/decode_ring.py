@@ -1,14 +1,17 @@
 """Keys and values in the shared memory of `gluon_decode.py`: look-up of pages, copies, and operands of products.
 
-Numbers of 8 bits are copied as they are, and become operands of 16 bits in registers, without rounding. The operand of
-values is transposed, which matrix loads do for 16 bits only; so its rows are not the columns of a value in their order,
-but in one in which a thread's rows lie side by side (`columns_of`). The answers are stored by that order.
+Numbers of 8 bits are copied as they are, and become operands in float16 in registers (`products_of_8_bits.py`). A
+thread loads four neighbours at once. So the columns of the operand of keys are not those of a key in their order, but
+in another order of each 16 (`dimensions_of`), in which queries are loaded. The operand of values is transposed, which
+matrix loads do for 16 bits only; so its rows are not the columns of a value in their order, but in one in which a
+thread's rows lie side by side (`columns_of`). The answers are stored by that order.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from photon_grpc.kernels.attention.products_of_8_bits import widened
 from photon_grpc.kernels.lang.gluon import async_copy, constexpr_function, gl, gluon_jit
 
 
@@ -27,6 +30,12 @@ class PageShape(NamedTuple):
     QUERIES: int = 1
     CHUNK: int = 8
     PAIRS: int = 16
+
+
+@constexpr_function
+def bits(first: int, stop: int) -> list[int]:
+    """Return the powers of two from `first` on, below `stop`."""
+    return [1 << i for i in range(first.bit_length() - 1, stop.bit_length() - 1)]
 
 
 @constexpr_function
@@ -56,6 +65,17 @@ def ring_layout(head_dim: int, chunk: int):
 
 
 @constexpr_function
+def keys_layout(head_dim: int, update: int, warps: int):
+    """Return the layout of keys [keys, D] of 8 bits in registers: four neighbours of a key side by side."""
+    registers = [[0, 1], [0, 2], [8, 0], *([0, d] for d in bits(16, head_dim))]
+    registers += [[key, 0] for key in bits(16 * warps, update)]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(
+        registers, lanes, [[key, 0] for key in bits(16, 16 * warps)], [], [update, head_dim]
+    )  # fmt: skip
+
+
+@constexpr_function
 def rows_a_thread(head_dim: int, warps: int) -> int:
     """Return the rows of the operand of values, of 8 bits, that a thread has: columns side by side."""
     return head_dim // (8 * warps)
@@ -65,7 +85,6 @@ def rows_a_thread(head_dim: int, warps: int) -> int:
 def values_layout(head_dim: int, update: int, warps: int):
     """Return the layout of values [keys, D] of 8 bits in registers: what a left operand's is of them transposed."""
     rows = rows_a_thread(head_dim, warps)
-    bits = lambda first, stop: [1 << i for i in range(first.bit_length() - 1, stop.bit_length() - 1)]  # noqa: E731
     registers = [[1, 0], [0, 1], [8, 0], *([key, 0] for key in bits(16, update)), *([0, d] for d in bits(2, rows))]
     lanes = [[2, 0], [4, 0], *([0, d] for d in bits(rows, 8 * rows))]
     return gl.DistributedLinearLayout(
@@ -74,20 +93,37 @@ def values_layout(head_dim: int, update: int, warps: int):
 
 
 @gluon_jit
-def load_keys(ks, kind: gl.constexpr, left: gl.constexpr):
-    """Load keys [UPDATE, D] as a left operand of type `kind`."""
-    return ks.load(left).to(kind)
+def load_keys(ks, left: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Load keys [UPDATE, D] as a left operand."""
+    if SHAPE.CHUNK == 8:
+        return ks.load(left)
+    else:
+        D: gl.constexpr = SHAPE.HEAD_DIM
+        UPDATE: gl.constexpr = TILE.UPDATE
+        keys = widened(ks.load(keys_layout(D, UPDATE, TILE.KW)))
+        keys = gl.permute(gl.reshape(keys, [UPDATE, D // 16, 4, 2, 2]), [0, 1, 3, 2, 4])
+        # It moves nothing: a thread's numbers have another order.
+        return gl.convert_layout(gl.reshape(keys, [UPDATE, D]), left)
 
 
 @gluon_jit
-def load_values(vs, kind: gl.constexpr, left: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """Load values [UPDATE, D], transposed, as a left operand [D, UPDATE] of type `kind`."""
+def dimensions_of(column, SHAPE: gl.constexpr):
+    """Return the columns of a key that are the columns `column` of the operand of keys."""
+    if SHAPE.CHUNK == 8:
+        return column
+    else:
+        return column // 16 * 16 + column % 8 // 2 * 4 + column // 8 % 2 * 2 + column % 2
+
+
+@gluon_jit
+def load_values(vs, left: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """Load values [UPDATE, D], transposed, as a left operand [D, UPDATE]."""
     if SHAPE.CHUNK == 8:
         return vs.permute([1, 0]).load(left)
     else:
         KW: gl.constexpr = TILE.KW
         REPEATS: gl.constexpr = rows_a_thread(SHAPE.HEAD_DIM, KW) // 2
-        values = vs.load(values_layout(SHAPE.HEAD_DIM, TILE.UPDATE, KW)).to(kind)
+        values = widened(vs.load(values_layout(SHAPE.HEAD_DIM, TILE.UPDATE, KW)))
         values = gl.reshape(values, [TILE.UPDATE, KW, 8, REPEATS, 2])
         values = gl.reshape(gl.permute(values, [3, 1, 4, 2, 0]), [SHAPE.HEAD_DIM, TILE.UPDATE])
         return gl.convert_layout(values, left, assert_trivial=True)

@@ -22,6 +22,8 @@ TILES = {
     128: ((256, (4, 4)), (512, (4, 1)), (math.inf, (2, 2))),
     256: ((132, (4, 2)), (math.inf, (4, 1))),
 }
+#: The same of pages of 8 bits, whose updates have half the bytes.
+TILES_OF_8_BITS = TILES | {128: ((512, (4, 3)), (math.inf, (2, 2)))}
 
 
 class Limits(NamedTuple):
@@ -70,7 +72,8 @@ def choose(num_programs: int, shape: PageShape, max_context_len: int, limits: Li
     """
     head_dim, (_, pairs) = shape.HEAD_DIM, programs_and_pairs(shape)
     update, lane = ORDERS[head_dim]
-    warps, steps = next(found for most, found in TILES[max(head_dim, 64)] if num_programs <= most)
+    table = TILES if shape.CHUNK == 8 else TILES_OF_8_BITS
+    warps, steps = next(found for most, found in table[max(head_dim, 64)] if num_programs <= most)
     # The scores of 16 columns take twice the registers.
     warps = 4 if pairs > 8 else warps
     room = limits.shared_bytes - SCRATCH_BYTES

@@ -66,6 +66,7 @@ from photon_grpc.kernels.attention.lane_sums import (
     update,
 )
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.attention.products_of_8_bits import product_type, rounded_query
 from photon_grpc.kernels.lang.gluon import (
     async_copy,
     gdc_launch_dependents,
@@ -89,8 +90,8 @@ class DependentChain:
     """The state of callers whose kernels follow one another by programmatic dependent launch.
 
     counters: int32 [>= B · Hkv], zero before and after every kernel.
-    history_is_settled: only a row's newest key was written since the chain began, so older keys are fetched while the
-        kernel before still runs.
+    history_is_settled: of a row's keys only those of its queries were written since the chain began, so older keys are
+        fetched while the kernel before still runs.
     """
 
     counters: torch.Tensor
@@ -111,12 +112,12 @@ def empty_lane(HEAD_DIM: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr):
 
 
 @gluon_jit
-def score(ks, query, TILE: gl.constexpr, mma: gl.constexpr):
+def score(ks, query, SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr):
     """Return scores [UPDATE, COLUMNS] of keys [UPDATE, D] and query [D, COLUMNS]: each warp those of its own keys."""
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     UPDATE: gl.constexpr = TILE.UPDATE
     COLUMNS: gl.constexpr = TILE.COLUMNS
-    return mma_v2(load_keys(ks, query.dtype, left), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
+    return mma_v2(load_keys(ks, left, SHAPE, TILE), query, gl.zeros([UPDATE, COLUMNS], gl.float32, mma))
 
 
 @gluon_jit
@@ -142,7 +143,7 @@ def attend(
     p, shrink, high, total = update(gl.permute(scores, [1, 0]), high, total, scale, MASKED)
     p = gl.convert_layout(gl.permute(p.to(kind), [1, 0]), right, assert_trivial=True)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(0, mma))[None, :]
-    return high, total, mma_v2(load_values(vs, kind, left, SHAPE, TILE), p, acc)
+    return high, total, mma_v2(load_values(vs, left, SHAPE, TILE), p, acc)
 
 
 @gluon_jit
@@ -182,7 +183,7 @@ def decode_attention_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[TILE.KW, 1], instr_shape=[16, 8])
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     swizzle: gl.constexpr = ring_layout(HEAD_DIM, SHAPE.CHUNK)
-    kind: gl.constexpr = q.dtype.element_ty
+    kind: gl.constexpr = product_type(q.dtype.element_ty, SHAPE.CHUNK)
     of_pages: gl.constexpr = pages.dtype.element_ty
     place, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     kv_head = place // PROGRAMS
@@ -222,7 +223,7 @@ def decode_attention_kernel(
         gdc_launch_dependents()
     if split < num_splits:
         group_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
-        query = load_query(group_query, q_stride, queries, SHAPE, TILE, right)
+        query = rounded_query(load_query(group_query, q_stride, queries, SHAPE, TILE, right), kind)
         for s in range(num_early, NS):
             key = begin + s * UPDATE
             if s < num_steps:
@@ -239,7 +240,7 @@ def decode_attention_kernel(
             if PART == 1 or (PART == 0 and SHAPE.WINDOW > 0) or (PART == 2 and QUERIES > 1):
                 for i in range(bounds[PART], bounds[PART + 1]):
                     async_copy.wait_group(NS - 1)
-                    scores = score(ks.index(slot), query, TILE, mma)
+                    scores = score(ks.index(slot), query, SHAPE, TILE, mma)
                     seen = limit - (begin + i * UPDATE) if PART != 1 else 0
                     high, total, acc = attend(
                         scores, vs.index(slot), kind, high, total, acc, scale, seen, SHAPE, TILE, PART != 1
@@ -262,7 +263,7 @@ def decode_attention_kernel(
                             )  # fmt: skip
                         high, total, acc = empty_lane(HEAD_DIM, TILE, mma)
         async_copy.wait_group(0)
-        scores = score(ks.index(slot), query, TILE, mma)
+        scores = score(ks.index(slot), query, SHAPE, TILE, mma)
         if SHAPE.WINDOW > 0 or QUERIES > 1:
             seen = limit - (begin + (num_steps - 1) * UPDATE)
         else:

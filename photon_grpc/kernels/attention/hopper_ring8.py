@@ -6,37 +6,8 @@ tile run, the next one is loaded, and the one after it looked up.
 
 from __future__ import annotations
 
+from photon_grpc.kernels.attention.products_of_8_bits import widened_words
 from photon_grpc.kernels.lang.gluon import constexpr_function, fence_async_shared, gl, gluon_jit, mbarrier
-
-#: Four numbers of e4m3 in a word -> two words of two numbers each; all are exact.
-TO_HALF = """{
-    .reg .b16 first, second;
-    mov.b32 {first, second}, $2;
-    cvt.rn.f16x2.e4m3x2 $0, first;
-    cvt.rn.f16x2.e4m3x2 $1, second;
-}"""
-TO_BFLOAT = """{
-    .reg .b16 first, second, a, b, c, d;
-    .reg .b32 low, high;
-    .reg .f32 x, y, z, w;
-    mov.b32 {first, second}, $2;
-    cvt.rn.f16x2.e4m3x2 low, first;
-    cvt.rn.f16x2.e4m3x2 high, second;
-    mov.b32 {a, b}, low;
-    mov.b32 {c, d}, high;
-    cvt.f32.f16 x, a;
-    cvt.f32.f16 y, b;
-    cvt.f32.f16 z, c;
-    cvt.f32.f16 w, d;
-    cvt.rn.bf16x2.f32 $0, y, x;
-    cvt.rn.bf16x2.f32 $1, w, z;
-}"""
-
-
-@constexpr_function
-def widening(kind) -> str:
-    """Return the instructions that turn e4m3 into `kind`."""
-    return TO_HALF if kind == gl.float16 else TO_BFLOAT
 
 
 @constexpr_function
@@ -72,8 +43,7 @@ def load_words(plane, page, key, span, SHAPE: gl.constexpr, BN: gl.constexpr):
 def store_words(tiles, stage, words):
     """Store a tile as numbers of 16 bits."""
     BN: gl.constexpr = words.shape[0]
-    ASM: gl.constexpr = widening(tiles.dtype)
-    first, second = gl.inline_asm_elementwise(ASM, "=r,=r,r", [words], (gl.int32, gl.int32), True, 1)
+    first, second = widened_words(words)
     pairs = gl.reshape(gl.join(first, second), [BN, words.shape[1] * 2])
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     tiles.index(stage)._reinterpret(gl.int32, [BN, words.shape[1] * 2], layout).store(pairs)

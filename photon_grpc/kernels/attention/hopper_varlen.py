@@ -34,6 +34,7 @@ from photon_grpc.kernels.attention.hopper_steps import attend_all, num_parts, pa
 from photon_grpc.kernels.attention.key_order import ORDERS
 from photon_grpc.kernels.attention.lane_sums import fold, of_rows, sum_of_classes
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.attention.products_of_8_bits import product_type, rounded_query
 from photon_grpc.kernels.lang.gluon import fence_async_shared, gl, gluon_jit, mbarrier
 from photon_grpc.kernels.lang.jit import once
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
@@ -96,7 +97,8 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     query = (first_query + token).to(gl.int64)
     within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
     own_queries = qs.index(GROUP_OF_WARPS)
-    own_queries.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
+    found = gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0)
+    own_queries.store(rounded_query(found, qs.dtype))
     fence_async_shared()
     member = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
     own = ()
@@ -109,13 +111,14 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * PARTS // LANES, LANES // PARTS], [4, 1], [1, 0])
     # Answers lie in their order in the memory of the queries, which are no longer needed.
     apart: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    answers = own_queries._reinterpret(qs.dtype, [PARTS, PAIRS, D // PARTS], apart)
+    kind: gl.constexpr = out.dtype.element_ty
+    answers = own_queries._reinterpret(kind, [PARTS, PAIRS, D // PARTS], apart)
     total = sum_of_classes(total, 4)
     parts = parts_of(acc)
     for i in gl.static_range(PARTS):
         part = parts[i]
         sums = fold(own[i].load(part.type.layout), part, of_rows(kept_factor, part), of_rows(lane_factor, part))
-        answers.index(i).store(scaled(sums / of_rows(total, sums), v_scale, SHAPE).to(qs.dtype))
+        answers.index(i).store(scaled(sums / of_rows(total, sums), v_scale, SHAPE).to(kind))
         pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, wide))
         column = gl.arange(0, D // PARTS, layout=gl.SliceLayout(0, wide)) + i * (D // PARTS)
         token = own_first + pair // GROUP
@@ -156,7 +159,7 @@ def varlen_tile_kernel(
     BN: gl.constexpr = TILE.BN
     NS: gl.constexpr = TILE.NS
     QUERIES: gl.constexpr = CONSUMERS * (PAIRS // SHAPE.GROUP)
-    kind: gl.constexpr = q.dtype.element_ty
+    kind: gl.constexpr = product_type(q.dtype.element_ty, SHAPE.CHUNK)
     kv_head = gl.program_id(0)
     # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
     program = gl.num_programs(1) - 1 - gl.program_id(1)

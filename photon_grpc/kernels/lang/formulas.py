@@ -1,7 +1,8 @@
 """Formulas that several kernels compute, in Triton and in Gluon, with the same bits in each.
 
     rotated:      (a·cos - b·sin, b·cos + a·sin)
-    silu_product: silu(gate) · up,  silu(x) = x / (1 + exp(-x))
+    gated:        act(gate) · up,  silu(x) = x / (1 + exp(-x)),  gelu(x) = x / (1 + exp(-2z)),
+                  z = sqrt(2 / π) · (x + 0.044715 · x³)
     tree_sum:     Σ x over columns
     add_slices:   the sums of the slices of K, added in order
     round_e4m3:   x rounded to the nearest e4m3
@@ -25,6 +26,21 @@ def rotated(a, b, cos, sin):
 @jit
 def silu_product(gate, up):
     return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@jit
+def gelu(x):
+    """Return the tanh form of gelu; the numbers are -2 · sqrt(2 / π), and that times 0.044715."""
+    return x / (1.0 + tl.exp(x * tl.fma(x * x, -0.07135481627260025, -1.5957691216057308)))
+
+
+@jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """Return act(gate) · up; ACTIVATION: "silu" or "gelu"."""
+    if ACTIVATION == "gelu":
+        return gelu(gate) * up
+    else:
+        return silu_product(gate, up)
 
 
 @jit

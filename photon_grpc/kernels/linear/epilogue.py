@@ -1,7 +1,7 @@
 """Ends of a fused projection, which consume its sums.
 
-They add to the residual, apply SwiGLU, rotate and store queries, keys and values, store the sums as they are, or keep
-the best logit of the tile.
+They add to the residual, apply SwiGLU or GeGLU, rotate and store queries, keys and values, store the sums as they are,
+or keep the best logit of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
 in pairs:
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from photon_grpc.kernels.lang.formulas import rotated, silu_product
+from photon_grpc.kernels.lang.formulas import gated, rotated
 from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 from photon_grpc.kernels.lang.page_scales import page_numbers
 from photon_grpc.kernels.lang.squares import tile_groups
@@ -162,11 +162,27 @@ def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store y [num_rows, SPAN] = silu(gate) · up."""
+    store_gated(tile, result, "silu", P, TILE)
+
+
+@gluon_jit
+def store_geglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
+    """Store y [num_rows, SPAN] = gelu(gate) · up."""
+    store_gated(tile, result, "gelu", P, TILE)
+
+
+#: Activation -> the end that stores its product.
+STORE_GATED = {"silu": store_swiglu, "gelu": store_geglu}
+
+
+@gluon_jit
+def store_gated(tile, result, ACTIVATION: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """Store y [num_rows, SPAN], the activation of the gate times up."""
     y, _, num_rows, place = result
     row, token = output_indices(place, P, TILE)
     gate, up = split_pairs(tile, P, TILE)
     to = y + token[None, :] * P.SPAN + row[:, None]
-    gl.store(to, silu_product(gate, up).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
+    gl.store(to, gated(gate, up, ACTIVATION).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
 
 @gluon_jit

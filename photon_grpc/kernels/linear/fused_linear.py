@@ -3,7 +3,7 @@
 They are for few rows x and a W that must be streamed from memory.
 
     add_linear:     h += W a
-    norm_swiglu:    y = silu(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
+    norm_swiglu:    y = act(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
     norm_qkv:       (q, k, v) = r · W h + b;  q and k normalised where the family does, and rotated by their positions;
                     k and v go to their pages
 
@@ -41,6 +41,7 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequa
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
+from photon_grpc.kernels.swiglu import Activation
 
 
 class Affine(NamedTuple):
@@ -91,6 +92,13 @@ class Fusion(NamedTuple):
     heads: HeadSplit | None = None
 
 
+class Gate(NamedTuple):
+    """The eps of the norm before gate and up, and what the gate goes through."""
+
+    eps: float
+    activation: Activation = "silu"
+
+
 class ResidualStream(NamedTuple):
     """The residual stream h [M, H] and the sums of its squares, partial [M, H / 16] (squares.py)."""
 
@@ -107,9 +115,11 @@ def add_reference(stream: ResidualStream, a: torch.Tensor, linear: Affine) -> No
     partial.copy_(squares.reference(h))
 
 
-def swiglu_reference(h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor) -> None:
+def swiglu_reference(
+    h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor, activation: Activation = "silu"
+) -> None:
     """Fill y with norm_swiglu in torch."""
-    swiglu.norm_reference(_product(h, linear), h, linear.b, eps, y)
+    swiglu.norm_reference(_product(h, linear), h, linear.b, eps, y, activation)
 
 
 def qkv_reference(h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput) -> None:
@@ -131,12 +141,12 @@ def add_launch(stream: ResidualStream, a: torch.Tensor, linear: Affine, tile: Ti
 
 
 def swiglu_launch(
-    stream: ResidualStream, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
+    stream: ResidualStream, linear: Affine, gate: Gate, y: torch.Tensor, tile: Tile, counters: torch.Tensor
 ) -> None:
     """Fill y."""
     if not linear.launches:
-        return swiglu_reference(stream.h, linear, eps, y)
-    fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=linear.w.shape[0] // 2)
+        return swiglu_reference(stream.h, linear, gate.eps, y, gate.activation)
+    fusion = gated_fusion(gate, linear.w.shape[0] // 2)
     return launch(fusion, tile, linear, stream.h, y, stream.partial, counters)
 
 
@@ -147,14 +157,25 @@ def qkv_launch(
     h = stream.h
     if not linear.launches:
         return qkv_reference(h, linear, eps, out)
-    if out.norms is not None or not holds_heads(tile, out.cache.shape[-1] // 2):
-        wide = h.dtype != torch.bfloat16
-        product = torch.empty(
-            (h.shape[0], linear.w.shape[0]), dtype=torch.float32 if wide else h.dtype, device=h.device
-        )
-        launch(Fusion(epilogue.load_nothing, epilogue.store_sums), tile, linear, h, product, counters=counters)
+    if out.is_behind or not holds_heads(tile, out.cache.shape[-1] // 2):
+        product = sums_launch(h, linear, tile, counters)
         return rotate_store.launch(product, h, linear.b, eps, out, stream.partial)
     return launch(heads_fusion(out, eps), tile, linear, h, out.q, stream.partial, counters)
+
+
+def sums_launch(x: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> torch.Tensor:
+    """Return W x of x [M, K], a new tensor [M, N]: rounded in bf16, else in float32."""
+    if not linear.launches:
+        return _product(x, linear)
+    dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
+    y = torch.empty((x.shape[0], linear.w.shape[0]), dtype=dtype, device=x.device)
+    launch(Fusion(epilogue.load_nothing, epilogue.store_sums), tile, linear, x, y, counters=counters)
+    return y
+
+
+def gated_fusion(gate: Gate, span: int) -> Fusion:
+    """Return the norm before gate and up, `span` rows apart, and the activation of their product."""
+    return Fusion(epilogue.load_nothing, epilogue.STORE_GATED[gate.activation], eps=gate.eps, span=span)
 
 
 def heads_fusion(out: HeadOutput, eps: float) -> Fusion:

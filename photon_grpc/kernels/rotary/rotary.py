@@ -57,7 +57,7 @@ def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
 class HeadTile(NamedTuple):
     """COUNT neighbouring heads of one token, from head FIRST on, STRIDE apart. The PADs are powers of two.
 
-    HALF is half of what is rotated of a head.
+    HALF is half of what is rotated of a head; where the tile has whole heads, ROTATED is.
     """
 
     COUNT: int
@@ -66,6 +66,7 @@ class HeadTile(NamedTuple):
     HALF_PAD: int
     FIRST: int
     STRIDE: int
+    ROTATED: int = 0
 
 
 def head_tile(count: int, head_dim: int, first: int = 0, stride: int | None = None) -> HeadTile:

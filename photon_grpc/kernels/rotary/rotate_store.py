@@ -5,7 +5,7 @@ and values to their pages.
 
     x = r · qkv[t] + b,  r = 1 / sqrt(mean(h[t]²) + eps)       the norm before the projection, its weight folded into W
     x = w · x / sqrt(mean(x²) + eps)                           of every head of q and of k, where `norms` are given
-    (a, b) = (x[i], x[i + D/2]);  x[i] = a·cos - b·sin,  x[i + D/2] = b·cos + a·sin
+    (a, b) = (x[i], x[i + R/2]);  x[i] = a·cos - b·sin,  x[i + R/2] = b·cos + a·sin        of the first R of D numbers
 
 Arithmetic is float32, every result is rounded once. A matrix library multiplies the residual stream h as it is, and
 nothing has to write, or read again, the normalised one. Where qkv is the sums of slices of K in float32, they are added
@@ -36,7 +36,7 @@ from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 class Rotation(NamedTuple):
     """The rotation of all layers of a step.
 
-    cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M].
+    cos, sin: float32 [max_position, R/2], R the numbers of a head that are rotated. positions, slot_mapping: int64 [M].
     """
 
     cos: torch.Tensor
@@ -61,6 +61,11 @@ class HeadOutput(NamedTuple):
     rotation: Rotation
     norms: Norms | None = None
     scales: PageScales | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether heads have what no tile of a product ends with: norms, or a part that is not rotated."""
+        return self.norms is not None or 2 * self.rotation.cos.shape[1] != self.cache.shape[-1]
 
 
 def reference(
@@ -97,8 +102,9 @@ def reference(
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = heads.split([half, half, heads.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 class RowSizes(NamedTuple):
@@ -118,13 +124,24 @@ class RowSizes(NamedTuple):
 
 
 @jit
+def halves(column, HEADS: tl.constexpr):
+    """Return which numbers of a head pair `column` has: those that are rotated come first, then pairs of the rest."""
+    if HEADS.ROTATED == HEADS.HALF:
+        return column, HEADS.HALF + column
+    else:
+        is_rotated = column < HEADS.ROTATED
+        first = tl.where(is_rotated, column, HEADS.ROTATED + column)
+        return first, tl.where(is_rotated, HEADS.ROTATED, HEADS.HALF) + column
+
+
+@jit
 def load_heads(x, stride, HEADS: tl.constexpr, SIZES: tl.constexpr):
     """Load both halves [COUNT_PAD, HALF_PAD] of the heads of a row in float32; `stride` is that of a slice."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
-    at = x + (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
-    first, second = load_sums(at, stride, inside, SIZES), load_sums(at + HEADS.HALF, stride, inside, SIZES)
-    return first, second
+    x += (HEADS.FIRST + head) * (2 * HEADS.HALF)
+    a, b = halves(column, HEADS)
+    return load_sums(x + a, stride, inside, SIZES), load_sums(x + b, stride, inside, SIZES)
 
 
 @jit
@@ -143,16 +160,18 @@ def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
     if bias is not None:
         head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
-        at = bias + (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
-        first = tl.fma(first, scale, tl.load(at, mask=inside, other=0.0).to(tl.float32))
-        second = tl.fma(second, scale, tl.load(at + HEADS.HALF, mask=inside, other=0.0).to(tl.float32))
+        at = bias + (HEADS.FIRST + head) * (2 * HEADS.HALF)
+        a, b = halves(column, HEADS)
+        first = tl.fma(first, scale, tl.load(at + a, mask=inside, other=0.0).to(tl.float32))
+        second = tl.fma(second, scale, tl.load(at + b, mask=inside, other=0.0).to(tl.float32))
     else:
         first, second = first * scale, second * scale
     if weight is not None:
         column = tl.arange(0, HEADS.HALF_PAD)[None, :]
         inside = column < HEADS.HALF
-        weight_first = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-        weight_second = tl.load(weight + HEADS.HALF + column, mask=inside, other=0.0).to(tl.float32)
+        a, b = halves(column, HEADS)
+        weight_first = tl.load(weight + a, mask=inside, other=0.0).to(tl.float32)
+        weight_second = tl.load(weight + b, mask=inside, other=0.0).to(tl.float32)
         squares = tree_sum(tl.fma(first, first, second * second))
         factor = tl.rsqrt(squares / (2 * HEADS.HALF) + eps)[:, None]
         first, second = first * factor * weight_first, second * factor * weight_second
@@ -164,8 +183,9 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
     """Store both halves of the heads, STRIDE elements from one head to the next."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
-    tl.store(to + head * STRIDE + column, first.to(to.dtype.element_ty), mask=inside)
-    tl.store(to + head * STRIDE + HEADS.HALF + column, second.to(to.dtype.element_ty), mask=inside)
+    a, b = halves(column, HEADS)
+    tl.store(to + head * STRIDE + a, first.to(to.dtype.element_ty), mask=inside)
+    tl.store(to + head * STRIDE + b, second.to(to.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -176,9 +196,10 @@ def page_heads(first, second, scales, PLANE: tl.constexpr, is_real, HEADS: tl.co
         counted = (head < HEADS.COUNT) & (column < HEADS.HALF) & is_real
         inverse = tl.load(scales.inverse + PLANE * HEADS.COUNT + head, mask=head < HEADS.COUNT, other=1.0)
         if PLANE == 0 and scales.offset is not None:
-            at, inside = scales.offset + head * (2 * HEADS.HALF) + column, (head < HEADS.COUNT) & (column < HEADS.HALF)
-            first = first - tl.load(at, mask=inside, other=0.0)
-            second = second - tl.load(at + HEADS.HALF, mask=inside, other=0.0)
+            at, inside = scales.offset + head * (2 * HEADS.HALF), (head < HEADS.COUNT) & (column < HEADS.HALF)
+            of_first, of_second = halves(column, HEADS)
+            first = first - tl.load(at + of_first, mask=inside, other=0.0)
+            second = second - tl.load(at + of_second, mask=inside, other=0.0)
         first = page_numbers(first, inverse, scales.saturated, counted)
         second = page_numbers(second, inverse, scales.saturated, counted)
     return first, second
@@ -199,9 +220,10 @@ def rotate_store_kernel(
     HEAD_DIM: tl.constexpr = 2 * Q.HALF
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, Q.HALF_PAD)
-    angle = tl.load(rotation.positions + token).to(tl.int64) * Q.HALF + column
-    c = tl.load(rotation.cos + angle, mask=column < Q.HALF, other=0.0)[None, :]
-    s = tl.load(rotation.sin + angle, mask=column < Q.HALF, other=0.0)[None, :]
+    # What is not rotated has the angle 0.
+    angle = tl.load(rotation.positions + token).to(tl.int64) * Q.ROTATED + column
+    c = tl.load(rotation.cos + angle, mask=column < Q.ROTATED, other=1.0)[None, :]
+    s = tl.load(rotation.sin + angle, mask=column < Q.ROTATED, other=0.0)[None, :]
     slot = tl.load(rotation.slot_mapping + token).to(tl.int64)
     if PDL:
         gdc_wait()
@@ -230,11 +252,12 @@ def rotate_store_kernel(
 
 @functools.cache
 def config(
-    hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int, slices: int = 1, rounds: bool = False
-) -> dict[str, Any]:
-    """Return the compile-time arguments, all but PDL."""
+    hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int, slices: int = 1, rounds: bool = False,
+    rotated: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the compile-time arguments, all but PDL. rotated: pairs of a head, 0: all."""
     heads = ((q_heads, 0), (kv_heads, q_heads), (kv_heads, q_heads + kv_heads))
-    tiles = [head_tile(count, head_dim, first) for count, first in heads]
+    tiles = [head_tile(count, head_dim, first)._replace(ROTATED=rotated or head_dim // 2) for count, first in heads]
     sizes = RowSizes(hidden, squares.levels(hidden), *tiles, block_size, slices, rounds)
     return {"SIZES": sizes, "num_warps": 4 if q_heads * head_dim <= 2048 else 8}
 
@@ -251,8 +274,9 @@ def launch(
     sums = qkv if qkv.dim() == 3 else qkv[None]
     hidden = 16 if h is None else h.shape[1]
     constants = config(
-        hidden, q.shape[1] // head_dim, kv_heads, head_dim, block_size, sums.shape[0], q.dtype == torch.bfloat16
-    )
+        hidden, q.shape[1] // head_dim, kv_heads, head_dim, block_size, sums.shape[0], q.dtype == torch.bfloat16,
+        rotation.cos.shape[1],
+    )  # fmt: skip
     if q.shape[0]:
         rotate_store_kernel[(q.shape[0],)](
             sums, h, partial, b, norms or (None, None), q, cache[:, layer], rotation, scales,

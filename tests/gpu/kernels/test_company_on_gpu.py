@@ -11,15 +11,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from photon_grpc.kernels import TRITON, embed, swiglu
+from photon_grpc.kernels import TRITON, embed, norm_add, swiglu
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import head, tiles
-from photon_grpc.kernels.linear.fused_linear import Affine, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms, Rotation
 from photon_grpc.kernels.sampling import sample, sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.swiglu import Activation
 from tests.kernels.fused import EPS, LAYER, Sizes, stream
 from tests.kernels.sampling import metadata_of, winning_values
 from tests.runner.company import ROWS, alone, check_company, check_prompt_logprobs
@@ -132,18 +134,34 @@ def test_embedding_and_swiglu(sizes: Sizes, dtype: torch.dtype) -> None:
     check_rows(TRITON.swiglu, random_rows(2 * sizes.intermediate, dtype))
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @each_bias
 @each_dtype
 @each_size
-def test_swiglu_after_a_product(sizes: Sizes, dtype: torch.dtype, bias: bool) -> None:
+def test_swiglu_after_a_product(sizes: Sizes, dtype: torch.dtype, bias: bool, activation: Activation) -> None:
     b = random_rows(2 * sizes.intermediate, dtype)[0].contiguous() if bias else None
 
     def product(gate_up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         y = torch.empty(len(h), sizes.intermediate, dtype=dtype, device="cuda")
-        swiglu.norm_launch(gate_up, h, b, EPS, y)
+        swiglu.norm_launch(gate_up, h, b, EPS, y, activation)
         return y
 
     check_rows(product, random_rows(2 * sizes.intermediate, dtype), random_rows(sizes.hidden, dtype))
+
+
+@each_bias
+@each_dtype
+@each_size
+def test_the_norm_of_a_product_is_added(sizes: Sizes, dtype: torch.dtype, bias: bool) -> None:
+    b = random_rows(sizes.hidden, dtype)[0].contiguous() if bias else None
+    norm = Norm(torch.randn(sizes.hidden, device="cuda"), EPS)
+
+    def added(y: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        h, partial = h.clone(), torch.empty(len(h), sizes.hidden // squares.GROUP, device="cuda")
+        norm_add.launch(y, b, norm, h, partial)
+        return torch.cat((h.float(), partial), dim=1)
+
+    check_rows(added, random_rows(sizes.hidden, dtype), random_rows(sizes.hidden, dtype))
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
@@ -203,17 +221,21 @@ def tile_for(kind: str, n: int, k: int, rows: int, span: int) -> Tile:
     return tile
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @each_bias
 @each_tile
 @pytest.mark.parametrize("rows", [5, 16, 100])
 @each_size
-def test_swiglu_of_a_tile_is_that_after_a_product(sizes: Sizes, rows: int, kind: str, bias: bool) -> None:
+def test_swiglu_of_a_tile_is_that_after_a_product(
+    sizes: Sizes, rows: int, kind: str, bias: bool, activation: Activation
+) -> None:
     n, k = 2 * sizes.intermediate, sizes.hidden
     tile, (x, w, product) = tile_for(kind, n, k, rows, sizes.intermediate), exact(rows, n, k)
     b = torch.randn(n, device="cuda").bfloat16() if bias else None
     mine, theirs = torch.empty(2, rows, sizes.intermediate, dtype=torch.bfloat16, device="cuda")
-    swiglu_launch(stream(x), Affine(w, b), EPS, mine, tile, torch.zeros(n // 16, dtype=torch.int32, device="cuda"))
-    swiglu.norm_launch(product, x, b, EPS, theirs)
+    counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
+    swiglu_launch(stream(x), Affine(w, b), Gate(EPS, activation), mine, tile, counters)
+    swiglu.norm_launch(product, x, b, EPS, theirs, activation)
     assert torch.equal(mine, theirs)
 
 

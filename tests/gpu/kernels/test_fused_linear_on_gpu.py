@@ -12,7 +12,7 @@ import torch
 
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import head, tiles
-from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Gate, add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 from photon_grpc.kernels.sampling import sample
@@ -75,7 +75,7 @@ def test_swiglu(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bo
     problem = Problem(n, k, rows, dtype, "cuda", bias=bias)
     y = torch.full((rows, sizes.intermediate), torch.nan, dtype=dtype, device="cuda")
     given = tile_for(kind, problem, sizes.intermediate)
-    swiglu_launch(stream(problem.x), given[0], EPS, y, given[1], problem.counters)
+    swiglu_launch(stream(problem.x), given[0], Gate(EPS), y, given[1], problem.counters)
     assert_near(y, problem.expected_swiglu(), dtype, roundings=2)
     assert not problem.counters.any()
 

@@ -10,7 +10,7 @@ import torch
 from photon_grpc.kernels.linear import cost, dequantize, epilogue, head, tiles, wide
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, Gate, launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -136,7 +136,7 @@ def test_pairs_of_rows_have_their_own_scales(rows: int, kind: WeightKind) -> Non
     for w in (weight, dense(weight)):
         y = torch.full((rows - 1, n // 2), torch.nan, dtype=torch.bfloat16, device="cuda")
         counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
-        swiglu_launch(stream(x), Affine(w), EPS, y, tile, counters)
+        swiglu_launch(stream(x), Affine(w), Gate(EPS), y, tile, counters)
         results.append(y)
     assert torch.equal(*results)
 

@@ -12,6 +12,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
+from photon_grpc.kernels.linear.fused_linear import Gate
 from photon_grpc.kernels.linear.products8 import PARTS, PLAIN, Weight8
 from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.tiles8 import Way
@@ -186,7 +187,7 @@ def test_fused_ends_have_the_bits_of_two_kernels(
     y, expected = (torch.full((len(h), sizes.intermediate), torch.nan, dtype=dtype, device="cuda") for _ in range(2))
     way = way_for(up, len(h), "swiglu", sizes.intermediate)
     counters = torch.zeros(8192, dtype=torch.int32, device="cuda")
-    fused8.swiglu_launch(stream(h), Linear8(up, b), EPS, y, way, counters)
+    fused8.swiglu_launch(stream(h), Linear8(up, b), Gate(EPS), y, way, counters)
     fused8.swiglu_apart(h, Linear8(up, b), EPS, expected)
     assert torch.equal(y, expected)
 

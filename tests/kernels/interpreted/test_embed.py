@@ -11,15 +11,17 @@ from photon_grpc.kernels.lang import squares
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("factor", [None, 33.9375])
 @pytest.mark.parametrize("size", [96, 1024, 2512])
-def test_rows_are_those_of_the_table(size: int, ids: torch.dtype, dtype: torch.dtype) -> None:
+def test_rows_are_those_of_the_table(size: int, factor: float | None, ids: torch.dtype, dtype: torch.dtype) -> None:
     table, token_ids = torch.randn(50, size).to(dtype), torch.tensor([0, 49, 7, 7], dtype=ids)
     # Rows after the requested ones are not written.
     h = torch.full((6, size), torch.nan, dtype=dtype)
     partial = torch.full((6, size // 16), torch.nan)
-    embed.launch(table, token_ids, h[:4], partial[:4])
+    embed.launch(table, token_ids, h[:4], partial[:4], factor)
     torch.testing.assert_close(partial[:4], squares.reference(h[:4]), rtol=1e-6, atol=0.0)
-    assert torch.equal(h[:4], torch.nn.functional.embedding(token_ids, table))
+    expected = torch.nn.functional.embedding(token_ids, table)
+    assert torch.equal(h[:4], expected if factor is None else expected * factor)
     assert h[4:].isnan().all()
     assert partial[4:].isnan().all()
 

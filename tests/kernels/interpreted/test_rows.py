@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, select, swiglu
+from photon_grpc.kernels import TORCH, norm_add, select, swiglu
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
@@ -99,21 +99,45 @@ def test_swiglu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_tokens"), [(96, 3), (3000, 2), (2500, swiglu.WHOLE_ROWS)])
-def test_norm_swiglu(size: int, num_tokens: int, dtype: torch.dtype, bias: bool) -> None:
-    config = swiglu.norm_config(num_tokens, size, 48)
+def test_norm_swiglu(
+    size: int, num_tokens: int, dtype: torch.dtype, bias: bool, activation: swiglu.Activation
+) -> None:  # fmt: skip
+    config = swiglu.norm_config(num_tokens, size, 48, activation)
     gate_up, h = torch.randn(3, 2 * size).to(dtype), torch.randn(3, 48).to(dtype) * 3
     b = torch.randn(2 * size).to(dtype) if bias else None
     y, expected = torch.full((2, 3, size), torch.nan, dtype=dtype)
     grid = (3, -(-size // config["COLUMNS"]))
     swiglu.norm_swiglu_kernel[grid](gate_up, h, b, y, 2 * size, 1e-5, PDL=False, **config)
-    swiglu.norm_reference(gate_up, h, b, 1e-5, expected)
+    swiglu.norm_reference(gate_up, h, b, 1e-5, expected, activation)
     torch.testing.assert_close(y, expected, **close(dtype))
 
 
-@pytest.mark.parametrize("more", ["", "scaled", "scaled, bias", "scaled, bias, norms", "norms"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "num_slices"), [(96, 1), (1152, 1), (80, 3)])
+def test_the_norm_of_a_product_is_added(size: int, num_slices: int, dtype: torch.dtype, bias: bool) -> None:
+    y = torch.randn(num_slices, 3, size) if num_slices > 1 else torch.randn(3, size).to(dtype)
+    b = torch.randn(size).to(dtype) if bias else None
+    stream = torch.randn(3, size).to(dtype)
+    mine, theirs = stream.clone(), stream.clone()
+    partial, expected = torch.full((2, 3, size // 16), torch.nan)
+    norm = norm_add.Norm(1 + torch.randn(size), 1e-6)
+    norm_add.launch(y, b, norm, mine, partial)
+    norm_add.reference(y, b, norm, theirs, expected)
+    torch.testing.assert_close(mine, theirs, **close(dtype))
+    torch.testing.assert_close(partial, expected, rtol=1e-2 if dtype == torch.float16 else 1e-5, atol=1e-3)
+    x = (y.double().sum(0) if num_slices > 1 else y.double()) + (0 if b is None else b.double())
+    normalised = x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
+    torch.testing.assert_close(mine.double(), stream.double() + normalised, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    "more", ["", "scaled", "scaled, bias", "scaled, bias, norms", "norms", "scaled, bias, norms, part"]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
 def test_rotate_store(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype, more: str) -> None:
@@ -123,7 +147,8 @@ def test_rotate_store(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype
     bias = torch.randn(num_heads * size).to(dtype) if "bias" in more else None
     norms = (torch.randn(size).to(dtype), torch.randn(size).to(dtype)) if "norms" in more else None
     positions, slots = torch.tensor([0, 49, 7, 7]), torch.tensor([8, 17, 39, 30])
-    rotation = Rotation(torch.randn(50, size // 2), torch.randn(50, size // 2), positions, slots)
+    num_pairs = size // 2 - 8 if "part" in more else size // 2
+    rotation = Rotation(torch.randn(50, num_pairs), torch.randn(50, num_pairs), positions, slots)
     results = []
     for store in (rotate_store.launch, rotate_store.reference):
         q = torch.full((4, q_heads * size), torch.nan, dtype=dtype)
