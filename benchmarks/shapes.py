@@ -63,6 +63,12 @@ _WHOLE: dict[str, Config] = {
 }
 
 
+def eagle3_config(config: Config, draft_vocab_size: int = 32000) -> Config:
+    """The config.json of an EAGLE-3 head for a model of this shape."""
+    sizes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": False}
+    return config | sizes | {"draft_vocab_size": min(draft_vocab_size, config["vocab_size"])}
+
+
 def part(config: Config, num_gpus: int) -> Config:
     """The shape of what each of several GPUs holds: its heads and its share of the intermediate size."""
     shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")

@@ -26,6 +26,7 @@ from benchmarks import workloads
 from benchmarks.engine import Work, loaded
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
+from benchmarks.shapes import eagle3_config
 from photon_grpc.engine.scheduler.drafting import FixedDrafting, NoDrafting
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -116,12 +117,11 @@ def drafter_dir(shape: str, beside: str, directory: Path) -> str:
     """Write the directory of what drafts, without weights; return its name, or ngram for nothing."""
     if not beside:
         return "ngram"
-    if beside != "eagle3":
-        served = workloads.SHAPES[shape]
-        config = workloads.SHAPES[beside] | {"vocab_size": served["vocab_size"]}
+    served = workloads.SHAPES[shape]
+    if beside == "eagle3":
+        config = eagle3_config(served)
     else:
-        sizes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": False}
-        config = workloads.SHAPES[shape] | sizes | {"draft_vocab_size": 32000}
+        config = workloads.SHAPES[beside] | {"vocab_size": served["vocab_size"]}
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return str(directory)

@@ -38,6 +38,7 @@ from benchmarks.engine import config_of
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags
+from benchmarks.shapes import eagle3_config
 from photon_grpc import demo
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.logprobs import RECORD
@@ -138,7 +139,8 @@ class Run:
     def load(self, instance: Instance) -> Assembled:
         rows = () if "--max-num-seqs" in instance.flags else ("--max-num-seqs", str(self._args.rows))
         begin_s = time.monotonic()
-        own = [str(shorter(self._flags)) if flag == "{shorter}" else flag for flag in instance.flags]
+        drafters = {"{shorter}": shorter, "{head}": head}
+        own = [str(drafters[flag](self._flags)) if flag in drafters else flag for flag in instance.flags]
         assembled = assemble(config_of([*self._flags, *rows, *own, *self._args.flags]), lambda *_: None)
         facts = assembled.facts
         self.device = facts.device
@@ -322,6 +324,19 @@ def shorter(flags: Sequence[str]) -> Path:
         (draft / "config.json").write_text(json.dumps(shorter_config))
         shutil.copy(model / "tokenizer.json", draft)
     return draft
+
+
+def head(flags: Sequence[str]) -> Path:
+    """Return the directory of an EAGLE-3 head for the model of these flags."""
+    if "--model" not in flags:
+        return demo.EAGLE3
+    model = Path(flags[flags.index("--model") + 1])
+    found = model / "head"
+    if not found.exists():
+        found.mkdir()
+        config = eagle3_config(json.loads((model / "config.json").read_text()))
+        (found / "config.json").write_text(json.dumps(config))
+    return found
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -11,7 +11,11 @@ ALONE = Scenario("alone", company=1, max_num_batched_tokens=1 << 20)
 
 
 class Instance(NamedTuple):
-    """A loaded model; a flag {shorter} stands for the directory of the same model with a layer less."""
+    """A loaded model.
+
+    A flag {shorter} stands for the directory of the same model with a layer less, {head} for that of an EAGLE-3 head
+    with random weights.
+    """
 
     name: str
     flags: tuple[str, ...]
@@ -91,6 +95,7 @@ INSTANCES = (
     ),
     Instance("3 drafts, n-grams", _drafts(3), _DRAFTED[:2]),
     Instance("3 drafts of a draft model", _drafts(3, "{shorter}"), _DRAFTED),
+    Instance("3 drafts of an EAGLE-3 head", _drafts(3, "{head}"), _DRAFTED),
     Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
     Instance(
         "speculating",
