@@ -21,7 +21,7 @@ from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
 from photon_grpc.models import build
 from photon_grpc.models.fused import num_fused, with_chains
 from photon_grpc.models.weights import dummy, linears_of
-from tests.models import reference
+from tests.models import quantized, reference
 
 
 @pytest.fixture(scope="module", params=reference.SPARSE)
@@ -185,6 +185,28 @@ def test_stacks_are_computed_as_experts_on_their_own(
     assert fused is not None and num_fused(fused) == len(decoder.layers)
     (found,) = reference.paged_logits(fused, [ids], block_size=16, chunks=[11, 1])
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq", "w8a16", "fp8"])
+def test_quantized_checkpoints_have_the_experts_that_their_format_says(layout: str, tmp_path: Path) -> None:
+    written = quantized.LAYOUTS[layout]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
+    model = reference.make_model("qwen3moe", num_key_value_heads=4, **sizes)
+    paths = [reference.save(model, tmp_path / kind) for kind in ("floats", "codes")]
+    floats, codes = load_file(paths[0] / "model.safetensors"), {}
+    for name, weight in floats.items():
+        if not quantized.is_quantized(name):
+            codes[name] = weight
+            continue
+        stored, floats[name] = written.quantize(weight)
+        codes |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in stored.items()}
+    for path, tensors in zip(paths, (floats, codes), strict=True):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    reference.edit_json(paths[1] / "config.json", quantization_config=written.config)
+    x = torch.randn(9, 128, generator=torch.Generator().manual_seed(9))
+    found, expected = (block_of(path)(x, context(9)) for path in reversed(paths))
+    tolerance = 0.08 if layout == "fp8" else 1e-4
+    assert (found - expected).norm() <= tolerance * expected.norm()
 
 
 def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> None:
