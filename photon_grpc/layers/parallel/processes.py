@@ -34,6 +34,7 @@ class ProcessGroup:
         self._file = file
         self._alone = Rehearsal(rank, size)
         self._group: Group = self._alone
+        self._on_cuda = False
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return self._group.gather(part)
@@ -54,9 +55,12 @@ class ProcessGroup:
 
     def join(self, device: torch.device, hidden_size: int) -> None:
         """Meet the others; all ranks call it. From then on `gather` waits for them."""
+        if dist.is_initialized():
+            # Of an earlier model of this process, whose graphs are gone.
+            self.abort()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        on_cuda = device.type == "cuda"
+        self._on_cuda = on_cuda = device.type == "cuda"
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
             store=dist.FileStore(f"/proc/self/fd/{self._file}", self.size),
@@ -75,9 +79,10 @@ class ProcessGroup:
             dist.distributed_c10d._abort_process_group()
 
     def leave(self) -> None:
-        """Compute alone again; the others have ended."""
-        if self._group is not self._alone:
-            self._group = self._alone
+        """Compute alone again; the others may have ended."""
+        is_joined, self._group = self._group is not self._alone, self._alone
+        # The end of NCCL's group would wait for the others, and for graphs that were captured with it.
+        if is_joined and not self._on_cuda:
             with suppress(Exception):  # aborted before
                 dist.destroy_process_group()
 

@@ -79,6 +79,10 @@ def _run(context: ChildContext) -> None:
     host.announce(assembled.facts)
     try:
         engine.run()
+        if config.parallel.num_ranks > 1:
+            ranks.close()
+            # What libraries release at the end of a process may wait for the other ranks.
+            os._exit(0)
     finally:
         # The last collection must see all objects: nanobind, in Triton, reports others as leaked.
         gc.unfreeze()
