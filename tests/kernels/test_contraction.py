@@ -122,6 +122,6 @@ def test_processed_logits_and_samples() -> None:
     written = compiled(process_logits.process_kernel, types, process_logits.config() | {"PDL": True})
     best = TileBest("*fp32", "*fp32", "*i32", "*i1")  # type: ignore[arg-type]
     types = {"logits": "*fp32", "metadata": SAMPLING, "processing": PROCESSING, "best_of": best}
-    types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
+    types |= dict.fromkeys(("num_columns", "stride", "num_tiles", "first"), "i32")
     sampled = compiled(sample.sample_kernel, types, sample.config() | {"PDL": True})
     assert left_to_choose(written.ir) == left_to_choose(sampled.ir) == []
