@@ -37,6 +37,7 @@ from benchmarks.quality.rounding import KV_FORMAT, KV_LIMIT, ROUNDINGS
 from benchmarks.quality.scored import greedy, logits_of
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc import LLM, demo
+from photon_grpc.config.model_dir import read_model_dir
 
 PROMPT_LENGTH = 64
 FORMATS = [*ROUNDINGS, KV_FORMAT]
@@ -101,7 +102,8 @@ def row(name: str, found: Distance, own: float, positions: Sequence[int]) -> str
 
 def limit_of(name: str) -> float:
     if name not in FORMATS:
-        return ROUNDINGS["int4-g128"].limit
+        form = read_model_dir(name).quantization
+        return ROUNDINGS["int4-g128" if form is not None and form.kind == "int4" else "fp8-block"].limit
     return KV_LIMIT if name == KV_FORMAT else ROUNDINGS[name].limit
 
 

@@ -1,4 +1,4 @@
-"""`quantize`: a checkpoint in 4 bits that loses little, from a text or from one that the model writes itself."""
+"""`quantize`: a checkpoint in 4 or 8 bits that loses little, from a text or from one that the model writes itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int
     required=True,
     callback=_new,
     metavar="NEW",
-    help="Directory to write, for serve NEW and for other engines (compressed-tensors, W4A16).",
+    help="Directory to write, for serve and for other engines.",
 )
 @click.option(
     "--text",
@@ -59,12 +59,13 @@ def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int
     metavar="N",
     help="Tokens of the text that are read.",
 )
+@click.option("--format", "form", type=click.Choice(["int4-g128", "fp8-block"]), default="int4-g128", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, device: str) -> None:
-    """Write the model in DIR with weights of 4 bits, a scale for 128 of them.
+def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, form: str, device: str) -> None:
+    """Write the model in DIR with weights of 4 bits, a scale for 128 of them, or of 8 (e4m3, a scale for 128 x 128).
 
     The model reads a text; its weights are rounded so that what it computed for the text changes least (GPTQ). That
-    loses less than serve --quantization int4-g128, which rounds without a text.
+    loses less than serve --quantization, which rounds without a text.
     """
     need_server()
     # The command line imports neither msgspec nor torch.
@@ -76,9 +77,9 @@ def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, 
         if text
         else own_text(directory, num_tokens, device)
     )
-    found = quantizing.quantize(directory, output, pieces, device)
+    found = quantizing.quantize(directory, output, pieces, device, form)
     left = f", {len(found.ignored)} left as they are" if found.ignored else ""
     click.echo(
-        f"wrote {output}: {found.num_quantized} projections in 4 bits{left}, from {found.num_tokens:,} tokens; "
+        f"wrote {output}: {found.num_quantized} projections in {form}{left}, from {found.num_tokens:,} tokens; "
         f"{found.source_bytes / 1e6:,.1f} MB are {found.bytes / 1e6:,.1f} MB there"
     )

@@ -1,15 +1,15 @@
-"""A checkpoint in 4 bits, rounded so that products of a text lose least: `photon-grpc quantize`.
+"""A checkpoint in 4 bits, or in 8, rounded so that products of a text lose least: `photon-grpc quantize`.
 
 The model reads a text, by default one that it writes itself, and every Linear sums xᵀ x over its inputs. Its weight is
-then rounded as `layers/quantization/gptq.py` says, and stored as compressed-tensors stores it (pack-quantized): other
-engines read the directory as well.
+then rounded as `layers/quantization/gptq.py` says, and stored in a form that other engines read as well: 4 bits as
+compressed-tensors does (pack-quantized), e4m3 in blocks as DeepSeek's checkpoints are.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from photon_grpc.compose import calibration
-from photon_grpc.compose.assemble import Loaded, load_runner
+from photon_grpc.compose.assemble import load_runner
 from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
@@ -36,7 +36,7 @@ MAX_SUM_BYTES = 16 << 30
 
 
 class QuantizedCheckpoint(NamedTuple):
-    """Numbers of a checkpoint: projections in 4 bits, names of those in 16, ids of the text, bytes of both files."""
+    """Numbers of a checkpoint: quantized projections, names of the others, ids of the text, bytes of both files."""
 
     num_quantized: int
     ignored: tuple[str, ...]
@@ -58,30 +58,50 @@ class InputMoments:
         self.moments = moments if self.moments is None else self.moments.add_(moments)
         return self.method.apply(linear, x, ctx)
 
+    def taken(self) -> torch.Tensor:
+        """Return the sums. Raise ConfigError if nothing went through the Linear."""
+        if self.moments is None:
+            raise ConfigError("a projection of this model multiplies nothing")
+        return self.moments
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.method, name)
 
 
-def quantize(directory: Path, output: Path, pieces: Sequence[Sequence[int]], device: str) -> QuantizedCheckpoint:
-    """Write the model of `directory` to `output` in 4 bits; pieces: the ids of what it reads.
+class StoredForm(NamedTuple):
+    """How a format is stored: which Linears have it, the tensors of a weight by suffix, and `quantization_config`."""
+
+    fits: Callable[[Linear], bool]
+    tensors: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
+    config: Callable[[Sequence[str]], dict[str, Any]]
+
+
+def quantize(
+    directory: Path, output: Path, pieces: Sequence[Sequence[int]], device: str, form: str = "int4-g128"
+) -> QuantizedCheckpoint:
+    """Write the model of `directory` to `output` in one of FORMS; pieces: the ids of what it reads.
 
     Raise ConfigError for a model that cannot be, as `check`.
     """
+    stored = FORMS[form]
     check(directory)
     loaded = load_runner(calibration.piece_config(directory, device, "torch"), lambda stage, done, total: None)
     linears = [one for one in linears_of(loaded.decoder) if not isinstance(one, LMHead)]
-    ignored = tuple(name for one in linears if one.in_features % GROUP for name, _ in one.slices())
-    checkpoint, found = read_checkpoint(directory), dict[str, torch.Tensor]()
-    for some in _shares([one for one in linears if one.in_features % GROUP == 0]):
+    ignored = tuple(name for one in linears if not stored.fits(one) for name, _ in one.slices())
+    checkpoint, found = read_checkpoint(directory), dict[str, dict[str, torch.Tensor]]()
+    for some in _shares([one for one in linears if stored.fits(one)]):
         with _summed(some) as sums:
             for _ in calibration.compute(loaded.runner, pieces):
                 pass
         for linear, sum_of in zip(some, sums, strict=True):
-            found |= _quantized(directory, checkpoint, linear, sum_of, loaded)
-    _write(directory, output, checkpoint, found, ignored)
+            weights = _weights(directory, checkpoint, linear, loaded.decoder.device)
+            found |= {name: stored.tensors(weight, sum_of.taken()) for name, weight in weights}
+            sum_of.moments = None
+    _write(directory, output, checkpoint, found)
+    _write_config(directory, output, stored.config(ignored))
     after = sum(file.stat().st_size for file in output.glob("*.safetensors"))
     before = sum(entry.num_bytes for entry in checkpoint.tensors.values())
-    return QuantizedCheckpoint(len(found) // 3, ignored, sum(map(len, pieces)), before, after)
+    return QuantizedCheckpoint(len(found), ignored, sum(map(len, pieces)), before, after)
 
 
 def check(directory: Path) -> None:
@@ -130,36 +150,28 @@ def _summed(linears: Sequence[Linear]) -> Iterator[list[InputMoments]]:
             linear.method = sum_of.method
 
 
-def _quantized(
-    directory: Path, checkpoint: Checkpoint, linear: Linear, sums: InputMoments, loaded: Loaded
-) -> dict[str, torch.Tensor]:
-    """Return the tensors of a Linear's projections: they share their inputs."""
-    assert sums.moments is not None
-    found, device = {}, loaded.decoder.device
+def _weights(
+    directory: Path, checkpoint: Checkpoint, linear: Linear, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the name and the weight, in float32, of each projection of a Linear: they share their inputs."""
     for name, _ in linear.slices():
         with safe_open(directory / checkpoint.tensors[name + ".weight"].file, framework="pt") as file:
-            weight = file.get_tensor(name + ".weight").to(device, torch.float32)
-        codes = gptq.rounded(weight, sums.moments, GROUP, torch.bfloat16)
-        found[name + ".weight_packed"] = codes.values.contiguous().view(torch.int32).cpu()
-        found[name + ".weight_scale"] = codes.scales.t().contiguous().cpu()
-        found[name + ".weight_shape"] = torch.tensor(weight.shape)
-    # The memory is needed for the next.
-    sums.moments = None
-    return found
+            yield name, file.get_tensor(name + ".weight").to(device, torch.float32)
 
 
-def _write(
-    directory: Path, output: Path, checkpoint: Checkpoint, found: dict[str, torch.Tensor], ignored: Sequence[str]
-) -> None:
-    """Write all files: the quantized tensors into that of the weight they are of, everything else as it is."""
+def _write(directory: Path, output: Path, checkpoint: Checkpoint, found: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Write all files but config.json: quantized tensors into that of the weight they are of, the rest as it is."""
     output.mkdir(parents=True, exist_ok=True)
     places: dict[str, str] = {}
     for name in checkpoint.files:
         with safe_open(directory / name, framework="pt") as file:
             tensors: dict[str, torch.Tensor] = {}
             for tensor in file.keys():  # noqa: SIM118
-                parts = {key: found[key] for key in _stored(tensor) if key in found}
-                tensors |= parts or {tensor: file.get_tensor(tensor)}
+                parts = found.get(tensor.removesuffix(".weight"), {}) if tensor.endswith(".weight") else {}
+                of_module = tensor.removesuffix("weight")
+                tensors |= {of_module + suffix: part for suffix, part in parts.items()} or {
+                    tensor: file.get_tensor(tensor)
+                }
         save_file(tensors, output / name, metadata={"format": "pt"})
         shutil.copymode(directory / name, output / name)
         places |= dict.fromkeys(tensors, name)
@@ -168,18 +180,24 @@ def _write(
             shutil.copy2(other, output / other.name)
     if len(checkpoint.files) > 1:
         (output / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _write_config(directory: Path, output: Path, quantization_config: dict[str, Any]) -> None:
     values = json.loads((directory / "config.json").read_text())
-    values["quantization_config"] = _config(ignored)
+    values["quantization_config"] = quantization_config
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _stored(tensor: str) -> list[str]:
-    name = tensor.removesuffix(".weight")
-    return [f"{name}.weight_{part}" for part in ("packed", "scale", "shape")] if name != tensor else []
+def _in_groups(weight: torch.Tensor, moments: torch.Tensor) -> dict[str, torch.Tensor]:
+    codes = gptq.rounded(weight, moments, GROUP, torch.bfloat16)
+    return {
+        "weight_packed": codes.values.contiguous().view(torch.int32).cpu(),
+        "weight_scale": codes.scales.t().contiguous().cpu(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
 
 
-def _config(ignored: Sequence[str]) -> dict[str, Any]:
-    """Return the `quantization_config` of the checkpoint."""
+def _config_of_groups(ignored: Sequence[str]) -> dict[str, Any]:
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
     weights |= {"symmetric": True, "dynamic": False}
     return {
@@ -189,3 +207,32 @@ def _config(ignored: Sequence[str]) -> dict[str, Any]:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": ["lm_head", *ignored],
     }
+
+
+def _in_blocks(weight: torch.Tensor, moments: torch.Tensor) -> dict[str, torch.Tensor]:
+    codes = gptq.rounded_blocks(weight, moments)
+    return {"weight": codes.values.cpu(), "weight_scale_inv": codes.scales.t().contiguous().cpu()}
+
+
+def _config_of_blocks(ignored: Sequence[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [gptq.BLOCK, gptq.BLOCK],
+        "modules_to_not_convert": ["lm_head", *ignored],
+    }
+
+
+def _has_groups(linear: Linear) -> bool:
+    return linear.in_features % GROUP == 0
+
+
+def _has_blocks(linear: Linear) -> bool:
+    return linear.in_features % gptq.BLOCK == 0 and all(size % gptq.BLOCK == 0 for size in linear.outputs.values())
+
+
+#: What --format takes.
+FORMS = {
+    "int4-g128": StoredForm(_has_groups, _in_groups, _config_of_groups),
+    "fp8-block": StoredForm(_has_blocks, _in_blocks, _config_of_blocks),
+}

@@ -44,6 +44,20 @@ def test_products_lose_less_than_by_rounding_to_the_nearest() -> None:
     assert found.values.shape == (64, 192) and found.scales.shape == (3, 64)
 
 
+def test_blocks_lose_less_than_by_rounding_to_the_nearest() -> None:
+    x, w = inputs(2048, 384), torch.randn(256, 384, generator=torch.Generator().manual_seed(0))
+    exact = x.double() @ w.double().t()
+    errors = []
+    for codes in (
+        quantized([("w", slice(0, 256))], w, FORMATS["fp8-block"], torch.float32),
+        gptq.rounded_blocks(w, x.t() @ x),
+    ):
+        assert codes.values.dtype == torch.float8_e4m3fn and codes.scales.shape == (3, 2)
+        scales = codes.scales.t().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        errors.append((x.double() @ (codes.values.double() * scales.double()).t() - exact).norm())
+    assert errors[1] < 0.6 * errors[0]
+
+
 def test_the_root_is_that_of_the_inverse() -> None:
     x = inputs(512, 64).double()
     damped = x.t() @ x
@@ -108,6 +122,19 @@ def test_what_is_written_is_served_and_loses_less_than_without_a_text(written: P
     whole = loss(model=str(demo.DRAFT))
     nearest = loss(model=str(demo.DRAFT), quantization="int4-g128")
     assert loss(model=str(written)) - whole < 0.7 * (nearest - whole)
+
+
+def test_e4m3_in_blocks_is_served(tmp_path: Path) -> None:
+    asked = ["quantize", str(demo.DRAFT), "--output", str(tmp_path), "--format", "fp8-block", "--text", __file__]
+    assert main([*asked, "--num-tokens", "600", "--device", "cpu"]) == 0
+    form = read_model_dir(tmp_path).quantization
+    assert form is not None and form.kind == "fp8" and form.block == (128, 128)
+    left = [name for name in form.ignored if name != "lm_head"]
+    before, after = load_file(demo.DRAFT / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    for name in [name.removesuffix(".weight") for name in before if name.endswith("_proj.weight")]:
+        is_quantized = after[name + ".weight"].dtype == torch.float8_e4m3fn
+        assert is_quantized == (name not in left) == (name + ".weight_scale_inv" in after)
+    assert abs(loss(model=str(tmp_path)) - loss(model=str(demo.DRAFT))) < 0.05
 
 
 def test_a_text_is_written_by_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
