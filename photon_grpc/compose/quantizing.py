@@ -69,7 +69,7 @@ class InputMoments:
 
 
 class StoredForm(NamedTuple):
-    """How a format is stored: which Linears have it, the tensors of a weight by suffix, and `quantization_config`."""
+    """A format as a checkpoint stores it: Linears that have it, tensors of a weight by suffix, `quantization_config`."""
 
     fits: Callable[[Linear], bool]
     tensors: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
