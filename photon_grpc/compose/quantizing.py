@@ -69,7 +69,7 @@ class InputMoments:
 
 
 class StoredForm(NamedTuple):
-    """A format as a checkpoint stores it: Linears that have it, tensors of a weight by suffix, `quantization_config`."""
+    """A format as a checkpoint stores it: its Linears, tensors of a weight by suffix, and `quantization_config`."""
 
     fits: Callable[[Linear], bool]
     tensors: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
