@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 PARTS = LaneParts("*fp32", "*fp32", "*fp32")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)])
 @pytest.mark.parametrize("parts", [None, PARTS])
 def test_attention(dtype: torch.dtype, parts: LaneParts | None) -> None:
     kind = "*" + NAMES[dtype]

@@ -53,7 +53,9 @@ def served(directory: Path, num_blocks: int = 400, **scheduler: Any) -> Served:
     return Served(directory, cache=cache, scheduler=SchedulerConfig(**({"max_num_seqs": 16} | scheduler)))
 
 
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=pytest.mark.full) if each == "mixtral" else each for each in FURTHER]
+)
 @pytest.mark.parametrize("scheduler", [{}, {"max_num_batched_tokens": 29, "async_depth": 0}], ids=["whole", "chunks"])
 def test_64_tokens_equal_transformers_from_every_length(family: str, scheduler: dict[str, Any]) -> None:
     directory, reference = model(family)
@@ -88,7 +90,7 @@ def test_preemption_behind_windows_changes_nothing() -> None:
         assert output == most_likely(reference, prompt, output)
 
 
-@pytest.mark.parametrize("family", ["qwen3moe", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3moe", "deepseek2"])
 def test_experts_say_the_same_where_sequences_lose_their_blocks(family: str) -> None:
     directory, reference = model(family)
     asked = [prompt for prompt in prompts(6) if len(prompt) < 60]
