@@ -36,7 +36,8 @@ GROUPS = (
         r"logprob|threshold_kernel|process_kernel|count_kernel|bins_kernel|tally|window_kernel|list_kernel"
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
-    ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
+    ("experts", r"gate_up_kernel|down_kernel|scores_kernel|choose_kernel|\bsum_kernel"),
+    ("attention", r"latent_kernel|attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     (
         "fused projections",
         r"gemv_kernel|wgmma8?_kernel|wide8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices",
@@ -47,8 +48,9 @@ GROUPS = (
     ),
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|geglu|silu|gelu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
+    ("exchange", r"push_kernel|take_kernel|exchange_kernel"),
     ("drafts", r"accept_kernel|ngram_kernel"),
-    ("slots and inputs", r"_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
+    ("slots and inputs", r"admit_kernel|_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),
 )
 

@@ -98,8 +98,7 @@ class Snapshot(Collector):
         yield _total(
             "kv_saturated_values", "Numbers of keys and values beyond the range of the 8-bit KV cache.", load.saturated
         )
-        if load.expert_layers:
-            yield from _experts(load)
+        yield from _experts(load)
         ended = CounterMetricFamily("photon_engine_outputs", "Outputs that ended in the engine.", labels=["end"])
         for end in ("finished", "failed", "cancelled"):
             ended.add_metric([end], getattr(load, end))
