@@ -152,7 +152,9 @@ class ModelDrafter:
 
     def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
         """Compute draft `number` of every row; return the hidden states behind them."""
-        state = self._table.state._replace(num_computed=self._table.num_known + (number - 1))
+        # Slot 0, which captures compute, knows nothing: it has no position -1.
+        first = (self._table.num_known + (number - 1)).clamp(min=0)
+        state = self._table.state._replace(num_computed=first)
         return self._step.decode(rows, Bounds(1, 1, longest), state)
 
     def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
@@ -172,5 +174,5 @@ class ModelSpeculation:
         return self.decoder.kv_groups
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
-        # Not captured: replays of fused layers ended in an illegal access on an H200, for a reason not found yet.
+        # Not captured: that was not seen to work on a GPU yet.
         return ModelDrafter(self.max_drafts, self.decoder, table, cache, DraftGraphs(None, table))
