@@ -108,6 +108,10 @@ class Run:
         asked = doors.sample(self.drawn, firsts, count, random.Random(self._args.seed))
         with door([*self._flags, "--max-num-seqs", str(self._args.rows), *self._args.flags]) as send:
             outcomes, seconds = doors.all_at_once(send, asked)
+        for outcome in outcomes:
+            # A door sends the prompt's scores once: with the first output, and not to those who continue.
+            if outcome.num_continued or outcome.output:
+                outcome.prompt_records = self.reference[outcome.index, outcome.output].prompt_records
         tally = Tally(name, "64 callers", seconds=seconds)
         self.report.add(tally, outcomes, [])
         self.clock.say(f"through {name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''}")
