@@ -18,6 +18,7 @@ from photon_grpc.compose.engine_facts import facts_of
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
 from photon_grpc.compose.speculation import Drafts, drafting, num_drafts, speculation
+from photon_grpc.compose.speculation import check as check_speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ParallelConfig, ServeConfig, ServerConfig
@@ -151,6 +152,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
+    check_speculation(config.speculation, model_config, sizes)
     rank = RankDevice(device, kernels, ranks.mesh)
     decoder = _load(model_config, config, rank, sizes, progress, kv_form)
     # A draft model is whole on every rank.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir
+from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir, states_before
 from photon_grpc.config.flags import ServeConfig, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes
@@ -30,8 +30,19 @@ _FIELD = "speculative_model"
 _DEFAULT_COUNT = 3
 
 
-def check(config: SpeculationConfig) -> None:
-    """Raise ConfigError for a combination of flags that means nothing."""
+def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes) -> None:
+    """Raise ConfigError for what cannot draft for a model, as far as flags and the files config.json tell."""
+    _check_count(config)
+    name = config.speculative_model
+    if name in ("", NGRAM, GRAMMAR):
+        return
+    if _is_head(name):
+        _read_head(name, served)
+    else:
+        _read_draft(name, served, sizes)
+
+
+def _check_count(config: SpeculationConfig) -> None:
     count = config.num_speculative_tokens
     if count is None:
         return
@@ -84,8 +95,7 @@ class Drafts:
 
 
 def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, drafts: Drafts) -> Speculation:
-    """Return how the runner drafts for the served model. Raise ConfigError and ModelLoadError."""
-    check(config)
+    """Return how the runner drafts for the served model, as `check` allows. Raise ConfigError and ModelLoadError."""
     name, count = config.speculative_model, num_drafts(config)
     if not name:
         return NO_SPECULATION
@@ -94,7 +104,7 @@ def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, dr
     if name == GRAMMAR:
         return GivenSpeculation(count)
     if _is_head(name):
-        return Eagle3Speculation(count, _head(name, drafts))
+        return Eagle3Speculation(count, _head(name, served, drafts))
     return ModelSpeculation(count, drafts.model(_read_draft(name, served, sizes)))
 
 
@@ -116,9 +126,19 @@ def _is_head(directory: str) -> bool:
         raise ConfigError(f"--speculative-model {directory} (or {NGRAM}, {GRAMMAR}): {error}", field=_FIELD) from None
 
 
-def _head(directory: str, drafts: Drafts) -> Eagle3Head:
+def _read_head(directory: str, served: ModelConfig) -> Eagle3Config:
+    """Read a head. Raise ConfigError if it is not one of the served model."""
     try:
-        return drafts.head(read_eagle3_dir(Path(directory)))
+        head = read_eagle3_dir(Path(directory))
+        states_before(head, served.hidden_size, served.vocab_size, served.num_layers)
+    except ModelLoadError as error:
+        raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
+    return head
+
+
+def _head(directory: str, served: ModelConfig, drafts: Drafts) -> Eagle3Head:
+    try:
+        return drafts.head(_read_head(directory, served))
     except ModelLoadError as error:
         raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
 

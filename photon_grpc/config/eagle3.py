@@ -73,17 +73,23 @@ def read_eagle3_dir(directory: Path) -> Eagle3Config:
         raise refusal(CONFIG_FILE, "target_hidden_size", problem)
     if not json.eagle_config.use_aux_hidden_state:
         raise refusal(CONFIG_FILE, "eagle_config.use_aux_hidden_state", "is false, which is not supported")
-    if layers is not None and len(set(layers)) != NUM_STATES:
+    if layers is not None and not NUM_STATES == len(layers) == len(set(layers)):
         problem = f"must name {NUM_STATES} layers, is {shown(str(layers))}"
         raise refusal(CONFIG_FILE, "eagle_config.eagle_aux_hidden_state_layer_ids", problem)
     return Eagle3Config(layer, size, None if layers is None else tuple(layers), json.norm_before_residual)
 
 
-def states_before(config: Eagle3Config, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of a model with `num_layers` before which the head's states are taken.
+def states_before(config: Eagle3Config, hidden_size: int, vocab_size: int, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a model with these sizes before which the head's states are taken.
 
-    Raise ModelLoadError if the model has no such layers.
+    Raise ModelLoadError if the model has no such layers, or other sizes than the head.
     """
+    for name, own, wanted in (
+        ("hidden_size", config.layer.hidden_size, hidden_size),
+        ("vocab_size", config.layer.vocab_size, vocab_size),
+    ):
+        if own != wanted:
+            raise ModelLoadError(f"the head's {name} is {own}, the model's {wanted}", field=name)
     layers = config.layers or (2, num_layers // 2, num_layers - 3)
     if len(set(layers)) != NUM_STATES or not all(0 <= layer < num_layers for layer in layers):
         named = ", ".join(map(str, layers))

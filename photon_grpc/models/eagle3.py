@@ -203,15 +203,9 @@ def build_head(config: Eagle3Config, target: Decoder, max_tokens: int) -> Eagle3
     The model's steps fill its `states` from now on.
     """
     layer, hidden_size = config.layer, target.embedding.weight.shape[1]
-    for name, own, wanted in (
-        ("hidden_size", layer.hidden_size, hidden_size),
-        ("vocab_size", layer.vocab_size, target.vocab_size),
-    ):
-        if own != wanted:
-            raise ModelLoadError(f"the head's {name} is {own}, the model's {wanted}", field=name)
+    found = states_before(config, hidden_size, target.vocab_size, len(target.layers))
     if isinstance(target.embedding, ScaledEmbedding):
         raise ModelLoadError("a model that scales its embedding takes no EAGLE-3 head")
-    found = states_before(config, len(target.layers))
     tables = {"device": target.device, "kernels": target.kernels}
     rope = layer.ropes[0]
     rotaries = {rope: rotary_embedding(rope, layer.head_dim, target.max_model_len, **tables)}

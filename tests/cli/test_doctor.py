@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from photon_grpc import demo
 from photon_grpc.cli import doctor, main
 from photon_grpc.cli.terminal.settings_flags import as_flags
 from photon_grpc.compose.access import access
@@ -119,6 +120,23 @@ def test_doctor_gives_the_reason_why_an_engine_does_not_start(
     with pytest.raises(ConfigError) as caught:
         assemble(resolve(FREE | refused[name], {}).config, lambda stage, done, total: None)
     assert str(caught.value) in problems
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"speculative_model": "none"},
+        {"speculative_model": "ngram", "num_speculative_tokens": 4},
+        {"num_speculative_tokens": 3},
+        {"model": str(demo.DRAFT), "speculative_model": str(demo.EAGLE3)},
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_weights_are_read(given: dict[str, Any]) -> None:
+    config, stages = resolve(FREE | given, {}).config, list[str]()
+    with pytest.raises(ConfigError) as caught:
+        assemble(config, lambda stage, done, total: stages.append(stage))
+    assert [str(caught.value)] == check_start.reasons(config)
+    assert not stages
 
 
 @pytest.mark.parametrize("name", ["tls", "keys", "step trace", "device"])

@@ -111,6 +111,7 @@ def changed(directory: Path, to: Path, *, config: dict[str, object], without: st
             "the head takes states before layers 2, 4, 8; the model has 8 layers",
         ),
         ({"config": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 2, 3]}}}, "must name 3 layers"),
+        ({"config": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 2, 3, 4]}}}, "must name 3 layers"),
         ({"config": {"eagle_config": {"use_aux_hidden_state": False}}}, "is false, which is not supported"),
         ({"config": {}, "without": "fc.weight"}, "are missing: fc.weight"),
         ({"config": {}, "without": "d2t"}, "are missing: d2t"),

@@ -30,6 +30,7 @@ from photon_grpc.compose.assemble import (
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.speculation import check as check_speculation
 from photon_grpc.compose.threads import cores_of
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
@@ -130,16 +131,17 @@ def check_metrics(address: str) -> None:
 
 
 def check_model(config: ServeConfig) -> None:
-    """Check sizes and tensors, the latter by the headers of their files only.
+    """Check sizes, what drafts, and tensors, the latter by the headers of their files only.
 
-    Raise ConfigError for sizes that the model does not allow, and ModelLoadError naming a tensor that is missing,
-    surplus, or of a wrong shape or dtype.
+    Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
+    missing, surplus, or of a wrong shape or dtype.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
     # Behind the sizes: they are checked also where the device is missing.
     choose_kv_form(config, model_config, *pick_kernels(config))
+    check_speculation(config.speculation, model_config, sizes)
     method = methods(format_of(model_config, config.model))
     mesh = Mesh(tp=Rehearsal(0, config.parallel.tensor_parallel_size))
     decoder = builder.build(
