@@ -72,11 +72,10 @@ def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, 
     from photon_grpc.compose import quantizing
 
     quantizing.check(directory)
-    pieces = (
-        quantizing.pieces_of(directory, read_text(text), num_tokens)
-        if text
-        else own_text(directory, num_tokens, device)
-    )
+    pieces = quantizing.pieces_of(directory, read_text(text), num_tokens) if text else []
+    # Before what takes long.
+    output.mkdir(parents=True, exist_ok=True)
+    pieces = pieces or own_text(directory, num_tokens, device)
     found = quantizing.quantize(directory, output, pieces, device, form)
     left = f", {len(found.ignored)} left as they are" if found.ignored else ""
     click.echo(

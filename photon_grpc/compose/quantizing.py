@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from photon_grpc.compose import calibration
 from photon_grpc.compose.assemble import load_runner
 from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
+from photon_grpc.config.kv_calibration import FILE as KV_SCALES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
 from photon_grpc.frontend.input.tokenizer import Tokenizer
@@ -33,6 +34,8 @@ from photon_grpc.models.weights import linears_of
 GROUP = 128
 #: Bytes of sums that are held at a time: layers beyond them wait for another reading of the text.
 MAX_SUM_BYTES = 16 << 30
+#: What is not copied: it is written anew, or holds of the old weights only.
+_OWN_FILES = ("config.json", INDEX_FILE, KV_SCALES)
 
 
 class QuantizedCheckpoint(NamedTuple):
@@ -81,7 +84,7 @@ def quantize(
 ) -> QuantizedCheckpoint:
     """Write the model of `directory` to `output` in one of FORMS; pieces: the ids of what it reads.
 
-    Raise ConfigError for a model that cannot be, as `check`.
+    Raise ConfigError for a model that cannot be, as `check`, and OSError if a file cannot be written.
     """
     stored = FORMS[form]
     check(directory)
@@ -172,14 +175,21 @@ def _write(directory: Path, output: Path, checkpoint: Checkpoint, found: dict[st
                 tensors |= {of_module + suffix: part for suffix, part in parts.items()} or {
                     tensor: file.get_tensor(tensor)
                 }
-        save_file(tensors, output / name, metadata={"format": "pt"})
+        _save(tensors, output / name)
         shutil.copymode(directory / name, output / name)
         places |= dict.fromkeys(tensors, name)
     for other in directory.iterdir():
-        if other.is_file() and other.suffix != ".safetensors" and other.name not in ("config.json", INDEX_FILE):
+        if other.is_file() and other.suffix != ".safetensors" and other.name not in _OWN_FILES:
             shutil.copy2(other, output / other.name)
     if len(checkpoint.files) > 1:
         (output / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"cannot write {file}: {error}") from None
 
 
 def _write_config(directory: Path, output: Path, quantization_config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -170,6 +171,29 @@ def test_files_of_several_parts_stay_several(tmp_path: Path) -> None:
     assert read_model_dir(tmp_path / "out").quantization is not None
     with LLM(str(tmp_path / "out"), device="cpu") as llm:
         assert llm.generate(["x"], max_tokens=1)
+
+
+def test_scales_of_keys_of_the_old_weights_are_left_out(tmp_path: Path) -> None:
+    assert (demo.TARGET / "kv_scales.json").exists()
+    quantizing.quantize(demo.TARGET, tmp_path, quantizing.pieces_of(demo.TARGET, "x = 1\n" * 50, 64), "cpu")
+    with LLM(str(tmp_path), device="cpu", kv_cache_dtype="fp8") as llm:
+        assert llm.generate(["x"], max_tokens=1)
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("x = 1\n" * 50)
+    asked = ["quantize", str(demo.DRAFT), "--device", "cpu"]
+    # Before the model writes a text.
+    assert main([*asked, "--output", str(tmp_path / "text" / "o")]) == 1
+    assert "Not a directory" in capsys.readouterr().err
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        assert main([*asked, "--output", str(tmp_path / "o"), "--text", str(tmp_path / "text")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "model.safetensors: " in capsys.readouterr().err
+    assert not (tmp_path / "o" / "config.json").exists()
 
 
 def test_what_cannot_be_quantized_is_told(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
