@@ -109,9 +109,8 @@ class Run:
         with door([*self._flags, "--max-num-seqs", str(self._args.rows), *self._args.flags]) as send:
             outcomes, seconds = doors.all_at_once(send, asked)
         for outcome in outcomes:
-            # A door sends the prompt's scores once: with the first output, and not to those who continue.
-            if outcome.num_continued or outcome.output:
-                outcome.prompt_records = self.reference[outcome.index, outcome.output].prompt_records
+            number, own = outcome.index, self.reference[outcome.index, outcome.output]
+            outcome.prompt_records = doors.as_computed(outcome, own, self.reference[number, 0])
         tally = Tally(name, "64 callers", seconds=seconds)
         self.report.add(tally, outcomes, [])
         self.clock.say(f"through {name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''}")

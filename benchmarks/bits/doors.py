@@ -100,6 +100,23 @@ def _outcome(
     )
 
 
+def as_computed(outcome: Outcome, own: Outcome, first: Outcome) -> bytes:
+    """Return the prompt's records as the engine would give them, if a door gave what it should; else others.
+
+    A door gives those of the first output with every output, and none to those who continue. The engine gives them
+    with the first output only.
+
+    Args:
+        outcome: what came through the door.
+        own: the same output of the solitary run.
+        first: the first output of the same request there.
+    """
+    found, expected = outcome.prompt_records, b"" if outcome.num_continued else first.prompt_records
+    if found == expected:
+        return own.prompt_records
+    return expected if found == own.prompt_records else found
+
+
 def _packed(scores: Sequence[TokenScore]) -> bytes:
     """Return scores as the engine packs them; float32 survives the way through Python's numbers."""
     records = [each for score in scores for each in (score, *score.candidates)]
