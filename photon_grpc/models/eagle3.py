@@ -23,7 +23,7 @@ from photon_grpc.config.eagle3 import Eagle3Config, states_before
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.embedding import Embedding, ScaledEmbedding
+from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
@@ -157,7 +157,8 @@ class Eagle3Head(Decoder):
         if at is None:
             return
         size = x.shape[1]
-        if self._streams is None:
+        # A forward that failed may have left one of another size.
+        if self._streams is None or self._streams.shape[0] != x.shape[0]:
             self._streams = x.new_empty(x.shape[0], len(self._places) * size)
         place = self._streams[:, at * size : (at + 1) * size]
         place.copy_(x) if residual is None else torch.add(x, residual, out=place)
@@ -204,7 +205,7 @@ def build_head(config: Eagle3Config, target: Decoder, max_tokens: int) -> Eagle3
     """
     layer, hidden_size = config.layer, target.embedding.weight.shape[1]
     found = states_before(config, hidden_size, target.vocab_size, len(target.layers))
-    if isinstance(target.embedding, ScaledEmbedding):
+    if target.embedding.factor is not None:
         raise ModelLoadError("a model that scales its embedding takes no EAGLE-3 head")
     tables = {"device": target.device, "kernels": target.kernels}
     rope = layer.ropes[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,10 +14,15 @@ from safetensors.torch import load_file, save_file
 from benchmarks.embedded_model.eagle3 import Chain, Eagle3, embedded_target, observed
 from benchmarks.embedded_model.llama import Llama
 from photon_grpc import LLM, demo
+from photon_grpc.config.eagle3 import read_eagle3_dir
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.layers.embedding import ScaledEmbedding
+from photon_grpc.models.eagle3 import build_head
+from photon_grpc.models.fused import FusedEmbedding
+from photon_grpc.runner.eagle3 import Eagle3Drafter
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.runner.heads import random_head, replay_drafts
 from tests.runner.served import Served
@@ -86,6 +92,25 @@ def test_outputs_are_those_without_a_head(directory: Path) -> None:
     plain, drafting = (Served(demo.TARGET, dtype="float32", speculation=name) for name in ("", str(directory)))
     for sampling in samplings:
         assert plain.complete(PROMPTS, 24, sampling=sampling) == drafting.complete(PROMPTS, 24, sampling=sampling)
+
+
+def test_a_forward_that_failed_between_layers_harms_no_later_one(directory: Path) -> None:
+    served = Served(demo.TARGET, dtype="float32", speculation=str(directory))
+    runner = served.assembled.runner
+    assert isinstance(runner, ModelRunner)
+    drafter = getattr(runner.drafter, "_drafter", runner.drafter)
+    assert isinstance(drafter, Eagle3Drafter)
+    drafter._head.before(2, torch.zeros(99, 256), None)
+    assert served.complete(PROMPTS, 8) == Served(demo.TARGET, dtype="float32").complete(PROMPTS, 8)
+    assert not runner.num_failures
+
+
+def test_an_embedding_that_scales_is_refused_in_fused_layers_too(directory: Path) -> None:
+    scaled = ScaledEmbedding("", 4096, 256, dtype=torch.float32)
+    for embedding in (scaled, FusedEmbedding(scaled, Mock())):
+        target = Mock(embedding=embedding, vocab_size=4096, layers=range(8))
+        with pytest.raises(ModelLoadError, match="scales its embedding"):
+            build_head(read_eagle3_dir(directory), target, 8)
 
 
 def changed(directory: Path, to: Path, *, config: dict[str, object], without: str = "", d2t: int = 0) -> str:
