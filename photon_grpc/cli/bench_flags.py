@@ -73,7 +73,7 @@ from photon_grpc.cli.terminal.numbers import Number, WholeNumber
 )
 @click.option(
     "--speculation",
-    type=WholeNumber(0),
+    type=WholeNumber(0, 7),
     metavar="N",
     help="Most tokens that a step drafts for an answer; 0: none. Unset: as many as pay, where the server drafts.",
 )

@@ -99,6 +99,7 @@ def test_drafts_are_bounded_and_counted(capsys: pytest.CaptureFixture[str]) -> N
         assert main.main(["bench", "--target", fake.target, "--requests", "5", "--speculation", "3"]) == 0
     assert {request.scheduling.speculation for request in fake.requests} == {3}
     told = capsys.readouterr().out
+    assert main.main(["bench", "--speculation", "8"]) == 2
     assert "at most 3 drafts a step" in told and "40 tokens drafted, 75% of them right" in told
 
 
