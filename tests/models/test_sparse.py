@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from photon_grpc.config.flags import ModelFlags, ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes
@@ -21,6 +22,7 @@ from photon_grpc.layers.experts import MOST_TOKENS, SparseMLP
 from photon_grpc.models import build
 from photon_grpc.models.fused import num_fused, with_chains
 from photon_grpc.models.weights import dummy, linears_of
+from photon_grpc.service.processes.check_start import check_model
 from tests.models import quantized, reference
 
 
@@ -51,6 +53,7 @@ def test_stacked_tensors_load_as_those_of_each_expert(saved: tuple[str, Any, Pat
     stacked = load_file(tmp_path / "model.safetensors")
     assert any(name.endswith("mlp.experts.gate_up_proj") for name in stacked), variant
     assert any(".experts.0." in name for name in load_file(path / "model.safetensors"))
+    check_model(ServeConfig(model=ModelFlags(model=str(tmp_path))))
     ids = reference.prompts()[0]
     found, expected = (
         reference.paged_logits(reference.load_decoder(of), [ids], block_size=16, chunks=[11])[0]
