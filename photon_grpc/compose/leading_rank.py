@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 MODULE = "photon_grpc.service.processes.rank"
 #: Time for rank 0 to report by itself why a rank could not start, before the thread that watches ends it.
 _GRACE_S = 2.0
+#: Time for that thread to report the end of a rank before a step that failed by it.
+_REPORT_S = 1.0
 
 
 def ranks_of(
@@ -139,7 +141,8 @@ class LeadingRank(OneRank):
         self._ranks: list[RankProcess] = []
         self._are_begun = threading.Event()
         self._error: OSError | None = None
-        threading.Thread(target=self._start_and_watch, name="ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._start_and_watch, name="ranks", daemon=True)
+        self._watcher.start()
         self._are_begun.wait()
         if self._error is not None:
             raise StartupError(f"a process for another rank cannot be started: {self._error}")
@@ -196,6 +199,9 @@ class LeadingRank(OneRank):
 
     def read(self) -> None:
         self._tell(ReadStep())
+
+    def await_report(self) -> None:
+        self._watcher.join(_REPORT_S)
 
     def close(self) -> None:
         """End the other ranks."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -89,6 +89,9 @@ class Followers(Protocol):
     def read(self) -> None:
         """Read the oldest step with drafts."""
 
+    def await_report(self) -> None:
+        """Give the end of a rank a moment to be reported, which may end this process."""
+
     def close(self) -> None:
         """End them."""
 
@@ -118,9 +121,10 @@ class LeadingRunner:
 
     def submit(self, batch: Batch) -> Pending:
         """Launch a step on all ranks. Raise RankFailure if it fails, which ends the process."""
-        self._followers.launch(batch)
-        pending = self._runner.submit(batch)
-        refuse_failure(self._runner)
+        with ends_reported(self._followers):
+            self._followers.launch(batch)
+            pending = self._runner.submit(batch)
+            refuse_failure(self._runner)
         return LedStep(pending, self._runner, self._followers, has_drafts=bool(batch.drafts))
 
     def close(self) -> None:
@@ -141,15 +145,27 @@ class LedStep:
         return self._pending.drafts()
 
     def sample(self, masks: memoryview) -> None:
-        self._followers.sample(masks)
-        self._pending.sample(masks)
-        refuse_failure(self._runner)
+        with ends_reported(self._followers):
+            self._followers.sample(masks)
+            self._pending.sample(masks)
+            refuse_failure(self._runner)
 
     def result(self) -> StepOutput:
         # What was kept of drafts changes the bounds by which all ranks choose shapes.
         if self._has_drafts:
-            self._followers.read()
+            with ends_reported(self._followers):
+                self._followers.read()
         return self._pending.result()
+
+
+@contextmanager
+def ends_reported(followers: Followers) -> Iterator[None]:
+    """Have the end of a rank reported before what follows from it fails here: no request may be the cause."""
+    try:
+        yield
+    except (RankFailure, OSError):
+        followers.await_report()
+        raise
 
 
 def refuse_failure(runner: ModelRunner) -> None:

@@ -82,6 +82,9 @@ class Told(NoRanks):
     def read(self) -> None:
         self.channel.send(ReadStep())
 
+    def await_report(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         self.channel.close()
         self.thread.join()

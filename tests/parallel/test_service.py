@@ -75,11 +75,16 @@ def answers(address: str) -> list[list[tuple[int, ...]]]:
 
 def test_two_ranks_answer_as_one_process_and_the_engine_ends_with_one(expected: list[list[tuple[int, ...]]]) -> None:
     with serving("--tensor-parallel-size", "2") as service:
-        assert answers(service.wait_ready()[0]) == expected
+        address = service.wait_ready()[0]
+        assert answers(address) == expected
         engine, (rank,) = service.children()["engine"], rank_pids(service)
         assert listening([engine, rank]) <= {"0100007F"}, "gloo listens elsewhere than on the loopback interface"
-        os.kill(rank, signal.SIGKILL)
-        wait_until_gone(engine)
+        with SyncClient(address) as client:
+            next(iter(client.stream("def f", max_tokens=1000, ignore_eos=True)))
+            os.kill(rank, signal.SIGKILL)
+            wait_until_gone(engine)
+        # Of a signal no request is suspected.
+        wait_until(lambda: any("the engine was killed by SIGKILL" in line for line in service.lines), "the cause")
         service.end()
     assert any("rank 1 has ended by SIGKILL" in line for line in service.lines)
 
