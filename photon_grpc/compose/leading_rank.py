@@ -185,6 +185,8 @@ class LeadingRank(OneRank):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def lead(self, runner: ModelRunner) -> Runner:
+        # The others send their offers behind their first heartbeats.
+        self.least(0)
         self._is_started = True
         return LeadingRunner(runner, self)
 

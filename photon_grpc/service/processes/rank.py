@@ -50,8 +50,12 @@ def _run(channel: RankChannel, heartbeat: SharedHeartbeat, rendezvous: int) -> N
     # Only now, since it takes seconds: rank 0 imports the same meanwhile.
     from photon_grpc.compose.following_rank import FollowingRank, follow
 
-    runner = FollowingRank(config, rank, rendezvous, channel).load()
+    following = FollowingRank(config, rank, rendezvous, channel)
+    runner = following.load()
+    heartbeat.beat(_SILENCE_S)
     threading.Thread(target=_beat, args=(heartbeat,), name="heartbeat", daemon=True).start()
+    # Rank 0 begins once it watches all heartbeats.
+    following.least(0)
     try:
         follow(channel, runner)
     finally:
