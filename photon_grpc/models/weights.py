@@ -49,6 +49,9 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
     Raise ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
     """
     checkpoint = read_checkpoint(config.path)
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Router | Experts):
+            leaf.read_as(checkpoint.tensors)
     check(decoder, checkpoint, config)
     with ExitStack() as stack:
         files = {name: _open(stack, config, name) for name in checkpoint.files}
@@ -81,15 +84,9 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
 
 
 def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and dtypes.
-
-    Experts take the names that the checkpoint has for them first.
-    """
+    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and dtypes."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
-    for leaf in decoder.leaves():
-        if isinstance(leaf, Router | Experts):
-            leaf.read_as(checkpoint.tensors)
     targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
     needed = {name for name, target in targets.items() if not target.is_optional}
     _refuse_names("are missing", needed - checkpoint.tensors.keys())

@@ -36,14 +36,16 @@ from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
+from photon_grpc.layers.experts import Experts, Router
 from photon_grpc.layers.parallel.group import Mesh, Rehearsal
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import builder, weights
+from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
@@ -149,7 +151,16 @@ def check_model(config: ServeConfig) -> None:
     )
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format != "dummy":
-        weights.check(decoder, read_checkpoint(model_config.path), model_config)
+        check_tensors(decoder, model_config)
+
+
+def check_tensors(decoder: Decoder, model_config: ModelConfig) -> None:
+    """Raise ModelLoadError where the headers of the files do not fit, with the names that they have for experts."""
+    checkpoint = read_checkpoint(model_config.path)
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Router | Experts):
+            leaf.read_as(checkpoint.tensors)
+    weights.check(decoder, checkpoint, model_config)
 
 
 def main() -> None:
