@@ -140,7 +140,7 @@ class _Assembled:
         return made
 
 
-def assemble(config: ServeConfig, progress: object) -> _Assembled:
+def assemble(config: ServeConfig, progress: object, ranks: object) -> _Assembled:
     model = read_model_dir(config.model.model or Path(demo.TARGET))
     return _Assembled(config, model, decide_sizes(model, config, on_cuda=False))
 
@@ -154,6 +154,7 @@ def stand_in(name: str, **contents: object) -> None:
 
 def main() -> int:
     stand_in("photon_grpc.compose.assemble", assemble=assemble)
+    stand_in("photon_grpc.compose.leading_rank", ranks_of=lambda *_: None)
     stand_in("photon_grpc.kernels.lang.jit", BEFORE_COMPILATION=ContextVar("unused"))
     return engine.main(sys.argv)
 
