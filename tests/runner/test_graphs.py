@@ -120,9 +120,8 @@ def test_replayed_output_with_drafts_is_that_without(drafts: int) -> None:
         served.run()
         outputs.append([(served.outputs[handle].ids, served.outputs[handle].finished.reason) for handle in handles])
     assert outputs[0] == outputs[1]
-    assert {shape.num_draws // shape.num_rows for shape in replayed.launch.bodies if shape.kind == "verify"} == {
-        drafts + 1
-    }
+    widths = {shape.num_draws // shape.num_rows for shape in replayed.launch.bodies if shape.kind == "verify"}
+    assert max(widths) == drafts + 1
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:

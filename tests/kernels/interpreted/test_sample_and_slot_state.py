@@ -58,12 +58,12 @@ def assert_equal_inputs(mine: slot_state.Inputs, theirs: slot_state.Inputs, leng
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_inputs_of_a_decode_step_are_equal(num_groups: int) -> None:
     torch.manual_seed(1)
-    slots, state = torch.tensor([3, 1, 0, 6, 0]), state_of(40, 10, num_groups)
+    slots, state = torch.tensor([3, 1, 6, 0, 0]), state_of(40, 10, num_groups)
     lengths = torch.zeros(2, 5, dtype=torch.int32)
     mine = slot_state.decode_inputs(slots, lengths[0], state, 4)
     theirs = slot_state.decode_inputs_reference(slots, lengths[1], state, 4)
     assert_equal_inputs(mine, theirs, lengths[1])
-    assert lengths.tolist() == [[18, 6, 1, 31, 1]] * 2
+    assert lengths.tolist() == [[18, 6, 31, 1, 1]] * 2
     # Kernels are compiled for places that begin at 16 bytes, also of an odd number of rows.
     assert not any((places.data_ptr() - mine.position.data_ptr()) % 16 for places in mine.slot_mapping)
 
