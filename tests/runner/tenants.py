@@ -44,7 +44,9 @@ def poison(table: SlotTable, slot: int, rng: random.Random) -> None:
         elif isinstance(value, set):
             (value.add if rng.random() < 0.5 else value.discard)(slot)
         else:
-            assert isinstance(value, torch.device | KVPlan | int), f"{name}: say here what may be left in it"
+            assert callable(value) or isinstance(value, torch.device | KVPlan | int), (
+                f"{name}: say here what may be left in it"
+            )
 
 
 def _overwrite(name: str, place: torch.Tensor, rng: random.Random) -> None:
