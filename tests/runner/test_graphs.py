@@ -121,7 +121,8 @@ def test_replayed_output_with_drafts_is_that_without(drafts: int) -> None:
         outputs.append([(served.outputs[handle].ids, served.outputs[handle].finished.reason) for handle in handles])
     assert outputs[0] == outputs[1]
     widths = {shape.num_draws // shape.num_rows for shape in replayed.launch.bodies if shape.kind == "verify"}
-    assert max(widths) == drafts + 1
+    # A step is as wide as its drafts, of which there are fewer near the end of an output.
+    assert max(widths) == drafts + 1 and widths <= {2, 4, 6, 8}
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
