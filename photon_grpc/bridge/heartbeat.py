@@ -79,6 +79,17 @@ class Watchdog:
             self.fd = -1
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process; False if it is unknown (not Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # PID (NAME) STATE ...; a name may hold anything.
+            state = stat.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state in (b"T", b"t")
+
+
 def shared_file(name: str) -> int:
     """Return an unnamed file: memory that processes share through its descriptor."""
     if hasattr(os, "memfd_create"):

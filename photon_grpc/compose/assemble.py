@@ -131,15 +131,13 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
         ranks: those that compute the model together; each calls `load_runner` alike.
     """
     check_step_trace(config)
-    try:
+    with ranks.starting():
         loaded = load_runner(config, progress, ranks)
-    except BaseException:
-        ranks.close()
-        raise
-    vocabulary = read_vocabulary(loaded.model_config)
-    facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
-    _tell(loaded)
-    return Assembled(facts, config, loaded.sizes, ranks.lead(loaded.runner), loaded.token_s, vocabulary, ranks)
+        vocabulary = read_vocabulary(loaded.model_config)
+        facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
+        _tell(loaded)
+        runner = ranks.lead(loaded.runner)
+    return Assembled(facts, config, loaded.sizes, runner, loaded.token_s, vocabulary, ranks)
 
 
 def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) -> Loaded:

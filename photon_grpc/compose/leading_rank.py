@@ -16,12 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
 from photon_grpc.bridge.codec import encode
-from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, shared_file
+from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, is_stopped, shared_file
 from photon_grpc.bridge.ranks import (
     BeginRank,
     Launch,
@@ -49,8 +51,12 @@ log = logging.getLogger(__name__)
 MODULE = "photon_grpc.service.processes.rank"
 #: Time for rank 0 to report by itself why a rank could not start, before the thread that watches ends it.
 _GRACE_S = 2.0
-#: Time for that thread to report the end of a rank before a step that failed by it.
+#: Time for that thread to report the end of a rank before what failed by it.
 _REPORT_S = 1.0
+#: Time in which it notices an end.
+_NOTICE_S = 0.1
+#: A rank may be stopped for so long.
+_STOPPED_S = 2.0
 
 
 def ranks_of(
@@ -60,14 +66,14 @@ def ranks_of(
 ) -> LeadingRanks:
     """Start the other ranks that the settings ask for; arguments as of LeadingRank.
 
-    By default steps that wait for a rank that has ended fail.
+    By default what waits for a rank that has ended fails.
 
     Raise ConfigError for a way of splitting that is not built, StartupError if a process cannot be started.
     """
     check_parallel(config.parallel, pick_device(config.device.device))
     if config.parallel.num_ranks == 1:
         return ALONE
-    return LeadingRank(config, on_refused or (lambda reason: None), on_lost)
+    return LeadingRank(config, on_refused, on_lost)
 
 
 class OneRank:
@@ -106,6 +112,14 @@ class RankProcess:
                 command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
             )
         self.pidfd = os.pidfd_open(self.process.pid)
+        self._stopped_ticks = 0
+
+    def tick(self) -> str:
+        """Return a complaint if it stands still, else "". Call every TICK_S."""
+        self._stopped_ticks = self._stopped_ticks + 1 if is_stopped(self.process.pid) else 0
+        if self._stopped_ticks * TICK_S >= _STOPPED_S:
+            return f"is stopped from outside for {_STOPPED_S:.0f} s"
+        return self.watchdog.tick()
 
     def close(self) -> None:
         """End it: it has nothing to wait for without a socket."""
@@ -121,6 +135,11 @@ class RankProcess:
         code = self.process.wait()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
+    @property
+    def early_end(self) -> str:
+        """Return that it ended before the first step."""
+        return f"rank {self.rank} has ended {self.end} while it started"
+
 
 class LeadingRank(OneRank):
     """Rank 0 and the processes of the others.
@@ -131,13 +150,20 @@ class LeadingRank(OneRank):
     """
 
     def __init__(
-        self, config: ServeConfig, on_refused: Callable[[str], None], on_lost: Callable[[int], None] | None
+        self,
+        config: ServeConfig,
+        on_refused: Callable[[str], None] | None = None,
+        on_lost: Callable[[int], None] | None = None,
     ) -> None:
         self._size = config.parallel.num_ranks
         self._rendezvous = shared_file("rendezvous")
         super().__init__(ProcessGroup(0, self._size, self._rendezvous))
-        self._on_refused, self._on_lost = on_refused, on_lost or (lambda code: self._group.abort())
+        self._on_refused = on_refused or (lambda reason: self._group.abort())
+        self._on_lost = on_lost or (lambda code: self._group.abort())
         self._is_started = self._is_refused = self._is_closed = False
+        #: The first rank that has ended.
+        self._ended: Future[RankProcess] = Future()
+        self._met: Future[None] = Future()
         self._ranks: list[RankProcess] = []
         self._are_begun = threading.Event()
         self._error: OSError | None = None
@@ -168,7 +194,7 @@ class LeadingRank(OneRank):
             message = rank.channel.receive()
         except EOFError:
             self._is_refused = True
-            raise StartupError(f"rank {rank.rank} has ended {rank.end} while it started") from None
+            raise StartupError(rank.early_end) from None
         if isinstance(message, RankRefused):
             self._is_refused = True
             raise StartupError(_reason(rank, message))
@@ -181,6 +207,46 @@ class LeadingRank(OneRank):
         """Compute alone, then let the others begin: they find all kernels compiled."""
         yield
         self.least(0)
+
+    def join(self, device: torch.device, hidden_size: int) -> None:
+        """Meet the others, in a thread: what the libraries do there goes on waiting for a rank that has ended.
+
+        Raise StartupError as soon as one has.
+        """
+        threading.Thread(target=self._meet, args=(device, hidden_size), name="meeting", daemon=True).start()
+        either: tuple[Future[Any], ...] = (self._met, self._ended)
+        wait(either, return_when=FIRST_COMPLETED)
+        if not self._met.done():
+            self._is_refused = True
+            raise StartupError(self._ended.result().early_end)
+        self._met.result()
+
+    def _meet(self, device: torch.device, hidden_size: int) -> None:
+        try:
+            self._group.join(device, hidden_size)
+        except BaseException as error:
+            self._met.set_exception(error)
+        else:
+            self._met.set_result(None)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            cause = self._cause(error)
+            self._is_refused = True
+            self.close()
+            if cause is not None:
+                raise cause from error
+            raise
+
+    def _cause(self, error: BaseException) -> StartupError | None:
+        """Return why the start fails if not by this error: what is computed with a rank that has ended fails by that."""
+        if self._is_refused:
+            return None
+        report_s = _NOTICE_S if isinstance(error, StartupError) else _REPORT_S
+        return StartupError(self._ended.result().early_end) if wait((self._ended,), report_s).done else None
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -213,7 +279,9 @@ class LeadingRank(OneRank):
         for rank in self._ranks:
             rank.close()
         self._group.leave()
-        os.close(self._rendezvous)
+        if self._met.done():
+            # A meeting that goes on finds the file by its number.
+            os.close(self._rendezvous)
 
     def _tell(self, message: RankMessage) -> None:
         frame = encode(message)
@@ -241,8 +309,8 @@ class LeadingRank(OneRank):
             if self._is_closed:
                 return
             for rank in self._ranks:
-                if silence := rank.watchdog.tick():
-                    log.error("rank %d %s: it is killed", rank.rank, silence)
+                if complaint := rank.tick():
+                    log.error("rank %d %s: it is killed", rank.rank, complaint)
                     rank.process.kill()
         self._lost(by_file[ended[0][0]])
 
@@ -250,14 +318,22 @@ class LeadingRank(OneRank):
         """End this process as the rank has ended."""
         if self._is_closed:
             return
+        self._ended.set_result(rank)
         if not self._is_started:
-            # Where this rank waits for the other one on its socket, it reports the reason by itself.
-            time.sleep(_GRACE_S)
-            if not self._is_refused:
-                self._on_refused(_last_words(rank))
+            self._lost_early(rank)
             return
         log.error("rank %d has ended %s: the engine ends as well", rank.rank, rank.end)
         self._on_lost(rank.process.wait())
+
+    def _lost_early(self, rank: RankProcess) -> None:
+        """Report why a rank that has ended could not start, unless this rank does."""
+        if rank.process.wait() < 0:
+            self._on_refused(rank.early_end)
+            return
+        # Where this rank waits for the other one on its socket, it reports the reason by itself.
+        time.sleep(_GRACE_S)
+        if not self._is_refused:
+            self._on_refused(_last_words(rank))
 
 
 def _last_words(rank: RankProcess) -> str:
@@ -267,7 +343,7 @@ def _last_words(rank: RankProcess) -> str:
             if isinstance(message := rank.channel.receive(), RankRefused):
                 return _reason(rank, message)
     except EOFError:
-        return f"rank {rank.rank} has ended {rank.end} while it started"
+        return rank.early_end
 
 
 def _reason(rank: RankProcess, refused: RankRefused) -> str:

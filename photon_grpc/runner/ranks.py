@@ -39,6 +39,9 @@ class Ranks(Protocol):
 class LeadingRanks(Ranks, Protocol):
     """The ranks as rank 0 has them."""
 
+    def starting(self) -> AbstractContextManager[None]:
+        """Return a block that ends the others if it fails; StartupError says which of them has failed first."""
+
     def lead(self, runner: ModelRunner) -> Runner:
         """Return a runner that has all ranks compute."""
 
@@ -65,6 +68,9 @@ class NoRanks:
 
     def join(self, device: torch.device, hidden_size: int) -> None:
         """Do nothing."""
+
+    def starting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def lead(self, runner: ModelRunner) -> Runner:
         return runner

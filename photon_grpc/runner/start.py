@@ -86,6 +86,8 @@ class RunnerStart:
             # The first missing kernel is compiled here, where nothing is measured.
             with self.ranks.rehearsal():
                 self._largest_step(short)
+            # All are about to join.
+            self.ranks.least(0)
             self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
             num_blocks = self.ranks.least(num_blocks or self._blocks_on_cuda(decoder))
             return self._warm_runner(decoder, num_blocks)

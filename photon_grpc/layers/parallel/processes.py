@@ -19,6 +19,8 @@ ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVL
 #: Longer than any step, and than the compilation of a kernel that one rank meets first. The end of a rank is noticed at
 #: once, elsewhere.
 TIMEOUT_S = 1800.0
+#: For the meeting of ranks that are all about to join.
+MEETING_S = 60.0
 
 
 class ProcessGroup:
@@ -61,15 +63,21 @@ class ProcessGroup:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._on_cuda = on_cuda = device.type == "cuda"
+        # A meeting that failed has counted its group, by which stores are named.
+        dist.distributed_c10d._world.group_count = 0
+        store = dist.FileStore(f"/proc/self/fd/{self._file}", self.size)
+        store.set_timeout(timedelta(seconds=MEETING_S))
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
-            store=dist.FileStore(f"/proc/self/fd/{self._file}", self.size),
+            store=store,
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=TIMEOUT_S),
+            # gloo connects with the timeout of its exchanges, NCCL with the store's.
+            timeout=timedelta(seconds=TIMEOUT_S if on_cuda else MEETING_S),
             device_id=device if on_cuda else None,
         )
         world = dist.group.WORLD
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S), world)
         planes = shared_planes(world, device, hidden_size) if on_cuda else None
         self._group = Joined(self.rank, self.size, world, planes)
 

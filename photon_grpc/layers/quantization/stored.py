@@ -88,24 +88,40 @@ def joined(parts: list[Codes]) -> Codes:
 
 def check_sizes(name: str, shape: WeightSizes, *, is_merged: bool) -> None:
     """Raise ModelLoadError if a weight of these sizes cannot be in the format. Parts hold whole groups and words."""
-    (rows, columns), form = (shape.rows, shape.columns), shape.format
-    has_part = rows != shape.whole[0], columns != shape.whole[1]
+    form = shape.format
+    rows, columns = (_Side(name, *each) for each in (("output", shape.rows, shape.whole[0]),
+                                                     ("input", shape.columns, shape.whole[1])))  # fmt: skip
     if form.block[0] > 1:
-        _check_multiple(name, "output", rows if is_merged or has_part[0] else 0, form.block[0], "rows of a block")
-        _check_multiple(name, "input", columns if has_part[1] else 0, shape.group, "columns of a block")
+        rows.check(form.block[0], "rows of a block", when=is_merged or rows.is_part)
+        columns.check(shape.group, "columns of a block", when=columns.is_part)
     else:
-        _check_multiple(name, "input", columns, shape.group, "columns of a group")
+        columns.check(shape.group, "columns of a group")
     is_gptq, is_packed = form.layout.startswith("gptq"), form.layout == "pack-quantized"
     of_word = f"values of {form.bits} bits in a word"
-    _check_multiple(name, "input", columns if is_gptq or is_packed else 0, shape.per_word, of_word)
-    has_row_words = is_gptq or form.layout == "awq" or (is_packed and form.has_zeros and has_part[0])
-    _check_multiple(name, "output", rows if has_row_words else 0, shape.per_word, of_word)
-    _check_multiple(name, "input", columns if form.bits == 4 else 0, 2, "values in a byte")
+    columns.check(shape.per_word, of_word, when=is_gptq or is_packed)
+    has_row_words = is_gptq or form.layout == "awq" or (is_packed and form.has_zeros and rows.is_part)
+    rows.check(shape.per_word, of_word, when=has_row_words)
+    columns.check(2, "values in a byte", when=form.bits == 4)
 
 
-def _check_multiple(name: str, side: str, size: int, of: int, what: str) -> None:
-    if size % of:
-        raise ModelLoadError(f"{name}: {size} {side} features are not a multiple of the {of} {what}", field=name)
+class _Side(NamedTuple):
+    """The features of one side of a weight: those of this rank, and those of the model."""
+
+    name: str
+    side: str
+    size: int
+    whole: int
+
+    @property
+    def is_part(self) -> bool:
+        return self.size != self.whole
+
+    def check(self, of: int, what: str, *, when: bool = True) -> None:
+        """Raise ModelLoadError unless they are a multiple of `of`, where that is asked for."""
+        if when and self.size % of:
+            share = f"a rank's {self.size} of " if self.is_part else ""
+            problem = f"{share}{self.whole} {self.side} features are not a multiple of the {of} {what}"
+            raise ModelLoadError(f"{self.name}: {problem}", field=self.name)
 
 
 def checked_scales(name: str, scales: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from photon_grpc.bridge.codec import FrameError
 from photon_grpc.bridge.control import MAX_PAGE_BYTES, Begin, CannotStart, ControlChannel, ControlMessage
-from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
+from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog, is_stopped
 from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS, WHERE_SIGNAL
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Child:
         if self._ended.done() or not self._is_watched:
             return
         if silence := self._watchdog.tick():
-            self._has_hung = not _is_stopped(self.pid)
+            self._has_hung = not is_stopped(self.pid)
             why = "hangs" if self._has_hung else "is stopped from outside"
             log.error("the %s %s: it %s and is killed", self.name, silence, why)
             self.process.send_signal(WHERE_SIGNAL)
@@ -229,17 +229,6 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped the process; False if it is unknown (not Linux)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # PID (NAME) STATE ...; a name may hold anything.
-            state = stat.read().rpartition(b") ")[2][:1]
-    except OSError:
-        return False
-    return state in (b"T", b"t")
 
 
 async def _wait(process: subprocess.Popen[bytes]) -> int:

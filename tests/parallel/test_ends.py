@@ -1,0 +1,134 @@
+"""What becomes of a program and its ranks when one of them ends or is stopped, in each phase."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from photon_grpc import LLM
+from photon_grpc.compose.leading_rank import LeadingRank
+from photon_grpc.errors import StartupError
+from photon_grpc.layers.parallel.processes import ProcessGroup
+from photon_grpc.runner.start import RunnerStart
+from tests.service.running import ROOT, is_alive, wait_until
+
+#: Where rank 0 is when rank 1 ends: the phase's name, and what begins it.
+PHASES: dict[str, tuple[type, str]] = {
+    "spawned": (LeadingRank, "__init__"),
+    "load": (LeadingRank, "least"),
+    "meeting": (ProcessGroup, "join"),
+    "first step": (RunnerStart, "_warm_runner"),
+}
+
+
+@pytest.fixture
+def followers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The process ids of other ranks that the test starts."""
+    pids: list[int] = []
+    begin = LeadingRank._start_and_watch
+
+    def start_and_watch(self: LeadingRank) -> None:
+        begun = self._are_begun.set
+        self._are_begun.set = lambda: (pids.extend(self.pids), begun())[1]  # type: ignore[method-assign]
+        begin(self)
+
+    monkeypatch.setattr(LeadingRank, "_start_and_watch", start_and_watch)
+    return pids
+
+
+def send_at(phase: str, signum: int, pids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the signal to all other ranks when rank 0 comes to this phase."""
+    kind, name = PHASES[phase]
+    work: Callable[..., object] = getattr(kind, name)
+    is_sent = threading.Event()
+
+    def send() -> None:
+        if pids and not is_sent.is_set():
+            is_sent.set()
+            for pid in pids:
+                os.kill(pid, signum)
+
+    def sending(self: object, *args: object, **options: object) -> object:
+        send()
+        result = work(self, *args, **options)
+        send()
+        return result
+
+    monkeypatch.setattr(kind, name, sending)
+
+
+@pytest.mark.parametrize(
+    ("phase", "signum"),
+    [
+        ("spawned", signal.SIGKILL),
+        pytest.param("spawned", signal.SIGSTOP, marks=pytest.mark.full),
+        pytest.param("load", signal.SIGKILL, marks=pytest.mark.full),
+        ("meeting", signal.SIGKILL),
+        pytest.param("meeting", signal.SIGSTOP, marks=pytest.mark.full),
+        pytest.param("first step", signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param("first step", signal.SIGSTOP, marks=pytest.mark.full),
+    ],
+)
+def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
+    phase: str, signum: signal.Signals, followers: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    send_at(phase, signum, followers, monkeypatch)
+    with pytest.raises(StartupError, match="rank 1 has ended by SIGKILL while it started"):
+        LLM(device="cpu", tensor_parallel_size=2)
+    assert followers and not any(map(is_alive, followers))
+    assert list(tmp_path.iterdir()) == [] and not torch.distributed.is_initialized()
+
+
+@pytest.mark.full
+def test_a_program_starts_after_one_whose_rank_has_ended(followers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    send_at("meeting", signal.SIGKILL, followers, monkeypatch)
+    with pytest.raises(StartupError):
+        LLM(device="cpu", tensor_parallel_size=2)
+    monkeypatch.undo()
+    with LLM(device="cpu", tensor_parallel_size=2) as llm:
+        assert llm.generate("def f", max_tokens=2)[0].token_ids
+
+
+#: Ends itself by SIGKILL where %s begins, after it has printed the other rank's process id.
+ENDED_PROGRAM = """
+    import os, signal
+    from photon_grpc import LLM
+    from photon_grpc.compose.leading_rank import LeadingRank
+    from photon_grpc.layers.parallel.processes import ProcessGroup
+    from photon_grpc.runner.start import RunnerStart
+
+    def end(*args, **options):
+        import gc
+        rank, = (each for each in gc.get_objects() if isinstance(each, LeadingRank))
+        print(*rank.pids, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    %s = end
+    with LLM(device="cpu", tensor_parallel_size=2) as llm:
+        llm.generate("def f", max_tokens=2)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "phase", ["LeadingRank.least", "ProcessGroup.join", "RunnerStart._warm_runner", "LeadingRank.launch"]
+)
+def test_ranks_end_with_rank_0(phase: str) -> None:
+    program = textwrap.dedent(ENDED_PROGRAM % phase)
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert pids
+    wait_until(lambda: not any(map(is_alive, pids)), "the end of the other ranks")
