@@ -77,7 +77,9 @@ class RunningService:
         found = {}
         for pid in self.pids():
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found[re.split("[._]", words[2].decode())[-1]] = pid
+            # Between fork and exec it has no words yet.
+            if len(words) > 2:
+                found[re.split("[._]", words[2].decode())[-1]] = pid
         return found
 
     def pids(self) -> list[int]:
