@@ -242,7 +242,7 @@ class LeadingRank(OneRank):
             raise
 
     def _cause(self, error: BaseException) -> StartupError | None:
-        """Return why the start fails if not by this error: what is computed with a rank that has ended fails by that."""
+        """Return why the start fails if not by this error: what a rank that has ended was needed for fails, too."""
         if self._is_refused:
             return None
         report_s = _NOTICE_S if isinstance(error, StartupError) else _REPORT_S
