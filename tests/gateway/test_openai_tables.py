@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, read
+from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, groups, read
 from photon_grpc.gateway.openai import chat, completions, tokens
 from photon_grpc.gateway.openai.options import EventOptions
 
@@ -80,3 +80,15 @@ def test_what_is_accepted_is_named_and_what_is_refused_says_why() -> None:
                 assert refused.value.field == field and entry.note in refused.value.message
                 for harmless in entry.harmless:
                     assert read(table, {field: harmless}) == ({}, ())
+
+
+@pytest.mark.parametrize("priority", [1 - 2**31, 0, 2**31])
+def test_lower_priorities_run_first_as_in_vllm(priority: int) -> None:
+    assert groups(chat.FIELDS, {"priority": priority}) == {"scheduling": {"priority": -priority}}
+
+
+@pytest.mark.parametrize("priority", [-(2**31), 2**31 + 1, 99_999_999_999])
+def test_a_refused_priority_is_quoted_as_the_caller_wrote_it(priority: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"between -2147483647 and 2147483648, is {priority}$") as caught:
+        groups(chat.FIELDS, {"priority": priority})
+    assert caught.value.field == "priority"

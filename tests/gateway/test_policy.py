@@ -259,6 +259,15 @@ class TestRequests:
         """A page may send these across origins without asking first."""
         assert ask(policy(), method, content_type=kind).status == 415
 
+    @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", ("identity", "zstd")])
+    def test_compressed_bodies_are_refused(self, encoding: str | tuple[str, ...]) -> None:
+        answer = ask(policy(), "POST", content_type="application/json", content_encoding=encoding)
+        assert (answer.status, answer.all("accept-encoding")) == (415, ["identity"])
+        assert "Content-Encoding" in answer.body["error"]["message"]
+
+    def test_identity_is_no_compression(self) -> None:
+        assert ask(policy(), "POST", content_type="application/json", content_encoding="Identity").status == 200
+
     @pytest.mark.parametrize(
         "query", ["api_key=x", "a=b&Key=x", "token", "%61pi_key=x", "access_token=x", "api%2Dkey=x"]
     )

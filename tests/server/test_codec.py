@@ -210,6 +210,8 @@ def test_invalid_durations_are_named(path: str, seconds: int, nanos: int) -> Non
     with pytest.raises(InvalidRequest) as caught:
         ask_of(with_duration(path, seconds, nanos))
     assert caught.value.field == path
+    assert caught.value.message.startswith(f"{path}: ")
+    assert caught.value.message.endswith(f"is {seconds} seconds and {nanos} nanos")
 
 
 def test_all_invalid_durations_are_reported_together() -> None:

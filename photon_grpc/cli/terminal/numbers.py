@@ -17,7 +17,9 @@ class WholeNumber(click.IntRange):
 
     def _describe_range(self) -> str:
         """Return the bounds for `--help`. Without bounds click would print `x<=None`."""
-        return super()._describe_range() if _bounds(self) else ""
+        if not _bounds(self):
+            return ""
+        return super()._describe_range() + ("" if self._off is None else f" or {self._off}")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:

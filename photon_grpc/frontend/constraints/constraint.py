@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.json_fault import json_fault
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.json_schema import exact_schema
 from photon_grpc.frontend.constraints.lark_schemas import TEXT, with_schemas
@@ -97,7 +98,7 @@ def _compact(schema: str) -> bytes:
         message = "structured_output.json_schema: must be a JSON object, true or false"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"structured_output.json_schema: is not JSON: {error}"
+        message = f"structured_output.json_schema: is not JSON: {json_fault(error)}"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     if isinstance(keywords, bool):
         # `true` is the empty schema, and an empty enum allows nothing.

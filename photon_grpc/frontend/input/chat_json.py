@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from photon_grpc.core.ask import ChatInput
+from photon_grpc.core.json_fault import json_fault
 from photon_grpc.errors import InvalidRequest
 
 #: For all JSON of one chat together.
@@ -39,7 +40,7 @@ def parsed(text: str, kind: type, field: str) -> Any:
     except RecursionError:
         raise _too_deep(field) from None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field}: not valid JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field}: not valid JSON: {json_fault(error)}", field=field) from None
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: must be a JSON {'object' if kind is dict else 'array'}", field=field)
     level = [value]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from starlette.requests import ClientDisconnect
 
+from photon_grpc.core.json_fault import json_fault
 from photon_grpc.errors import Cancelled, InvalidRequest, MalformedMessage
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.errors import HttpError
@@ -54,7 +55,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError) and body.lstrip()[:1] != b"{":
             raise MalformedMessage("the body must be a JSON object") from None
-        raise MalformedMessage(f"the body is not JSON: {str(error)[:200]}") from None
+        raise MalformedMessage(f"the body is not JSON: {json_fault(error)}") from None
 
 
 def _check_size(body: bytes) -> None:

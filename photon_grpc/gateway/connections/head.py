@@ -129,8 +129,10 @@ def _content_length(headers: dict[bytes, list[bytes]], minor: bytes) -> int | No
         return None
     if not lengths:
         return 0
-    if not lengths[0].isdigit() or len(lengths[0]) > _MAX_DIGITS:
+    if not lengths[0].isdigit():
         raise _malformed("Content-Length is not a number")
+    if len(lengths[0]) > _MAX_DIGITS:
+        raise HttpRefusal(413, "BODY_TOO_LARGE", f"Content-Length has more than {_MAX_DIGITS} digits")
     return int(lengths[0])
 
 

@@ -157,6 +157,9 @@ def _check_body_type(call: _CallHead) -> None:
     if kind.strip() != "application/json" or not is_utf_8:
         text = "send the body as Content-Type: application/json, in UTF-8"
         raise HttpRefusal(415, "UNSUPPORTED_MEDIA_TYPE", text)
+    if any(encoding not in ("", "identity") for encoding in call.all(b"content-encoding")):
+        text = "send the body as it is, without Content-Encoding"
+        raise HttpRefusal(415, "UNSUPPORTED_MEDIA_TYPE", text, [(b"accept-encoding", b"identity")])
 
 
 def _check_query(call: _CallHead) -> None:

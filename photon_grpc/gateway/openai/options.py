@@ -50,6 +50,14 @@ def _seed(seed: int) -> int | None:
     return None if seed == _NO_SEED else seed % 2**64 if -(2**63) <= seed < 0 else seed
 
 
+def _priority(priority: int) -> int:
+    """Return a priority as the engine takes it, which runs higher ones first. Raise InvalidRequest."""
+    if not -(2**31) < priority <= 2**31:
+        message = f"priority: must lie between {1 - 2**31} and {2**31}, is {priority}"
+        raise InvalidRequest(message, field="priority")
+    return -priority
+
+
 #: The fields of a generation; each API adds its input and its output.
 SHARED: Table = {
     "model": Obeyed(str),
@@ -75,7 +83,7 @@ SHARED: Table = {
     "include_stop_str_in_output": Obeyed(bool, "include_stop_in_text"),
     "skip_special_tokens": Obeyed(bool, "skip_special_tokens"),
     "allowed_token_ids": Obeyed(tuple[int, ...], "allowed_token_ids"),
-    "priority": Obeyed(int, "priority", lambda priority: -priority, note="as in vLLM, lower runs first"),
+    "priority": Obeyed(int, "priority", _priority, note="as in vLLM, lower runs first"),
     "cache_salt": Obeyed(str, note="shares cached prefixes only with requests of the same salt"),
     "guided_json": Obeyed(dict[str, Any] | str, note="a JSON Schema"),
     "guided_regex": Obeyed(str),

@@ -185,20 +185,24 @@ _stream = _Reader("stream", StreamAsk)
 
 def _check_durations(request: Message) -> None:
     wrong = [
-        f"{name}.{field}"
+        (f"{name}.{field}", _wrong_duration(f"{name}.{field}", duration))
         for name, field in _DURATIONS
-        if request.HasField(name) and not _is_valid(getattr(request, name), field)
+        if request.HasField(name) and not _is_valid(duration := getattr(getattr(request, name), field))
     ]
     if wrong:
-        text = f"must be a google.protobuf.Duration of at least 0 and at most {_MAX_DURATION_S} seconds"
-        error = InvalidRequest(f"{wrong[0]} {text}", field=wrong[0])
-        error.also = tuple((path, f"{path} {text}") for path in wrong[1:])
+        (path, text), *also = wrong
+        error = InvalidRequest(text, field=path)
+        error.also = tuple(also)
         raise error
 
 
-def _is_valid(options: Message, field: str) -> bool:
-    duration: Duration = getattr(options, field)
+def _is_valid(duration: Duration) -> bool:
     return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
+
+
+def _wrong_duration(path: str, duration: Duration) -> str:
+    bounds = f"must be at least 0 and at most {_MAX_DURATION_S} seconds, with nanos from 0 to 999999999"
+    return f"{path}: {bounds}, is {duration.seconds} seconds and {duration.nanos} nanos"
 
 
 # --- Update, Result → messages, without their scores ------------------------------------------------------------------
