@@ -26,7 +26,7 @@ def test_help_shows_bounds_only_if_there_are_any() -> None:
 
 def test_help_shows_the_value_that_turns_an_option_off() -> None:
     flag = next(flag for flag in flags_of(main.cli) if flag.name == "top_k")
-    assert (flag.get_help_record(click.Context(main.cli)) or ("", ""))[1].endswith("[x>=1 or -1]")
+    assert (flag.get_help_record(click.Context(main.cli)) or ("", ""))[1].endswith("[x>=1, or -1 (off)]")
 
 
 @pytest.mark.parametrize(

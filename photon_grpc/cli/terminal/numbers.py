@@ -14,12 +14,11 @@ class WholeNumber(click.IntRange):
     def __init__(self, least: int | None = None, most: int | None = None, *, off: int | None = None) -> None:
         super().__init__(least, most)
         self._off = off
+        self._or_off = "" if off is None else f", or {off} (off)"
 
     def _describe_range(self) -> str:
         """Return the bounds for `--help`. Without bounds click would print `x<=None`."""
-        if not _bounds(self):
-            return ""
-        return super()._describe_range() + ("" if self._off is None else f" or {self._off}")
+        return super()._describe_range() + self._or_off if _bounds(self) else ""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -27,8 +26,7 @@ class WholeNumber(click.IntRange):
         except ValueError:
             number = None
         if number is None or not (number == self._off or _is_within(self, number)):
-            off = "" if self._off is None else f", or {self._off} (off)"
-            self.fail(f"{value!r} is not a whole number{_bounds(self)}{off}", param, ctx)
+            self.fail(f"{value!r} is not a whole number{_bounds(self)}{self._or_off}", param, ctx)
         return number
 
 

@@ -37,6 +37,7 @@ _JSON_OPTIONS = {
 }
 #: JSON as Python's json.dumps writes it, as do the templates from which models learn to write calls.
 _CALL_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
+_SCHEMA, _GRAMMAR = "structured_output.json_schema", "structured_output.grammar"
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
 #: A token in Lark, referred to by its name or by ids.
 _TOKEN = re.compile(r"<[^<>\s]+>")
@@ -95,11 +96,9 @@ def _compact(schema: str) -> bytes:
     try:
         keywords = msgspec.json.decode(schema, type=dict[str, msgspec.Raw] | bool)
     except msgspec.ValidationError:
-        message = "structured_output.json_schema: must be a JSON object, true or false"
-        raise InvalidConstraint(message, field="structured_output.json_schema") from None
+        raise InvalidConstraint(f"{_SCHEMA}: must be a JSON object, true or false", field=_SCHEMA) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"structured_output.json_schema: is not JSON: {json_fault(error)}"
-        raise InvalidConstraint(message, field="structured_output.json_schema") from None
+        raise InvalidConstraint(f"{_SCHEMA}: is not JSON: {json_fault(error)}", field=_SCHEMA) from None
     if isinstance(keywords, bool):
         # `true` is the empty schema, and an empty enum allows nothing.
         return msgspec.json.encode({"x-guidance": _JSON_OPTIONS, **({} if keywords else {"enum": []})})
@@ -112,8 +111,7 @@ def _lark(grammar: str) -> str:
     try:
         return any_to_lark(grammar)
     except Exception as error:  # the converter may raise anything
-        message = f"structured_output.grammar: cannot be read as EBNF: {str(error)[:500]}"
-        raise InvalidConstraint(message, field="structured_output.grammar") from None
+        raise InvalidConstraint(f"{_GRAMMAR}: cannot be read as EBNF: {str(error)[:500]}", field=_GRAMMAR) from None
 
 
 def _checked(grammar: str) -> str:
@@ -122,6 +120,6 @@ def _checked(grammar: str) -> str:
     for found in _TEXT_OR_TOKEN.finditer(grammar) if _TOKEN.search(grammar) else ():
         if found[1]:
             line = grammar.count("\n", 0, found.start()) + 1
-            message = f"structured_output.grammar: line {line}: tokens cannot be named: {found[1][:100]}"
-            raise InvalidConstraint(message, field="structured_output.grammar")
+            text = f"{_GRAMMAR}: line {line}: tokens cannot be named: {found[1][:100]}"
+            raise InvalidConstraint(text, field=_GRAMMAR)
     return grammar

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from photon_grpc.core.ask import ConstraintAsk, Origin
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.anthropic.answers import MessageEvents, WantedMessage, message_json
 from photon_grpc.gateway.anthropic.blocks import Choice, OutputConfig, OutputFormat, Thinking, chat_of
@@ -76,12 +75,8 @@ _NAMES = names(FIELDS) | {
 _BETA = "anthropic-beta"
 
 
-class AnthropicMessages:
+class AnthropicMessages(generation.FrontendEndpoints):
     """The endpoints."""
-
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
-        self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         form: dict[str, Any] = {"errors": ANTHROPIC_ERRORS, "names": _NAMES}

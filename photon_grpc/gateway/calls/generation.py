@@ -38,6 +38,14 @@ OnUpdate = Callable[[int, Start, Update], Awaitable[None]]
 Input = TextInput | IdsInput | ChatInput
 
 
+class FrontendEndpoints:
+    """Endpoints that ask a front end."""
+
+    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
+        self._frontend = frontend
+        self._max_body_bytes = max_body_bytes
+
+
 @contextlib.contextmanager
 def recording_refusals(frontend: Frontend, origin: Origin) -> Iterator[None]:
     """Record a request that is refused before the front end gets it."""

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.core.generation import Start, ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
@@ -82,12 +81,8 @@ class _WantedChat:
     has_logprobs: bool
 
 
-class ChatCompletions:
+class ChatCompletions(generation.FrontendEndpoints):
     """The endpoint."""
-
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
-        self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (Endpoint("/v1/chat/completions", self.answer, scopes=("generate",), names=_NAMES),)

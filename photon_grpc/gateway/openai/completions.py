@@ -13,7 +13,6 @@ from starlette.responses import Response
 from photon_grpc.core.ask import Ask, IdsInput, Origin, TextInput
 from photon_grpc.core.generation import Start, TokenScore, Usage
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.logprobs import TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
@@ -69,12 +68,8 @@ class _WantedTexts:
     options: EventOptions
 
 
-class Completions:
+class Completions(generation.FrontendEndpoints):
     """The endpoint."""
-
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
-        self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (Endpoint("/v1/completions", self.answer, scopes=("generate",), names=_NAMES),)

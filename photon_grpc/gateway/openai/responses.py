@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from photon_grpc.core.ask import Origin
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
@@ -83,12 +82,8 @@ _UNSET: dict[str, Any] = {
 _LARGE = ("tools", "instructions", "text", "reasoning", "tool_choice")
 
 
-class Responses:
+class Responses(generation.FrontendEndpoints):
     """The endpoint."""
-
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
-        self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (Endpoint("/v1/responses", self.answer, scopes=("generate",), names=_NAMES),)

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from photon_grpc.core.ask import ChatInput, TextInput
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, read
+from photon_grpc.gateway.calls.generation import FrontendEndpoints
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import token_text
 from photon_grpc.gateway.openai.messages import chat_of
@@ -44,12 +44,8 @@ _DETOKENIZE_NAMES = {"token_ids": "tokens", "token_ids.ids": "tokens"}
 _TOKENIZE_NAMES = {"text": "prompt", "chat.messages": "messages", "chat.tools": "tools"}
 
 
-class Tokens:
+class Tokens(FrontendEndpoints):
     """The endpoints."""
-
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
-        self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (

@@ -184,25 +184,21 @@ _stream = _Reader("stream", StreamAsk)
 
 
 def _check_durations(request: Message) -> None:
-    wrong = [
-        (f"{name}.{field}", _wrong_duration(f"{name}.{field}", duration))
-        for name, field in _DURATIONS
-        if request.HasField(name) and not _is_valid(duration := getattr(getattr(request, name), field))
-    ]
+    found = [(f"{at}.{name}", _fault(getattr(request, at), name)) for at, name in _DURATIONS if request.HasField(at)]
+    wrong = [(path, f"{path}: {fault}") for path, fault in found if fault]
     if wrong:
-        (path, text), *also = wrong
-        error = InvalidRequest(text, field=path)
-        error.also = tuple(also)
+        error = InvalidRequest(wrong[0][1], field=wrong[0][0])
+        error.also = tuple(wrong[1:])
         raise error
 
 
-def _is_valid(duration: Duration) -> bool:
-    return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
-
-
-def _wrong_duration(path: str, duration: Duration) -> str:
+def _fault(options: Message, name: str) -> str:
+    """Say what is wrong with a duration; "" if it is valid."""
+    duration: Duration = getattr(options, name)
+    if 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000:
+        return ""
     bounds = f"must be at least 0 and at most {_MAX_DURATION_S} seconds, with nanos from 0 to 999999999"
-    return f"{path}: {bounds}, is {duration.seconds} seconds and {duration.nanos} nanos"
+    return f"{bounds}, is {duration.seconds} seconds and {duration.nanos} nanos"
 
 
 # --- Update, Result → messages, without their scores ------------------------------------------------------------------
