@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from photon_grpc.compose import calibration
 from photon_grpc.compose.assemble import load_runner
 from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
+from photon_grpc.config.formats import foreign_weights, has_weights
 from photon_grpc.config.kv_calibration import FILE as KV_SCALES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
@@ -34,7 +35,7 @@ from photon_grpc.models.weights import linears_of
 GROUP = 128
 #: Bytes of sums that are held at a time: layers beyond them wait for another reading of the text.
 MAX_SUM_BYTES = 16 << 30
-#: What is not copied: it is written anew, or holds of the old weights only.
+#: What is not copied beside weights: it is written anew, or holds of the old weights only.
 _OWN_FILES = ("config.json", INDEX_FILE, KV_SCALES)
 
 
@@ -179,10 +180,15 @@ def _write(directory: Path, output: Path, checkpoint: Checkpoint, found: dict[st
         shutil.copymode(directory / name, output / name)
         places |= dict.fromkeys(tensors, name)
     for other in directory.iterdir():
-        if other.is_file() and other.suffix != ".safetensors" and other.name not in _OWN_FILES:
+        if other.is_file() and not _is_weights(other.name) and other.name not in _OWN_FILES:
             shutil.copy2(other, output / other.name)
     if len(checkpoint.files) > 1:
         (output / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def _is_weights(name: str) -> bool:
+    """Return whether a file holds weights, in any format, or is the index of such files: those are the old ones."""
+    return bool(has_weights([name]) or foreign_weights([name.removesuffix(".index.json")]))
 
 
 def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:

@@ -156,7 +156,7 @@ def test_sums_are_made_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parts == [[10, 8], [1], [30], [2]]
 
 
-def test_files_of_several_parts_stay_several(tmp_path: Path) -> None:
+def test_files_of_several_parts_stay_several_and_weights_of_other_forms_are_left_out(tmp_path: Path) -> None:
     directory = tmp_path / "parts"
     shutil.copytree(demo.DRAFT, directory)
     tensors = load_file(directory / "model.safetensors")
@@ -167,8 +167,13 @@ def test_files_of_several_parts_stay_several(tmp_path: Path) -> None:
         save_file({name: tensors[name] for name in some}, directory / file)
     places = {name: file for file, some in files.items() for name in some}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    of_others = ("pytorch_model.bin", "pytorch_model.bin.index.json", "training_args.pt", "model-Q4.gguf")
+    for name in of_others:
+        (directory / name).write_text("{}")
     quantizing.quantize(directory, tmp_path / "out", quantizing.pieces_of(directory, "x = 1\n" * 50, 64), "cpu")
     assert read_model_dir(tmp_path / "out").quantization is not None
+    assert not {*of_others} & {file.name for file in (tmp_path / "out").iterdir()}
+    assert (tmp_path / "out" / "tokenizer.json").exists()
     with LLM(str(tmp_path / "out"), device="cpu") as llm:
         assert llm.generate(["x"], max_tokens=1)
 
