@@ -34,6 +34,8 @@ class Model:
     numerics_version: str = ""
     #: What the version is made of, by the names of the proto.
     numerics: Mapping[str, Any] = field(default_factory=dict)
+    #: Of quantized weights, by the names of the proto: bytes held and saved, tokens of KV cache gained.
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_model(message: pb.Model) -> Model:
@@ -51,9 +53,14 @@ def read_model(message: pb.Model) -> Model:
         quantization=message.quantization,
         numerics_version=message.numerics_version,
         numerics=_numerics(message.numerics) if message.HasField("numerics") else {},
+        weight_bytes=_weight_bytes(message.weight_bytes) if message.HasField("weight_bytes") else {},
     )
 
 
 def _numerics(message: pb.Numerics) -> dict[str, Any]:
     parts = {part.name: getattr(message, part.name) for part in pb.Numerics.DESCRIPTOR.fields}
     return parts | {"libraries": tuple(message.libraries)}
+
+
+def _weight_bytes(message: pb.WeightBytes) -> dict[str, int]:
+    return {part.name: getattr(message, part.name) for part in pb.WeightBytes.DESCRIPTOR.fields}

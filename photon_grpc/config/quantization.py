@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
+
 from photon_grpc.errors import ConfigError
 
 #: Columns of W whose float8 activations share a scale where the scales of W are blocks.
@@ -65,6 +67,14 @@ class WeightFormat:
     def covers(self, name: str) -> bool:
         """Return whether this module, such as "model.layers.0.self_attn.q_proj", has quantized weights."""
         return not any(_matches(pattern, name) for pattern in self.ignored)
+
+
+class WeightBytes(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of quantized weights, those that they save, and the tokens of KV cache that have room in them."""
+
+    held: int
+    saved: int
+    kv_tokens_gained: int
 
 
 def _matches(pattern: str, name: str) -> bool:

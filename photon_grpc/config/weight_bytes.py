@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import astuple
+
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig
-from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat, chosen_format
+from photon_grpc.config.quantization import FORMATS, HEAD, WeightBytes, WeightFormat, chosen_format
 from photon_grpc.errors import ConfigError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -34,14 +36,21 @@ def kv_token_bytes(model: ModelConfig) -> int:
     return model.num_layers * 2 * model.num_kv_heads * model.head_dim * _BYTES[model.dtype]
 
 
+def weight_bytes(model: ModelConfig, form: WeightFormat) -> WeightBytes:
+    """Return what the format takes and saves."""
+    held = linear_bytes(model, form)
+    saved = max(0, linear_bytes(model, None) - held)
+    return WeightBytes(held, saved, saved // kv_token_bytes(model))
+
+
 def saving(model: ModelConfig, form: WeightFormat) -> str:
     """Return such as "7.1 GB of weights, 6.9 GB less than in bfloat16: room for 52,700 more tokens of KV cache"."""
-    held = linear_bytes(model, form)
-    less = linear_bytes(model, None) - held
-    if less <= 0:
-        return f"{held / 1e9:.3g} GB of weights, {-less / 1e9:.3g} GB more than in {model.dtype}"
-    room = f"room for {less // kv_token_bytes(model):,} more tokens of KV cache"
-    return f"{held / 1e9:.3g} GB of weights, {less / 1e9:.3g} GB less than in {model.dtype}: {room}"
+    held, saved, tokens = astuple(weight_bytes(model, form))
+    if not saved:
+        more = held - linear_bytes(model, None)
+        return f"{held / 1e9:.3g} GB of weights, {more / 1e9:.3g} GB more than in {model.dtype}"
+    room = f"room for {tokens:,} more tokens of KV cache"
+    return f"{held / 1e9:.3g} GB of weights, {saved / 1e9:.3g} GB less than in {model.dtype}: {room}"
 
 
 def described(model: ModelConfig, flags: ModelFlags) -> str:

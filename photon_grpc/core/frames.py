@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from photon_grpc.config.quantization import WeightBytes
 from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
@@ -75,6 +76,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     max_drafts: int = 0
     #: What decides the bits of its results.
     numerics: Numerics = NO_NUMERICS
+    #: None where weights are not quantized.
+    weight_bytes: WeightBytes | None = None
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

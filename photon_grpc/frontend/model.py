@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.config.quantization import WeightBytes
 from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
@@ -66,6 +67,8 @@ class ModelFacts:
     #: Whether the chat template writes tools into the prompt.
     takes_tools: bool = True
     numerics: Numerics = NO_NUMERICS
+    #: None until an engine is ready, and where weights are not quantized.
+    weight_bytes: WeightBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,7 @@ class ServedModel:
             template_arguments=frozenset() if self.template is None else self.template.arguments,
             takes_tools=self.template is not None and self.template.takes_tools,
             numerics=NO_NUMERICS if engine is None else engine.numerics,
+            weight_bytes=None if engine is None else engine.weight_bytes,
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from photon_grpc.core.admission import check_count
 from photon_grpc.core.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
@@ -120,6 +122,7 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
         quantization=facts.quantization,
         numerics_version=facts.numerics.version,
         numerics=_numerics_message(facts.numerics) if facts.numerics.version else None,
+        weight_bytes=None if facts.weight_bytes is None else pb.WeightBytes(**asdict(facts.weight_bytes)),
     )
 
 

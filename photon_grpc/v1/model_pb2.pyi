@@ -284,6 +284,7 @@ class Model(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     NUMERICS_VERSION_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that requests use."""
     state: Global___ModelState.ValueType
@@ -326,6 +327,10 @@ class Model(_message.Message):
     def numerics(self) -> Global___Numerics:
         """What numerics_version is made of. Unset while loading."""
 
+    @_builtins.property
+    def weight_bytes(self) -> Global___WeightBytes:
+        """What the format of the weights takes and saves. Unset while loading, and where weights are not quantized."""
+
     def __init__(
         self,
         *,
@@ -343,14 +348,45 @@ class Model(_message.Message):
         quantization: _builtins.str = ...,
         numerics_version: _builtins.str = ...,
         numerics: Global___Numerics | None = ...,
+        weight_bytes: Global___WeightBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits", "numerics", b"numerics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits", "numerics", b"numerics", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "numerics", b"numerics", "numerics_version", b"numerics_version", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "numerics", b"numerics", "numerics_version", b"numerics_version", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class WeightBytes(_message.Message):
+    """Bytes of weights in their format, by the sizes of the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_GAINED_FIELD_NUMBER: _builtins.int
+    held: _builtins.int
+    """Of all projections and of an untied head, with their scales."""
+    saved: _builtins.int
+    """Fewer than in `dtype`."""
+    kv_tokens_gained: _builtins.int
+    """Tokens of KV cache that have room in `saved`."""
+    def __init__(
+        self,
+        *,
+        held: _builtins.int = ...,
+        saved: _builtins.int = ...,
+        kv_tokens_gained: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "kv_tokens_gained", b"kv_tokens_gained", "saved", b"saved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightBytes: _TypeAlias = WeightBytes  # noqa: Y015
 
 @_typing.final
 class Numerics(_message.Message):

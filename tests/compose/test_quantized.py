@@ -9,7 +9,9 @@ import pytest
 
 from photon_grpc import LLM, demo
 from photon_grpc.client import SyncClient
+from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.resolve import resolve
+from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes
 from photon_grpc.service.processes import check_start
 
 PROMPT = "def fib(n):\n    "
@@ -30,6 +32,19 @@ def test_a_server_answers_with_quantized_weights_and_every_feature(llm: LLM, tar
         schema = {"enum": ["fibonacci", "factorial"]}
         answer = client.generate(PROMPT, max_tokens=40, json_schema=json.dumps(schema), temperature=0)
         assert json.loads(answer.text) in schema["enum"]
+
+
+def test_a_model_tells_what_its_format_saves(llm: LLM) -> None:
+    model = read_model_dir(demo.TARGET)
+    told = llm._program.model_facts().weight_bytes
+    assert told is not None
+    # The head is tied: in 8 bits it is beside the embedding.
+    of_head = model.vocab_size * (model.hidden_size + 4)
+    of_layers = linear_bytes(model, None)
+    assert told.held + told.saved == of_layers
+    # An eighth of float32's bits with a scale of 4 bytes for 64 of them.
+    assert told.held == of_layers * (64 + 4) // (4 * 64) + of_head
+    assert told.kv_tokens_gained == told.saved // kv_token_bytes(model)
 
 
 def test_doctor_names_the_numerics_of_the_format(llm: LLM) -> None:

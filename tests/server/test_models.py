@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import grpc
 import pytest
 
+from photon_grpc.client.model import read_model
+from photon_grpc.config.quantization import WeightBytes
 from photon_grpc.core.ask import ChatInput, ChatMessage, SamplingAsk, TextInput
 from photon_grpc.frontend.readiness import State
+from photon_grpc.server.models import _model_message
 from photon_grpc.v1 import inference_pb2 as ipb
 from photon_grpc.v1 import model_pb2 as pb
 from photon_grpc.v1 import model_pb2_grpc
 from tests.server.failing import failure, info_of
-from tests.server.fake_frontend import FakeFrontend
+from tests.server.fake_frontend import FakeFrontend, facts
 
 Stub = model_pb2_grpc.ModelServiceStub
 Code = grpc.StatusCode
@@ -55,10 +60,17 @@ async def test_a_model_reports_all_its_facts(models: Stub, name: str) -> None:
     by_model = [pb.FEATURE_TEXT, pb.FEATURE_CHAT, pb.FEATURE_NUM_OUTPUTS]
     assert list(model.features) == [*by_model, pb.FEATURE_MULTIPLEX, pb.FEATURE_UNKNOWN_FIELDS_REFUSED]
     assert (model.revision, model.dtype, model.quantization) == ("abc", "float32", "")
+    assert not model.HasField("weight_bytes")
     limits = model.limits
     assert (limits.max_num_outputs, limits.max_logprobs) == (8, 20)
     assert (limits.max_stop_strings, limits.max_stop_string_bytes, limits.max_logit_bias) == (64, 1024, 1024)
     assert (limits.max_constraint_bytes, limits.max_message_bytes) == (1 << 20, 1 << 25)
+
+
+def test_a_quantized_model_reports_what_it_saves() -> None:
+    known = dataclasses.replace(facts("demo"), weight_bytes=WeightBytes(7 << 32, 8 << 32, 9))
+    model = read_model(_model_message(known, State.SERVING))
+    assert model.weight_bytes == {"held": 7 << 32, "saved": 8 << 32, "kv_tokens_gained": 9}
 
 
 @pytest.mark.parametrize(

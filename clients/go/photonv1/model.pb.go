@@ -453,7 +453,9 @@ type Model struct {
 	// bit, where docs/numerics.md promises it. A version that begins with "fast-" promises nothing. Empty while loading.
 	NumericsVersion string `protobuf:"bytes,14,opt,name=numerics_version,json=numericsVersion,proto3" json:"numerics_version,omitempty"`
 	// What numerics_version is made of. Unset while loading.
-	Numerics      *Numerics `protobuf:"bytes,15,opt,name=numerics,proto3" json:"numerics,omitempty"`
+	Numerics *Numerics `protobuf:"bytes,15,opt,name=numerics,proto3" json:"numerics,omitempty"`
+	// What the format of the weights takes and saves. Unset while loading, and where weights are not quantized.
+	WeightBytes   *WeightBytes `protobuf:"bytes,16,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +588,77 @@ func (x *Model) GetNumerics() *Numerics {
 	return nil
 }
 
+func (x *Model) GetWeightBytes() *WeightBytes {
+	if x != nil {
+		return x.WeightBytes
+	}
+	return nil
+}
+
+// Bytes of weights in their format, by the sizes of the model.
+type WeightBytes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of all projections and of an untied head, with their scales.
+	Held int64 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`
+	// Fewer than in `dtype`.
+	Saved int64 `protobuf:"varint,2,opt,name=saved,proto3" json:"saved,omitempty"`
+	// Tokens of KV cache that have room in `saved`.
+	KvTokensGained int64 `protobuf:"varint,3,opt,name=kv_tokens_gained,json=kvTokensGained,proto3" json:"kv_tokens_gained,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WeightBytes) Reset() {
+	*x = WeightBytes{}
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WeightBytes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WeightBytes) ProtoMessage() {}
+
+func (x *WeightBytes) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WeightBytes.ProtoReflect.Descriptor instead.
+func (*WeightBytes) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WeightBytes) GetHeld() int64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *WeightBytes) GetSaved() int64 {
+	if x != nil {
+		return x.Saved
+	}
+	return 0
+}
+
+func (x *WeightBytes) GetKvTokensGained() int64 {
+	if x != nil {
+		return x.KvTokensGained
+	}
+	return 0
+}
+
 // What decides the bits of results beside the weights. Texts are for people; only equality has a meaning.
 type Numerics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -613,7 +686,7 @@ type Numerics struct {
 
 func (x *Numerics) Reset() {
 	*x = Numerics{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +698,7 @@ func (x *Numerics) String() string {
 func (*Numerics) ProtoMessage() {}
 
 func (x *Numerics) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +711,7 @@ func (x *Numerics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Numerics.ProtoReflect.Descriptor instead.
 func (*Numerics) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Numerics) GetNumber() uint32 {
@@ -727,7 +800,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +812,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +825,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Limits) GetMaxNumOutputs() uint32 {
@@ -828,7 +901,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +913,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +926,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokenizeRequest) GetModel() string {
@@ -942,7 +1015,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1027,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1040,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TokenizeResponse) GetTokenCount() uint32 {
@@ -1006,7 +1079,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1091,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1104,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DetokenizeRequest) GetModel() string {
@@ -1066,7 +1139,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1151,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1164,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{10}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -1116,7 +1189,7 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x0fGetModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"?\n" +
 	"\x10GetModelResponse\x12+\n" +
-	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xc5\x04\n" +
+	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\x85\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaliases\x18\x02 \x03(\tR\aaliases\x120\n" +
@@ -1133,7 +1206,12 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x05dtype\x18\f \x01(\tR\x05dtype\x12\"\n" +
 	"\fquantization\x18\r \x01(\tR\fquantization\x12)\n" +
 	"\x10numerics_version\x18\x0e \x01(\tR\x0fnumericsVersion\x124\n" +
-	"\bnumerics\x18\x0f \x01(\v2\x18.photon_grpc.v1.NumericsR\bnumericsJ\x04\b\x03\x10\x04\"\xf3\x01\n" +
+	"\bnumerics\x18\x0f \x01(\v2\x18.photon_grpc.v1.NumericsR\bnumerics\x12>\n" +
+	"\fweight_bytes\x18\x10 \x01(\v2\x1b.photon_grpc.v1.WeightBytesR\vweightBytesJ\x04\b\x03\x10\x04\"a\n" +
+	"\vWeightBytes\x12\x12\n" +
+	"\x04held\x18\x01 \x01(\x03R\x04held\x12\x14\n" +
+	"\x05saved\x18\x02 \x01(\x03R\x05saved\x12(\n" +
+	"\x10kv_tokens_gained\x18\x03 \x01(\x03R\x0ekvTokensGained\"\xf3\x01\n" +
 	"\bNumerics\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x18\n" +
@@ -1229,7 +1307,7 @@ func file_photon_grpc_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_photon_grpc_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(ModelState)(0),            // 0: photon_grpc.v1.ModelState
 	(Feature)(0),               // 1: photon_grpc.v1.Feature
@@ -1238,39 +1316,41 @@ var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(*GetModelRequest)(nil),    // 4: photon_grpc.v1.GetModelRequest
 	(*GetModelResponse)(nil),   // 5: photon_grpc.v1.GetModelResponse
 	(*Model)(nil),              // 6: photon_grpc.v1.Model
-	(*Numerics)(nil),           // 7: photon_grpc.v1.Numerics
-	(*Limits)(nil),             // 8: photon_grpc.v1.Limits
-	(*TokenizeRequest)(nil),    // 9: photon_grpc.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),   // 10: photon_grpc.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),  // 11: photon_grpc.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil), // 12: photon_grpc.v1.DetokenizeResponse
-	(*SamplingParams)(nil),     // 13: photon_grpc.v1.SamplingParams
-	(*ChatInput)(nil),          // 14: photon_grpc.v1.ChatInput
-	(*TokenIds)(nil),           // 15: photon_grpc.v1.TokenIds
+	(*WeightBytes)(nil),        // 7: photon_grpc.v1.WeightBytes
+	(*Numerics)(nil),           // 8: photon_grpc.v1.Numerics
+	(*Limits)(nil),             // 9: photon_grpc.v1.Limits
+	(*TokenizeRequest)(nil),    // 10: photon_grpc.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),   // 11: photon_grpc.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),  // 12: photon_grpc.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil), // 13: photon_grpc.v1.DetokenizeResponse
+	(*SamplingParams)(nil),     // 14: photon_grpc.v1.SamplingParams
+	(*ChatInput)(nil),          // 15: photon_grpc.v1.ChatInput
+	(*TokenIds)(nil),           // 16: photon_grpc.v1.TokenIds
 }
 var file_photon_grpc_v1_model_proto_depIdxs = []int32{
 	6,  // 0: photon_grpc.v1.ListModelsResponse.models:type_name -> photon_grpc.v1.Model
 	6,  // 1: photon_grpc.v1.GetModelResponse.model:type_name -> photon_grpc.v1.Model
 	0,  // 2: photon_grpc.v1.Model.state:type_name -> photon_grpc.v1.ModelState
-	13, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
+	14, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
 	1,  // 4: photon_grpc.v1.Model.features:type_name -> photon_grpc.v1.Feature
-	8,  // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
-	7,  // 6: photon_grpc.v1.Model.numerics:type_name -> photon_grpc.v1.Numerics
-	14, // 7: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
-	15, // 8: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
-	2,  // 9: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
-	4,  // 10: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
-	9,  // 11: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
-	11, // 12: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
-	3,  // 13: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
-	5,  // 14: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
-	10, // 15: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
-	12, // 16: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	9,  // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
+	8,  // 6: photon_grpc.v1.Model.numerics:type_name -> photon_grpc.v1.Numerics
+	7,  // 7: photon_grpc.v1.Model.weight_bytes:type_name -> photon_grpc.v1.WeightBytes
+	15, // 8: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
+	16, // 9: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
+	2,  // 10: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
+	4,  // 11: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
+	10, // 12: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
+	12, // 13: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
+	3,  // 14: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
+	5,  // 15: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
+	11, // 16: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
+	13, // 17: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
+	14, // [14:18] is the sub-list for method output_type
+	10, // [10:14] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_model_proto_init() }
@@ -1279,18 +1359,18 @@ func file_photon_grpc_v1_model_proto_init() {
 		return
 	}
 	file_photon_grpc_v1_inference_proto_init()
-	file_photon_grpc_v1_model_proto_msgTypes[7].OneofWrappers = []any{
+	file_photon_grpc_v1_model_proto_msgTypes[8].OneofWrappers = []any{
 		(*TokenizeRequest_Text)(nil),
 		(*TokenizeRequest_Chat)(nil),
 	}
-	file_photon_grpc_v1_model_proto_msgTypes[9].OneofWrappers = []any{}
+	file_photon_grpc_v1_model_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_model_proto_rawDesc), len(file_photon_grpc_v1_model_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
