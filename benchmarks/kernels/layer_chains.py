@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.ends import End
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized
@@ -112,12 +113,17 @@ class Steps:
             query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
             context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
             block_tables=tables,
-            scale=decoder.places[0].spec.scale,
+            scale=0.0,
             max_query_len=1,
             max_context_len=MAX_LEN,
         )
-        kv = decoder.group_context(0, self.cache, slots, meta, history_is_settled=True)
-        return StepContext(positions, (kv,))
+        return StepContext(positions, tuple(self._contexts(decoder, slots, meta)))
+
+    def _contexts(self, decoder: Decoder, slots: torch.Tensor, meta: AttentionMetadata) -> Iterator[GroupContext]:
+        """Yield that of the layers of each place; all groups share the pages here."""
+        for number, place in enumerate(decoder.places):
+            of_place = replace(meta, scale=place.spec.scale, window=decoder.kv_groups[place.group].window)
+            yield decoder.group_context(number, self.cache, slots, of_place, history_is_settled=True)
 
     def run(self, decoder: Decoder, rows: int, ctx: StepContext) -> None:
         """Run all layers and nothing else."""

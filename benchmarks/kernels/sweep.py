@@ -73,7 +73,7 @@ def projections(shape: Config) -> Iterator[Projection]:
     """Return the four projections of a layer."""
     hidden, dim, inner = shape["hidden_size"], shape["head_dim"], shape["intermediate_size"]
     queries, kv = shape["num_attention_heads"], shape["num_key_value_heads"]
-    rotary = "normed" if shape["model_type"] == "qwen3" else "rotary"
+    rotary = "normed" if shape["model_type"] in ("qwen3", "gemma3_text") else "rotary"
     yield Projection("qkv", (queries + 2 * kv) * dim, hidden, dim // 2, rotary, (queries, kv))
     yield Projection("output", hidden, queries * dim, 0, "add")
     yield Projection("gate_up", 2 * inner, hidden, inner, "swiglu")
