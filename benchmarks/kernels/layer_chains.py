@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.saved import add_save_flag, saved
-from benchmarks.shapes import HELD_OUT, SHAPES, Config, layer_bytes, layer_kv_bytes
+from benchmarks.shapes import HELD_OUT, OF_OTHER_FORMS, SHAPES, Config, layer_bytes, layer_kv_bytes
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
@@ -38,6 +38,8 @@ from photon_grpc.models.fused import fuse
 
 READ_BYTES_PER_US = 4.10e6
 CONTEXT, BLOCK_SIZE, MAX_LEN = 272, 64, 512
+#: What can be measured; by default those of one form.
+KNOWN = SHAPES | OF_OTHER_FORMS
 #: Weights of all layers, and the layers.
 CHAIN_BYTES, MAX_LAYERS = 320 << 20, 10
 TUNED = ("1b", "8b")
@@ -145,7 +147,7 @@ def compile_all(names: Sequence[str], all_rows: Sequence[int]) -> None:
     """Compile every kernel of the run, side by side."""
     jobs: list[Job] = []
     for name in names:
-        made = decoders(SHAPES[name], 1)
+        made = decoders(KNOWN[name], 1)
         steps = Steps(made[0], max(all_rows))
         with launches_collected() as found:
             for decoder in made:
@@ -158,7 +160,7 @@ def compile_all(names: Sequence[str], all_rows: Sequence[int]) -> None:
 
 
 def measure(name: str, all_rows: Sequence[int]) -> dict[int, Times]:
-    shape = SHAPES[name]
+    shape = KNOWN[name]
     made = decoders(shape, num_layers(shape))
     steps = Steps(made[0], max(all_rows))
     found: dict[int, Times] = {}
@@ -171,11 +173,11 @@ def measure(name: str, all_rows: Sequence[int]) -> dict[int, Times]:
 
 def bar_us(name: str, rows: int, tuned: dict[str, dict[int, Times]]) -> float:
     """Return what may be above the floor. Infinite where no tuned shape was measured."""
-    shape = SHAPES[name]
-    near = min(tuned, key=lambda other: abs(layer_bytes(SHAPES[other]) - layer_bytes(shape)), default=None)
+    shape = KNOWN[name]
+    near = min(tuned, key=lambda other: abs(layer_bytes(KNOWN[other]) - layer_bytes(shape)), default=None)
     if near is None:
         return float("inf")
-    return 1.25 * tuned[near][rows].above + (1.5 if shape["model_type"] == "qwen3" else 0.0)
+    return 1.25 * tuned[near][rows].above + (1.5 if shape["model_type"] in ("qwen3", "gemma3_text") else 0.0)
 
 
 def report(name: str, found: dict[int, Times], tuned: dict[str, dict[int, Times]]) -> None:
@@ -204,7 +206,7 @@ def summary(found: dict[str, dict[int, Times]], tuned: dict[str, dict[int, Times
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", nargs="*", default=[*SHAPES], choices=[*SHAPES])
+    parser.add_argument("--shape", nargs="*", default=[*SHAPES], choices=[*KNOWN])
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     add_save_flag(parser)
     arguments = parser.parse_args()

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernels.layer_chains import Steps, decoders, num_layers
+from benchmarks.kernels.layer_chains import KNOWN, Steps, decoders, num_layers
 from benchmarks.kernels.sweep import projections
 from benchmarks.kernels.timing import needs_gpu
-from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import Product
@@ -66,7 +65,7 @@ def given(unfused: Decoder, chosen: Chosen) -> Decoder:
 def products(name: str, rows: int) -> list[Product]:
     """Return a layer's products for the bucket of `rows` rows."""
     bucket = tiles.bucket(rows) or rows
-    return list(dict.fromkeys(projection.product(bucket) for projection in projections(SHAPES[name])))
+    return list(dict.fromkeys(projection.product(bucket) for projection in projections(KNOWN[name])))
 
 
 def menu(product: Product) -> list[Tile | None]:
@@ -94,7 +93,7 @@ def _runs(tile: Tile, rows: int) -> bool:
 
 def compile_all(name: str, all_rows: list[int]) -> None:
     """Compile every candidate, side by side."""
-    chosen, _, unfused = decoders(SHAPES[name], 1)
+    chosen, _, unfused = decoders(KNOWN[name], 1)
     steps = Steps(unfused, max(all_rows))
     with launches_collected() as jobs:
         for rows in all_rows:
@@ -109,7 +108,7 @@ def compile_all(name: str, all_rows: list[int]) -> None:
 
 def descend(name: str, rows: int, rounds: int) -> Iterator[dict[str, object]]:
     """Yield every candidate that was kept, with microseconds a layer before and after."""
-    _, _, unfused = decoders(SHAPES[name], num_layers(SHAPES[name]))
+    _, _, unfused = decoders(KNOWN[name], num_layers(KNOWN[name]))
     steps = Steps(unfused, rows)
     best: Chosen = {product: cost.choose(product) for product in products(name, rows)}
     for _ in range(rounds):
@@ -138,7 +137,7 @@ def _plain(chosen: Chosen) -> list[object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", nargs="*", default=["8b"], choices=[*SHAPES])
+    parser.add_argument("--shape", nargs="*", default=["8b"], choices=[*KNOWN])
     parser.add_argument("--rows", default="1,16")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
