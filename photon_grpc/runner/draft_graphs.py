@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,38 +40,56 @@ class DraftGraphs:
         self._context_len = torch.zeros(MAX_ROWS, dtype=torch.int32, device=table.device)
         #: Int64 []: the number of the draft that is computed.
         self.number = torch.zeros((), dtype=torch.int64, device=table.device)
-        self._replays: dict[tuple[str, int], Callable[[], Any] | None] = {}
+        #: The size and slots of the rows that are there; None if that is unknown.
+        self._sent: tuple[int, tuple[int, ...]] | None = None
+        self._replays: dict[tuple[Hashable, int], Callable[[], Any] | None] = {}
 
-    def bucket(self, num_rows: int) -> int:
+    def prepare(self, name: Hashable, num_rows: int, function: Callable[[Rows], Tensors]) -> None:
+        """Capture what `function` computes of a shape for so many rows, unless that was done or cannot be."""
+        key = name, self._bucket(num_rows)
+        if key[1] and key not in self._replays:
+            self._replays[key] = self._captured(name, partial(function, self._rows(key[1])))
+
+    def __call__(
+        self, name: Hashable, slots: Sequence[int], counts: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, Any] | None:
+        """Replay what was prepared, of rows with these slots and counts; return None if nothing was.
+
+        Return the slots on the device, and the results, both of a whole shape: surplus rows are behind the others.
+        Without counts those are what they were, as far as the slots are.
+        """
+        size = self._bucket(len(slots))
+        replay = self._replays.get((name, size))
+        if replay is None:
+            return None
+        self._send(size, slots, counts)
+        return self._columns[0, :size], replay()
+
+    def _bucket(self, num_rows: int) -> int:
         """Return the rows of a shape that holds `num_rows`; 0: they are launched operation by operation."""
         if self._capture is None or num_rows > MAX_ROWS:
             return 0
         return DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, num_rows)]
 
-    def rows(self, size: int) -> Rows:
-        """Return the rows of a shape; each computes `counts` tokens."""
+    def _rows(self, size: int) -> Rows:
         slots, counts = self._columns[:, :size]
         return Rows(slots, counts, counts, self._context_len[:size])
 
-    def send(self, slots: Sequence[int], counts: Sequence[int], size: int) -> None:
-        """Fill the rows of a shape."""
+    def _send(self, size: int, slots: Sequence[int], counts: Sequence[int] | None) -> None:
+        """Fill the rows of a shape unless they are there."""
+        there = size, tuple(slots)
+        if counts is None and there == self._sent:
+            return
         surplus = (0,) * (size - len(slots))
-        sent = self._table.to_device((*slots, *surplus, *counts, *surplus), torch.int64)
+        sent = self._table.to_device((*slots, *surplus, *(counts or slots), *surplus), torch.int64)
         self._columns[:, :size].copy_(sent.view(2, size), non_blocking=True)
+        self._sent = there
 
-    def replay(self, name: str, size: int, function: Callable[[], Tensors]) -> Callable[[], Tensors] | None:
-        """Return what computes `function` over the rows of a shape, into the same tensors; None if it cannot.
-
-        The rows are padding afterwards if it was not called before.
-        """
-        key = name, size
-        if key not in self._replays:
-            self._replays[key] = self._captured(name, function)
-        return self._replays[key]
-
-    def _captured(self, name: str, function: Callable[[], Tensors]) -> Callable[[], Tensors] | None:
+    def _captured(self, name: Hashable, function: Callable[[], Tensors]) -> Callable[[], Tensors] | None:
         assert self._capture is not None
+        # All rows are padding: what they compute is read by nobody.
         self._columns.zero_()
+        self._sent = None
         try:
             replay, out = self._capture(function)
         except Exception as error:

@@ -13,6 +13,7 @@ but without masks, which are not there yet.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ from photon_grpc.runner.step import Bounds, Rows, Step, StepShape
 
 #: Tokens of a row that are computed before its first draft, at most; older ones that are missing stay so.
 _MAX_MISSING = 256
+#: Tokens of a row that a replay computes before the first draft, at most.
+_WIDTHS = (2, 8)
 #: After drafting, the last draft's key is missing if it was kept, and that of the id sampled behind it.
 _LEAST_MISSING = 2
 
@@ -71,15 +74,10 @@ class ModelDrafter:
         # Those with most drafts first, so that the rows of every pass are the first ones.
         slots = sorted(numbers, key=lambda slot: -numbers[slot])
         level = self._sampler.draft_level(slots)
-        parts = [_Part(slot, self._width(slot)) for slot in slots]
-        if self._draft_in_graphs(parts, min(numbers.values()), max(numbers.values()), level):
-            return
-        sent = self._draft_first(parts, level)
-        for number in range(1, self.max_drafts):
-            sent = sent[: sum(numbers[slot] > number for slot in slots)]
-            if not len(sent):
-                return
-            self._draft_next(sent, number, level)
+        sent = self._draft_first([_Part(slot, self._width(slot)) for slot in slots], level)
+        for number in range(1, numbers[slots[0]]):
+            slots = slots[: sum(numbers[slot] > number for slot in slots)]
+            sent = self._draft_next(slots, sent[: len(slots)], number, level)
 
     def ingest(self, batch: Batch) -> None:
         rows = zip(batch.slots, batch.counts, batch.yields, strict=True)
@@ -92,26 +90,6 @@ class ModelDrafter:
         for (slot, count), yields in zip(known, batch.yields, strict=True):
             is_decoded = count == 1 and yields == 1 and slot not in new
             self._missing[slot] = self._missing.get(slot, 1) + 1 if is_decoded else _LEAST_MISSING
-
-    def _draft_in_graphs(self, parts: list[_Part], least: int, most: int, level: SamplingLevel) -> bool:
-        """Draft in replays if all rows have as many drafts, and keys to compute as after other drafts."""
-        graphs, count = self._graphs, len(parts)
-        size = graphs.bucket(count) if least == most else 0
-        if not size or any(part.count != _LEAST_MISSING for part in parts):
-            return False
-        rows, longest = graphs.rows(size), self._table.token_ids.shape[1]
-        shape, bounds = StepShape("mixed", _LEAST_MISSING * size, size), Bounds(_LEAST_MISSING, 1, longest)
-        first = graphs.replay("the first", size, lambda: self._first(rows, shape, bounds))
-        following = graphs.replay("further", size, lambda: self._next(rows, graphs.number, longest))
-        if first is None or following is None:
-            return False
-        graphs.send([part.slot for part in parts], [part.count for part in parts], size)
-        slots = rows.slots[:count]
-        self._write(first()[:count], slots, 0, level)
-        for number in range(1, most):
-            graphs.number.fill_(number)
-            self._write(following()[:count], slots, number, level)
-        return True
 
     def _width(self, slot: int) -> int:
         """Return the tokens to compute before the first draft; the row has that many and one more."""
@@ -131,9 +109,28 @@ class ModelDrafter:
 
     def _draft_first(self, parts: list[_Part], level: SamplingLevel) -> torch.Tensor:
         """Compute the tokens up to the newest known one, and write the draft behind it; return the slots."""
-        rows, shape, bounds = self._send(parts)
-        self._write(self._first(rows, shape, bounds), rows.slots, 0, level)
-        return rows.slots
+        slots, counts = zip(*parts, strict=True)
+        self._prepare(len(parts))
+        width = next((width for width in _WIDTHS if width >= max(counts)), 0)
+        replayed = self._graphs(width, slots, counts)
+        if replayed is None:
+            rows, shape, bounds = self._send(parts)
+            replayed = rows.slots, self._first(rows, shape, bounds)
+        sent, hidden = replayed
+        self._write(hidden, sent, 0, level)
+        return sent
+
+    def _prepare(self, num_rows: int) -> None:
+        """Prepare all replays of so many rows."""
+        longest = self._table.token_ids.shape[1]
+
+        def first(width: int, rows: Rows) -> torch.Tensor:
+            size = len(rows.slots)
+            return self._first(rows, StepShape("mixed", width * size, size), Bounds(width, 1, longest))
+
+        for width in _WIDTHS:
+            self._graphs.prepare(width, num_rows, partial(first, width))
+        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.number, longest))
 
     def _first(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
         """Compute `counts` tokens of every row up to its newest known one; return the hidden states behind them."""
@@ -143,12 +140,18 @@ class ModelDrafter:
         found, hidden = self._step.forward(rows, shape, bounds, table.state._replace(num_computed=first))
         return hidden[found.last]
 
-    def _draft_next(self, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
-        """Compute draft `number` of every row, and write the one behind it."""
-        table = self._table
-        rows = Rows(slots, slots, slots, torch.empty(len(slots), dtype=torch.int32, device=table.device))
-        longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-        self._write(self._next(rows, number, longest), slots, number, level)
+    def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
+        """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
+        table, graphs = self._table, self._graphs
+        graphs.number.fill_(number)
+        replayed = graphs("further", slots)
+        if replayed is None:
+            rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
+            longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
+            replayed = sent, self._next(rows, number, longest)
+        sent, hidden = replayed
+        self._write(hidden, sent, number, level)
+        return sent
 
     def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
         """Compute draft `number` of every row; return the hidden states behind them."""
@@ -174,5 +177,4 @@ class ModelSpeculation:
         return self.decoder.kv_groups
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
-        # Not captured: that was not seen to work on a GPU yet.
-        return ModelDrafter(self.max_drafts, self.decoder, table, cache, DraftGraphs(None, table))
+        return ModelDrafter(self.max_drafts, self.decoder, table, cache, DraftGraphs(capture, table))

@@ -56,8 +56,8 @@ class Eagle3Drafter:
         self._width = 1 + max_drafts
         self._carried = states.new_zeros(table.num_slots * self._width, states.shape[1])
         self._first = torch.zeros(table.num_slots, dtype=torch.int64, device=table.device)
-        #: The states behind which replays draft.
-        self._newest = states.new_zeros(MAX_ROWS, states.shape[1])
+        #: The states behind which the next drafts are made, of the rows of a step.
+        self._newest = states.new_zeros(max(table.num_slots, MAX_ROWS), states.shape[1])
         #: Slot -> the number of its carried states.
         self._num_carried: dict[int, int] = {}
 
@@ -72,14 +72,10 @@ class Eagle3Drafter:
         # Those with most drafts first, so that the rows of every pass are the first ones.
         slots = sorted(numbers, key=lambda slot: -numbers[slot])
         level = self._sampler.draft_level(slots)
-        if self._draft_in_graphs(slots, min(numbers.values()), max(numbers.values()), level):
-            return
-        sent, states = self._draft_first(slots, level)
-        for number in range(1, self.max_drafts):
-            count = sum(numbers[slot] > number for slot in slots)
-            if not count:
-                return
-            sent, states = sent[:count], self._draft_next(sent[:count], states[:count], number, level)
+        sent = self._draft_first(slots, level)
+        for number in range(1, numbers[slots[0]]):
+            slots = slots[: sum(numbers[slot] > number for slot in slots)]
+            sent = self._draft_next(slots, sent[: len(slots)], number, level)
 
     def _carry(self, batch: Batch, kept: list[int]) -> None:
         """Keep the states of the last tokens of every row."""
@@ -123,42 +119,37 @@ class Eagle3Drafter:
         bounds = Bounds(max(counts), min(counts), longest)
         return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
 
-    def _draft_in_graphs(self, slots: list[int], least: int, most: int, level: SamplingLevel) -> bool:
-        """Draft in replays if all rows have as many drafts."""
-        graphs, count = self._graphs, len(slots)
-        size = graphs.bucket(count) if least == most else 0
-        if not size:
-            return False
-        rows, states, longest = graphs.rows(size), self._newest[:size], self._table.token_ids.shape[1]
-        shape, bounds = StepShape("mixed", self._width * size, size), Bounds(self._width, 1, longest)
-        first = graphs.replay("the first", size, lambda: _kept(self._first_states(rows, shape, bounds), states))
-        following = graphs.replay(
-            "further", size, lambda: _kept(self._next_states(rows, states, graphs.number, longest), states)
-        )
-        if first is None or following is None:
-            return False
-        graphs.send(slots, [self._num_carried.get(slot, 1) for slot in slots], size)
-        sent = rows.slots[:count]
-        self._write(first()[:count], sent, 0, level)
-        for number in range(1, most):
-            graphs.number.fill_(number)
-            self._write(following()[:count], sent, number, level)
-        return True
-
     def _following(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids behind these positions; behind the newest of a prompt, any."""
         ids = self._table.token_ids
         return ids[slots, (positions + 1).clamp(max=ids.shape[1] - 1)]
 
-    def _draft_first(self, slots: list[int], level: SamplingLevel) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the carried positions, and write the draft behind the newest; return the slots and its states."""
-        rows, shape, bounds = self._send([(slot, self._num_carried.get(slot, 1)) for slot in slots])
-        hidden, states = self._first_states(rows, shape, bounds)
-        self._write(hidden, rows.slots, 0, level)
-        return rows.slots, states
+    def _draft_first(self, slots: list[int], level: SamplingLevel) -> torch.Tensor:
+        """Compute the carried positions, and write the draft behind the newest; return the slots."""
+        self._prepare(len(slots))
+        counts = [self._num_carried.get(slot, 1) for slot in slots]
+        replayed = self._graphs("the first", slots, counts)
+        if replayed is None:
+            rows, shape, bounds = self._send(list(zip(slots, counts, strict=True)))
+            replayed = rows.slots, self._first_states(rows, shape, bounds)
+        sent, hidden = replayed
+        self._write(hidden, sent, 0, level)
+        return sent
 
-    def _first_states(self, rows: Rows, shape: StepShape, bounds: Bounds) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the carried positions of every row; return the hidden states behind the newest, and its states."""
+    def _prepare(self, num_rows: int) -> None:
+        """Prepare all replays of so many rows, before one of them keeps states that another reads."""
+        longest = self._table.token_ids.shape[1]
+
+        def first(rows: Rows) -> torch.Tensor:
+            size = len(rows.slots)
+            shape, bounds = StepShape("mixed", self._width * size, size), Bounds(self._width, 1, longest)
+            return self._first_states(rows, shape, bounds)
+
+        self._graphs.prepare("the first", num_rows, first)
+        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.number, longest))
+
+    def _first_states(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
+        """Compute the carried positions of every row; return the hidden states behind the newest, keep its states."""
         table = self._table
         found, ctx = self._step.inputs(rows, shape, bounds, table.state._replace(num_computed=self._first))
         begins, row = _rows_of(found, shape.num_tokens)
@@ -170,25 +161,30 @@ class Eagle3Drafter:
         newest = table.num_known[rows.slots] - 2 - self._first[rows.slots]
         newest = begins[:-1] + newest.minimum(rows.counts - 1).clamp(min=0)
         newest = newest.clamp(max=shape.num_tokens - 1)
-        return hidden[newest], states[newest]
+        self._newest[: len(newest)] = states[newest]
+        return hidden[newest]
 
-    def _draft_next(self, slots: torch.Tensor, states: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
-        """Compute draft `number` of every row, and write the one behind it; return the states."""
-        table = self._table
-        rows = Rows(slots, slots, slots, torch.empty(len(slots), dtype=torch.int32, device=table.device))
-        longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-        hidden, following = self._next_states(rows, states, number, longest)
-        self._write(hidden, slots, number, level)
-        return following
+    def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
+        """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
+        table, graphs = self._table, self._graphs
+        graphs.number.fill_(number)
+        replayed = graphs("further", slots)
+        if replayed is None:
+            rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
+            longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
+            replayed = sent, self._next(rows, number, longest)
+        sent, hidden = replayed
+        self._write(hidden, sent, number, level)
+        return sent
 
-    def _next_states(
-        self, rows: Rows, states: torch.Tensor, number: int | torch.Tensor, longest: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute draft `number` of every row; return the hidden states behind it, and its states."""
-        table = self._table
+    def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
+        """Compute draft `number` of every row; return the hidden states behind it, keep its states."""
+        table, states = self._table, self._newest[: len(rows.slots)]
         state = table.state._replace(num_computed=(table.num_known + (number - 2)).clamp(min=0))
         found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
-        return self._head.draft(self._following(rows.slots, found.position), states, ctx)
+        hidden, following = self._head.draft(self._following(rows.slots, found.position), states, ctx)
+        states.copy_(following)
+        return hidden
 
     def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
         context_len = (self._table.num_known[slots] + number).int()
@@ -201,12 +197,6 @@ def _rows_of(found: Inputs, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor
     begins = found.query_start.long()
     numbers = torch.arange(num_tokens, device=begins.device)
     return begins, torch.searchsorted(begins[1:], numbers, right=True).clamp(max=len(begins) - 2)
-
-
-def _kept(computed: tuple[torch.Tensor, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
-    """Keep the second where the next draft finds it; return the first."""
-    states.copy_(computed[1])
-    return computed[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,9 @@ def warm_up_drafts(runner: ModelRunner, sizes: Sizes) -> None:
     if not drafts or sizes.max_model_len < drafts + 4:
         return
     for sampling, buckets in ((_PENALISED, DECODE_BUCKETS[:1]), (_GREEDY, DECODE_BUCKETS)):
-        for num_rows in buckets:
-            if num_rows > sizes.max_num_seqs or num_rows * (drafts + 1) > sizes.max_num_batched_tokens:
+        # The most rows may lie between two buckets; the larger one is theirs.
+        for num_rows in dict.fromkeys(min(each, sizes.max_num_seqs) for each in buckets):
+            if num_rows * (drafts + 1) > sizes.max_num_batched_tokens:
                 break
             slots, counts = tuple(range(1, num_rows + 1)), (drafts + 1,) * num_rows
             prompts = tuple(_row(runner.kv, slot, 2, sampling=sampling) for slot in slots)

@@ -110,3 +110,30 @@ def test_drafts_in_replays_are_those_of_single_launches(num_drafts: int) -> None
     assert outputs(drafting) == outputs(plain) and {size for _, size in graphs._replays} == {4}
     # It agrees with itself: a draft of a replay that differed would cost a step.
     assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1
+
+
+@pytest.mark.parametrize("chunk", [2048, 16])
+def test_rows_with_other_numbers_of_drafts_and_plain_steps_between_are_replayed_too(chunk: int) -> None:
+    directory, _ = model("llama")
+    scheduler = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=chunk)
+    steps = []
+    for in_replays in (False, True):
+        served = Served(directory, scheduler=scheduler, speculation=str(directory), num_drafts=3)
+        runner = served.assembled.runner
+        assert isinstance(runner, ModelRunner)
+        graphs = replay_drafts(runner) if in_replays else None
+        handles = [
+            served.add(prompt, 24, sampling, max_drafts=most)
+            for prompt, sampling, most in zip(PROMPTS, SAMPLINGS, (1, 3, 0, 2), strict=True)
+        ]
+        for _ in range(5):
+            served.step()
+        # Prompts come into steps of the others, which draft nothing then.
+        late = [served.add(prompt, 12) for prompt in PROMPTS]
+        served.run()
+        steps.append(served.engine.stats.steps)
+        assert [served.outputs[handle].ids for handle in handles] == outputs(Served(directory))
+        assert all(len(served.outputs[handle].ids) == 12 for handle in late)
+        assert graphs is None or {name for name, _ in graphs._replays} == {2, 8, "further"}
+    # It agrees with itself: drafts of a replay that differed would cost steps.
+    assert steps[0] == steps[1]
