@@ -68,6 +68,7 @@ _DRAFTED = (
     Scenario("chunks of 100, cache, preempted", company=64, max_num_batched_tokens=100, prefix_caching=True, passes=2,
              kv_requests=3, crowded=True, share=0.3),
     Scenario("continued", company=64, continuations=1, share=0.5),
+    Scenario("companies to 64, four times", company=64, passes=4),
 )  # fmt: skip
 
 
@@ -93,7 +94,9 @@ INSTANCES = (
         Instance(f"{count} drafts, {acceptance:.0%} right", _drafts(count), _DRAFTED, acceptance)
         for count, acceptance in ((1, 0.8), (3, 0.9), (7, 0.95))
     ),
-    Instance("3 drafts, n-grams", _drafts(3), _DRAFTED[:2]),
+    Instance("3 drafts, n-grams", _drafts(3), _DRAFTED),
+    Instance("7 drafts, n-grams", _drafts(7), _DRAFTED),
+    Instance("3 drafts, forced ones alone", _drafts(3, "grammar"), _DRAFTED),
     Instance("3 drafts of a draft model", _drafts(3, "{shorter}"), _DRAFTED),
     Instance("3 drafts of an EAGLE-3 head", _drafts(3, "{head}"), _DRAFTED),
     Instance("eager", ("--enforce-eager",), (Scenario("alone", company=1, share=0.03), *_SHORT)),
