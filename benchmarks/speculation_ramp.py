@@ -1,11 +1,13 @@
 """Drafts as many as pay, while the load rises and falls: tokens a second beside those without drafts.
 
     python -m benchmarks.speculation_ramp [--shape 1b] [--streams 1 64 256 1] [--acceptance 0 0.7] [--rounds 3]
+        [--with eagle3 | --with SHAPE]
 
 A ramp is one phase for each number of streams: as many greedy requests at once, until all have ended. Ramps without
 drafts and with take turns, in one process; what the choice of drafts has learnt stays from phase to phase. The drafter
-knows the answers and is right as often as `--acceptance` says. Printed for each phase: the median of the rounds' tokens
-a second, and the least ratio of a round to the one without drafts before it.
+knows the answers and is right as often as `--acceptance` says; `--with` lets an EAGLE-3 head or a draft model with
+random weights draft as well, for what that costs. Printed for each phase: the median of the rounds' tokens a second,
+and the least ratio of a round to the one without drafts before it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import argparse
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.engine import Work, loaded
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
+from benchmarks.speculation import drafter_dir
 from photon_grpc.core.batch import DRAFT_COUNTS
 from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
@@ -41,7 +46,7 @@ def measure(work: Work, args: argparse.Namespace, prompts: list[list[int]], acce
     assert isinstance(work.runner, ModelRunner)
     work.run(prompts, [args.tokens] * len(prompts))
     answers = {Key(tuple(prompt), 0, 0): ids for prompt, ids in zip(prompts, work.ids.values(), strict=True)}
-    drafter = KnownAnswers(work.runner, answers, acceptance)
+    drafter = KnownAnswers(work.runner, answers, acceptance, is_dear=bool(args.beside))
     drafting = AdaptiveDrafting(tuple(count for count in DRAFT_COUNTS if count <= args.drafts))
     rounds = []
     try:
@@ -66,6 +71,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--drafts", type=int, default=3, choices=DRAFT_COUNTS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--with", dest="beside", metavar="SHAPE", default="", help="what drafts as well: eagle3, a shape"
+    )
     parser.add_argument("--prompt", type=int, default=64, help="tokens of every prompt")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of every answer")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
@@ -75,8 +83,13 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
+    with tempfile.TemporaryDirectory() as directory:
+        return run(args, drafter_dir(args.shape, args.beside, Path(directory)))
+
+
+def run(args: argparse.Namespace, drafter: str) -> int:
     most, rng = max(args.streams), random.Random(0)
-    flags = ["--speculative-model", "ngram", "--num-speculative-tokens", str(args.drafts), "--max-num-seqs", str(most)]
+    flags = ["--speculative-model", drafter, "--num-speculative-tokens", str(args.drafts), "--max-num-seqs", str(most)]
     with saved(args.save), loaded(args.shape, [*flags, *args.flags]) as work:
         vocab_size = work.facts.vocab_size
         prompts = [[rng.randrange(vocab_size) for _ in range(args.prompt)] for _ in range(most)]

@@ -17,6 +17,9 @@ _ASSUMED_SHARE, _ASSUMED_WEIGHT = 0.7, 4.0
 _ASSUMED_COST = 0.03
 #: Steps between two probes, of as many steps each: while nothing is drafted, first and at most; while something is.
 _FIRST_PROBE, _LAST_PROBE, _PLAIN_PROBE, _PROBE_STEPS = 64, 1024, 256, 2 + _SETTLED
+#: Larger steps draft nothing, and none is probed: they have no CUDA graph, and products of so many rows are no longer
+#: bound by the weights that they read.
+_MOST_TOKENS = 256
 #: A gain below this is not worth it.
 _LEAST_GAIN = 1.03
 #: A row drafts nothing while its share is below the first, once it had so many drafts; it tries again every so many
@@ -30,7 +33,7 @@ class AdaptiveDrafting:
     The gain of k is the tokens that a row of a step with k is expected to yield over the measured time of such a step.
     The first come of the share of drafts that were right, each given that those before it were; the second of steps
     with as many rows, in powers of two. Where nothing pays, a few steps draft one token now and then; where something
-    does, a few draft none. No step drafts beside prompts, or while some wait.
+    does, a few draft none. No step drafts beside prompts, while some wait, or beyond so many tokens that it has no graph.
 
     Args:
         counts: the numbers of drafts to choose from, ascending, without 0.
@@ -57,9 +60,10 @@ class AdaptiveDrafting:
 
     def _most_gained(self, num_running: int) -> int:
         bucket = num_running.bit_length()
-        if (bucket, 0) not in self._step_s:
+        counts = [k for k in self._counts if num_running * (1 + k) <= _MOST_TOKENS]
+        if (bucket, 0) not in self._step_s or not counts:
             return 0
-        best = self._best(bucket)
+        best = self._best(bucket, counts)
         if best != self._chosen:
             self._chosen = best
             self._pause = self._until_probe = _PLAIN_PROBE if best else _FIRST_PROBE
@@ -93,10 +97,10 @@ class AdaptiveDrafting:
             before = self._step_s.get(kind, duration_s)
             self._step_s[kind] = before + _NEW * (duration_s - before)
 
-    def _best(self, bucket: int) -> int:
+    def _best(self, bucket: int, counts: list[int]) -> int:
         plain_s = self._step_s[bucket, 0]
         best, most = 0, _LEAST_GAIN / plain_s
-        for k in self._counts:
+        for k in counts:
             step_s = self._step_s.get((bucket, k), plain_s * (1.0 + _ASSUMED_COST * k))
             gain = self._share.expected(k) / step_s
             if gain > most:
