@@ -1,18 +1,21 @@
 """A weight reordered once into the form that this CPU multiplies fastest, so that no call reorders it again.
 
-| dtype, CPU                                   | kept as                        | multiplied by      |
-|----------------------------------------------|--------------------------------|--------------------|
-| float32 up to MAX_COLUMN_WEIGHTS, AVX2       | columns                        | torch (MKL)        |
-| float32 up to MAX_COLUMN_WEIGHTS, AVX-512    | columns for one row, and tiles | torch, oneDNN      |
-| float32 above                                | tiles                          | oneDNN             |
-| 16 bits where oneDNN multiplies them         | tiles                          | oneDNN             |
-| 16 bits where it does not (AVX2)             | tiles of float16               | FBGEMM, in float32 |
+| dtype, CPU                                   | kept as                         | multiplied by      |
+|----------------------------------------------|---------------------------------|--------------------|
+| float32 up to MAX_COLUMN_WEIGHTS, AVX2       | columns                         | torch (MKL)        |
+| float32 up to MAX_COLUMN_WEIGHTS, AVX-512    | columns for few rows, and tiles | torch, oneDNN      |
+| float32 above                                | tiles                           | oneDNN             |
+| 16 bits where oneDNN multiplies them         | tiles                           | oneDNN             |
+| 16 bits where it does not (AVX2)             | tiles of float16                | FBGEMM, in float32 |
 
 Microseconds of one thread. The embedded model's 33 products, whose weights live in the last-level cache, 1 / 2 / 16 /
 64 rows, AVX2: columns 726 / 1,253 / 4,451 / 17,400, oneDNN 1,308 / 3,227 / 5,888 / 21,100; one row with AVX-512: 530
-and 920. A weight 16,384 × 2,048 in bfloat16, 1 / 16 / 64 rows, AVX2: FBGEMM 2,440 / 14,900 / 65,400, torch's own
-3,800 / 61,900 / 285,000. Of Llama-3.2-1B's products with AVX-512, oneDNN against torch's own: in bfloat16 2.3 to 2.6
-times as fast for one row, 1.5 for 16, 1.05 for 512; in float32 1.3 to 1.8 for one row, 2.2 to 4.8 above.
+and 920. The same on cores that other processes shared, AVX-512, 1 / 2 / 4 / 8 rows, least of 25: columns 1,059 / 1,136
+/ 1,185 / 1,255, oneDNN 1,860 / 2,015 / 1,863 / 3,284; a weight near MAX_COLUMN_WEIGHTS with 8 and 32 rows: columns 486
+and 1,165, oneDNN 534 and 1,034. A weight 16,384 × 2,048 in bfloat16, 1 / 16 / 64 rows, AVX2: FBGEMM 2,440 / 14,900 /
+65,400, torch's own 3,800 / 61,900 / 285,000. Of Llama-3.2-1B's products with AVX-512, oneDNN against torch's own: in
+bfloat16 2.3 to 2.6 times as fast for one row, 1.5 for 16, 1.05 for 512; in float32 1.3 to 1.8 for one row, 2.2 to 4.8
+above.
 
 float16 holds every bfloat16 from 2⁻¹⁴ to 65,504 exactly, smaller ones to within 2⁻²⁵; a weight with larger ones is not
 packed.
@@ -26,6 +29,8 @@ import torch
 
 #: Elements of a float32 weight that is small: it stays in a cache between two steps.
 MAX_COLUMN_WEIGHTS = 1 << 21
+#: Rows up to which columns are faster than tiles with AVX-512: decode rows, or one row with its drafts.
+MAX_COLUMN_ROWS = 8
 _LARGEST_HALF = 65504.0
 
 
@@ -108,14 +113,14 @@ class ColumnWeight:
 
 
 class SmallTiledWeight:
-    """A weight in columns for single rows and in tiles for several; float32."""
+    """A weight in columns for few rows and in tiles for more; float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._columns = ColumnWeight(weight, bias)
         self._tiles = TiledWeight(weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._columns(x) if x.shape[0] == 1 else self._tiles(x)
+        return self._columns(x) if x.shape[0] <= MAX_COLUMN_ROWS else self._tiles(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return self(x)

@@ -6,7 +6,7 @@ import math
 import random
 import tempfile
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,10 +166,20 @@ def alone(many: list[Drawn], num_continued: int = 0) -> dict[tuple[int, int], Ou
     return {(outcome.index, outcome.output): outcome for outcome in found}
 
 
-def play(story: Story) -> tuple[int, int, int]:
-    """Assert that a story has the outputs of its requests alone; return outputs, drafts and right drafts."""
-    many = requests(story.num_requests, story.seed)
-    expected = alone(many)
+@lru_cache(maxsize=64)
+def asked_alone(count: int, seed: int) -> tuple[list[Drawn], dict[tuple[int, int], Outcome]]:
+    """Return requests, and their outcomes alone."""
+    many = requests(count, seed)
+    return many, alone(many)
+
+
+def play(story: Story, asking: int | None = None) -> tuple[int, int, int]:
+    """Assert that a story has the outputs of its requests alone; return outputs, drafts and right drafts.
+
+    Args:
+        asking: the seed of the requests, by default the story's.
+    """
+    many, expected = asked_alone(story.num_requests, story.seed if asking is None else asking)
     answers = {
         (many[number].options["seed"], output): [*many[number].prompt, *outcome.ids]
         for (number, output), outcome in expected.items()
@@ -197,7 +207,9 @@ def check(found: Outcome, expected: Outcome, drawn: Drawn) -> None:
     assert found.finish == expected.finish, drawn
     size = len(expected.records) // max(len(expected.ids), 1)
     assert_close(found.records, expected.records[cut * size :])
-    assert_close(found.prompt_records, expected.prompt_records)
+    if ": " not in expected.finish:
+        # One that fails has sent the parts of its prompt that were computed before, in as many steps as it had.
+        assert_close(found.prompt_records, expected.prompt_records)
 
 
 def assert_close(found: bytes, expected: bytes) -> None:
