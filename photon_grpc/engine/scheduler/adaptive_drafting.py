@@ -33,7 +33,8 @@ class AdaptiveDrafting:
     The gain of k is the tokens that a row of a step with k is expected to yield over the measured time of such a step.
     The first come of the share of drafts that were right, each given that those before it were; the second of steps
     with as many rows, in powers of two. Where nothing pays, a few steps draft one token now and then; where something
-    does, a few draft none. No step drafts beside prompts, while some wait, or beyond so many tokens that it has no graph.
+    does, a few draft none. No step drafts beside prompts, while some wait, or where it would have too many tokens for a
+    graph.
 
     Args:
         counts: the numbers of drafts to choose from, ascending, without 0.
