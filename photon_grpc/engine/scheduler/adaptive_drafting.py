@@ -17,8 +17,7 @@ _ASSUMED_SHARE, _ASSUMED_WEIGHT = 0.7, 4.0
 _ASSUMED_COST = 0.03
 #: Steps between two probes, of as many steps each: while nothing is drafted, first and at most; while something is.
 _FIRST_PROBE, _LAST_PROBE, _PLAIN_PROBE, _PROBE_STEPS = 64, 1024, 256, 2 + _SETTLED
-#: Larger steps draft nothing, and none is probed: they have no CUDA graph, and products of so many rows are no longer
-#: bound by the weights that they read.
+#: Steps of more tokens have no CUDA graph: they draft nothing, and none is probed.
 _MOST_TOKENS = 256
 #: A gain below this is not worth it.
 _LEAST_GAIN = 1.03
@@ -33,8 +32,7 @@ class AdaptiveDrafting:
     The gain of k is the tokens that a row of a step with k is expected to yield over the measured time of such a step.
     The first come of the share of drafts that were right, each given that those before it were; the second of steps
     with as many rows, in powers of two. Where nothing pays, a few steps draft one token now and then; where something
-    does, a few draft none. No step drafts beside prompts, while some wait, or where it would have too many tokens for a
-    graph.
+    does, a few draft none. No step drafts beside prompts, or while some wait.
 
     Args:
         counts: the numbers of drafts to choose from, ascending, without 0.
@@ -48,11 +46,9 @@ class AdaptiveDrafting:
         #: Sequence -> its share, and steps until it tries again.
         self._of: dict[Sequence, _Share] = {}
         self._last: tuple[int, int] = (0, 0)
-        self._num_alike = 0
-        self._chosen = 0
+        self._num_alike = self._chosen = self._left_of_probe = 0
         self._until_probe = _FIRST_PROBE
         self._pause = _FIRST_PROBE
-        self._left_of_probe = 0
 
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         best = self._most_gained(num_running)
@@ -99,11 +95,9 @@ class AdaptiveDrafting:
             self._step_s[kind] = before + _NEW * (duration_s - before)
 
     def _best(self, bucket: int, counts: list[int]) -> int:
-        plain_s = self._step_s[bucket, 0]
-        best, most = 0, _LEAST_GAIN / plain_s
+        best, most = 0, _LEAST_GAIN / (plain_s := self._step_s[bucket, 0])
         for k in counts:
-            step_s = self._step_s.get((bucket, k), plain_s * (1.0 + _ASSUMED_COST * k))
-            gain = self._share.expected(k) / step_s
+            gain = self._share.expected(k) / self._step_s.get((bucket, k), plain_s * (1.0 + _ASSUMED_COST * k))
             if gain > most:
                 best, most = k, gain
         return best
