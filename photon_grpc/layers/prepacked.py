@@ -10,12 +10,10 @@
 
 Microseconds of one thread. The embedded model's 33 products, whose weights live in the last-level cache, 1 / 2 / 16 /
 64 rows, AVX2: columns 726 / 1,253 / 4,451 / 17,400, oneDNN 1,308 / 3,227 / 5,888 / 21,100; one row with AVX-512: 530
-and 920. The same on cores that other processes shared, AVX-512, 1 / 2 / 4 / 8 rows, least of 25: columns 1,059 / 1,136
-/ 1,185 / 1,255, oneDNN 1,860 / 2,015 / 1,863 / 3,284; a weight near MAX_COLUMN_WEIGHTS with 8 and 32 rows: columns 486
-and 1,165, oneDNN 534 and 1,034. A weight 16,384 × 2,048 in bfloat16, 1 / 16 / 64 rows, AVX2: FBGEMM 2,440 / 14,900 /
-65,400, torch's own 3,800 / 61,900 / 285,000. Of Llama-3.2-1B's products with AVX-512, oneDNN against torch's own: in
-bfloat16 2.3 to 2.6 times as fast for one row, 1.5 for 16, 1.05 for 512; in float32 1.3 to 1.8 for one row, 2.2 to 4.8
-above.
+and 920; on cores that others shared 1 / 2 / 4 / 8 rows: columns 1,059 / 1,136 / 1,185 / 1,255, oneDNN 1,860 / 2,015 /
+1,863 / 3,284. A weight 16,384 × 2,048 in bfloat16, 1 / 16 / 64 rows, AVX2: FBGEMM 2,440 / 14,900 / 65,400, torch's own
+3,800 / 61,900 / 285,000. Of Llama-3.2-1B's products with AVX-512, oneDNN against torch's own: in bfloat16 2.3 to 2.6
+times as fast for one row, 1.5 for 16, 1.05 for 512; in float32 1.3 to 1.8 for one row, 2.2 to 4.8 above.
 
 float16 holds every bfloat16 from 2⁻¹⁴ to 65,504 exactly, smaller ones to within 2⁻²⁵; a weight with larger ones is not
 packed.
@@ -27,10 +25,9 @@ from typing import Protocol
 
 import torch
 
-#: Elements of a float32 weight that is small: it stays in a cache between two steps.
-MAX_COLUMN_WEIGHTS = 1 << 21
-#: Rows up to which columns are faster than tiles with AVX-512: decode rows, or one row with its drafts.
-MAX_COLUMN_ROWS = 8
+#: Elements of a float32 weight that is small: it stays in a cache between two steps. Rows up to which its columns are
+#: faster than tiles with AVX-512.
+MAX_COLUMN_WEIGHTS, MAX_COLUMN_ROWS = 1 << 21, 8
 _LARGEST_HALF = 65504.0
 
 

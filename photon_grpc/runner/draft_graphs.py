@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from photon_grpc.errors import StartupError
 from photon_grpc.runner.buckets import DECODE_BUCKETS
 from photon_grpc.runner.graphs import Capture, Tensors
 from photon_grpc.runner.slot_table import SlotTable
@@ -92,6 +93,9 @@ class DraftGraphs:
         self._sent = None
         try:
             replay, out = self._capture(function)
+        except StartupError:
+            # On several ranks, whose drafts must have the same bits.
+            raise
         except Exception as error:
             _LOG.warning("cannot capture %s drafts: they are launched one by one", name, exc_info=error)
             return None
