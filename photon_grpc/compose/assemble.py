@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +45,7 @@ from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.kernels.lang.precompile import hash_compiler_ahead
-from photon_grpc.layers.parallel.group import Mesh
+from photon_grpc.layers.parallel.group import Mesh, MeshSizes
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
@@ -142,7 +142,7 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
 
 def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) -> Loaded:
     """Load this rank's part of the model and compute its first steps, with the other ranks. Raise as `assemble`."""
-    device, kernels = pick_kernels(config, ranks.mesh.tp.rank)
+    device, kernels = pick_kernels(config, ranks.mesh.world.rank)
     if config.device.numerics == "strict" and device.type == "cuda":
         forbid_split_k()
     if device.type == "cuda" and kernels is not TORCH:
@@ -150,7 +150,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
-    check_speculation(config.speculation, model_config, sizes)
+    check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
     rank = RankDevice(device, kernels, ranks.mesh)
     decoder = _load(model_config, config, rank, sizes, progress, kv_form)
     # A draft model is whole on every rank.
@@ -186,24 +186,24 @@ def _check_equal(ranks: Ranks, version: str) -> None:
     number = zlib.crc32(version.encode())
     if ranks.least(number) != -ranks.least(-number):
         raise ConfigError(
-            "the ranks of --tensor-parallel-size compute with different numerics: they need GPUs of one kind and the "
-            "same libraries",
+            "the ranks compute with different numerics: they need GPUs of one kind and the same libraries",
             field="tensor_parallel_size",
         )
 
 
+def mesh_sizes(parallel: ParallelConfig) -> MeshSizes:
+    return MeshSizes(parallel.tensor_parallel_size, parallel.expert_parallel_size, parallel.pipeline_parallel_size)
+
+
 def check_parallel(parallel: ParallelConfig, device: torch.device) -> None:
-    """Raise ConfigError for a way of splitting a model that is not built yet, and for more ranks than GPUs."""
-    for name in ("expert_parallel_size", "pipeline_parallel_size"):
-        size = getattr(parallel, name)
-        if size > 1:
-            flag = "--" + name.replace("_", "-")
-            message = f"{flag} {size} is not supported yet, only 1; --tensor-parallel-size splits every layer"
-            raise ConfigError(message, field=flag, needed=size, limit=1)
+    """Raise ConfigError for more ranks than GPUs."""
     found, needed = torch.cuda.device_count(), parallel.num_ranks
     if device.type == "cuda" and found < needed:
-        message = f"--tensor-parallel-size {needed} needs as many GPUs, there are {found} (CUDA_VISIBLE_DEVICES)"
-        raise ConfigError(message, field="tensor_parallel_size", needed=needed, limit=found)
+        asked = {name: size for name, size in asdict(parallel).items() if size > 1}
+        flags = " and ".join(f"--{name.replace('_', '-')} {size}" for name, size in asked.items())
+        needs = "needs as many" if len(asked) == 1 else f"need {needed}"
+        message = f"{flags} {needs} GPUs, there are {found} (CUDA_VISIBLE_DEVICES)"
+        raise ConfigError(message, field=next(iter(asked)), needed=needed, limit=found)
 
 
 def check_step_trace(config: ServeConfig) -> None:

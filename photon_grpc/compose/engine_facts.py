@@ -55,7 +55,7 @@ def facts_of(
             sizes.block_size,
             is_long=model_config.has_long_rotary(sizes.max_model_len),
             kv_form=kv_form.name,
-            num_ranks=config.parallel.num_ranks,
+            cuts=config.parallel.cuts,
         ),
         weight_bytes=None if weight_format is None else weight_bytes(model_config, weight_format),
     )

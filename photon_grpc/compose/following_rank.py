@@ -17,7 +17,6 @@ from photon_grpc.compose.assemble import load_runner, pick_device
 from photon_grpc.compose.leading_rank import OneRank
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.ports import Pending
-from photon_grpc.layers.parallel.processes import ProcessGroup
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.ranks import refuse_failure
 
@@ -26,13 +25,13 @@ class FollowingRank(OneRank):
     """A rank that agrees with the others through rank 0."""
 
     def __init__(self, config: ServeConfig, rank: int, rendezvous: int, channel: RankChannel) -> None:
-        super().__init__(ProcessGroup(rank, config.parallel.num_ranks, rendezvous))
+        super().__init__(rank, config, rendezvous)
         self._config = config
         self._channel = channel
 
     def load(self) -> ModelRunner:
         """Load the model and compute the first steps with the others. Raise StartupError."""
-        device = pick_device(self._config.device.device, self.mesh.tp.rank)
+        device = pick_device(self._config.device.device, self.mesh.world.rank)
         if device.type == "cuda":
             # Triton launches on the current device of the thread.
             torch.cuda.set_device(device)

@@ -35,13 +35,12 @@ from photon_grpc.bridge.ranks import (
     ReadStep,
     SharedMasks,
 )
-from photon_grpc.compose.assemble import check_parallel, pick_device
+from photon_grpc.compose.assemble import check_parallel, mesh_sizes, pick_device
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Runner
 from photon_grpc.errors import StartupError
-from photon_grpc.layers.parallel.group import Mesh
-from photon_grpc.layers.parallel.processes import ProcessGroup
+from photon_grpc.layers.parallel.processes import ProcessMesh
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.ranks import ALONE, LeadingRanks, LeadingRunner
 
@@ -77,11 +76,11 @@ def ranks_of(
 
 
 class OneRank:
-    """This process among the ranks; `mesh` has their group."""
+    """This process among the ranks; `mesh` has their groups."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self.mesh = Mesh(tp=group)
+    def __init__(self, rank: int, config: ServeConfig, rendezvous: int) -> None:
+        self._group = ProcessMesh(rank, mesh_sizes(config.parallel), rendezvous)
+        self.mesh = self._group.mesh
 
     def alone(self) -> AbstractContextManager[None]:
         return self._group.alone()
@@ -157,7 +156,7 @@ class LeadingRank(OneRank):
     ) -> None:
         self._size = config.parallel.num_ranks
         self._rendezvous = shared_file("rendezvous")
-        super().__init__(ProcessGroup(0, self._size, self._rendezvous))
+        super().__init__(0, config, self._rendezvous)
         self._on_refused = on_refused or (lambda reason: self._group.abort())
         self._on_lost = on_lost or (lambda code: self._group.abort())
         self._is_started = self._is_refused = self._is_closed = False

@@ -30,14 +30,23 @@ _FIELD = "speculative_model"
 _DEFAULT_COUNT = 3
 
 
-def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes) -> None:
-    """Raise ConfigError for what cannot draft for a model, as far as flags and the files config.json tell."""
+def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stages: int = 1) -> None:
+    """Raise ConfigError for what cannot draft for a model, as far as flags and the files config.json tell.
+
+    `num_stages`: those of the served model.
+    """
     _check_count(config)
     name = config.speculative_model
     if name in ("", NGRAM, GRAMMAR):
         return
     if _is_head(name):
         _read_head(name, served)
+        if num_stages > 1:
+            raise ConfigError(
+                f"--speculative-model {name}: a head reads states behind several layers, which stages "
+                f"(--pipeline-parallel-size {num_stages}) have apart",
+                field=_FIELD,
+            )
     else:
         _read_draft(name, served, sizes)
 

@@ -97,13 +97,15 @@ class ParallelConfig:
     )
     expert_parallel_size: int = flag(
         1,
-        "GPUs that share out the experts of a layer. Not built yet: only 1.",
+        "GPUs that share out the experts of a layer, each with some of them whole; of all else each has a part, as "
+        "with --tensor-parallel-size. With both, so many times as many GPUs.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
     pipeline_parallel_size: int = flag(
         1,
-        "GPUs that share out the layers. Not built yet: only 1.",
+        "GPUs that share out the layers, and compute one after the other: for memory, where they exchange slowly. With "
+        "the others, so many times as many GPUs.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
@@ -112,6 +114,13 @@ class ParallelConfig:
     def num_ranks(self) -> int:
         """The processes that compute the model together."""
         return self.tensor_parallel_size * self.expert_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def cuts(self) -> str:
+        """How sums are cut: a part of the numerics. Stages cut none."""
+        size = self.tensor_parallel_size * self.expert_parallel_size
+        ranks = f"{size} ranks" if size > 1 else ""
+        return f"{ranks}, experts by {self.expert_parallel_size}" if self.expert_parallel_size > 1 else ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,12 +91,21 @@ class StackNames(NamedTuple):
     down: str
 
 
+class ExpertPlace(NamedTuple):
+    """The number of a rank's first expert, and how many all ranks have."""
+
+    first: int
+    count: int
+
+
 class Experts:
-    """The experts of one layer, each with tensors of its own in a checkpoint, or all of them stacked."""
+    """The experts of a layer that this rank has, each with tensors of its own in a checkpoint, or all stacked."""
 
     def __init__(self, experts: Sequence[Expert], names: StackNames, kernels: Kernels) -> None:
         self.experts = tuple(experts)
         self.names = names
+        #: Among those of the layer; set by the builder.
+        self.place = ExpertPlace(0, len(self.experts))
         #: Whether the checkpoint has them stacked.
         self.reads_stacks = False
         #: The weights of all experts; None where each is computed on its own.
@@ -155,7 +164,7 @@ class Experts:
             return
         for number, expert in enumerate(self.experts):
             for name, linear in zip(self.names, expert, strict=True):
-                yield from _targets_in_stack(name, linear, (number, len(self.experts)))
+                yield from _targets_in_stack(name, linear, (self.place.first + number, self.place.count))
 
     def after_load(self) -> None:
         for linear in self.linears():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,8 @@ from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel.group import GroupOfOne
+from photon_grpc.layers.parallel.stages import Stages
 from photon_grpc.layers.parameter_owner import ParameterOwner
 
 
@@ -126,7 +129,14 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        stages: Stages | None = None,
     ) -> None:
+        #: Of which `layers` are one.
+        self.stages = stages or Stages(GroupOfOne())
+        #: The number of the first layer in the model.
+        self.first_layer = 0
+        #: What names of tensors that other ranks have begin with.
+        self.elsewhere: frozenset[str] = frozenset()
         self.embedding = embedding
         self.layers = tuple(layers)
         self.norm = norm
@@ -211,15 +221,20 @@ class Decoder:
         Writes the T tokens' keys and values to the pages of ctx.kv. Allocates by the step's shape alone and can be
         captured. Clears `ctx.memo`.
         """
-        x = self.embedding(token_ids, ctx)
+        hidden = self.stages(self.embedding(token_ids, ctx), partial(self._stage, ctx))
+        # Free the buffers before the head runs; another pass over the same context makes new ones.
+        ctx.memo.clear()
+        return hidden
+
+    def _stage(self, ctx: StepContext, x: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream behind the layers here; behind the last stage its norm."""
         residual: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             self.observer.before(number, x, residual)
             x, residual = layer(x, residual, ctx)
-        hidden = self.norm(x) if residual is None else self.norm.add(x, residual)[0]
-        # Free the buffers before the head runs; another pass over the same context makes new ones.
-        ctx.memo.clear()
-        return hidden
+        if not self.stages.is_last:
+            return x if residual is None else x + residual
+        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of rows of `forward`: hidden [R, hidden_size] -> float32 [R, vocab_size]."""

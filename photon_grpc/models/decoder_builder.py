@@ -8,7 +8,7 @@ file of its own, which `models/builder.py` lists.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -26,8 +26,9 @@ from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parallel.group import Mesh, can_share, share_of
+from photon_grpc.layers.parallel.group import Group, Mesh, can_share, share_of
 from photon_grpc.layers.parallel.linears import ColumnParallelLinear, RowParallelLinear
+from photon_grpc.layers.parallel.stages import Stages
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead, can_share_vocabulary
 from photon_grpc.layers.quantization.methods import Method
 from photon_grpc.layers.rotary import RotaryEmbedding
@@ -50,6 +51,8 @@ class DecoderBuilder:
     mesh: Mesh
     #: Counts numbers beyond the range of pages of 8 bits; None: pages have the decoder's dtype.
     saturated: torch.Tensor | None = None
+    #: What names of tensors that other ranks have begin with.
+    elsewhere: set[str] = field(default_factory=set)
 
     #: The classes of the parts that a family may replace.
     embedding_class: ClassVar[type[Embedding]] = Embedding
@@ -59,35 +62,60 @@ class DecoderBuilder:
 
     def check_shares(self) -> None:
         """Raise ModelLoadError if the model cannot be shared out over the ranks of the mesh."""
-        group, config = self.mesh.tp, self.config
-        fits = {
-            "num_kv_heads": can_share(group, config.num_kv_heads),
-            "num_heads": config.num_heads % group.size == 0,
-            "intermediate_size": config.intermediate_size % group.size == 0,
-            "vocab_size": can_share_vocabulary(config.vocab_size, group.size),
-        }
-        for field, is_shared in fits.items():
-            size = getattr(config, field)
-            if not is_shared:
-                raise ModelLoadError(
-                    f"{field} {size} cannot be shared out over {group.size} ranks (--tensor-parallel-size)",
-                    field=field,
-                    needed=group.size,
-                    limit=size,
-                )
+        group, config, size = self.mesh.tp, self.config, self.mesh.tp.size
+        self.refuse_share("num_kv_heads", config.num_kv_heads, size, fits=can_share(group, config.num_kv_heads))
+        self.refuse_share("num_heads", config.num_heads, size)
+        self.refuse_share("intermediate_size", config.intermediate_size, size)
+        world = self.mesh.world.size
+        self.refuse_share("vocab_size", config.vocab_size, world, fits=can_share_vocabulary(config.vocab_size, world))
+        self.check_stages()
+        if config.experts is None and self.mesh.experts.count > 1:
+            raise ModelLoadError("--expert-parallel-size: this model has no experts", field="expert_parallel_size")
+
+    def refuse_share(self, name: str, size: int, num_ranks: int, *, fits: bool | None = None) -> None:
+        """Raise ModelLoadError unless a size of the model fits so many ranks, by default as a multiple."""
+        if not (size % num_ranks == 0 if fits is None else fits):
+            flag = "--expert-parallel-size" if self.mesh.experts.count > 1 else "--tensor-parallel-size"
+            raise ModelLoadError(
+                f"{name} {size} cannot be shared out over {num_ranks} ranks ({flag})",
+                field=name,
+                needed=num_ranks,
+                limit=size,
+            )
+
+    def check_stages(self) -> None:
+        """Raise ModelLoadError unless every stage has a layer, and all have block tables for the same windows."""
+        size, num_layers = self.mesh.pp.size, self.config.num_layers
+        if num_layers < size:
+            raise ModelLoadError(
+                f"num_hidden_layers {num_layers} cannot be shared out over {size} stages (--pipeline-parallel-size)",
+                field="num_hidden_layers",
+                needed=size,
+                limit=num_layers,
+            )
+        if size > 1 and len({self.window(layer) for layer in range(num_layers)}) > 1:
+            raise ModelLoadError(
+                "--pipeline-parallel-size: layers with different sliding windows cannot be shared out over stages",
+                field="pipeline_parallel_size",
+            )
 
     def decoder(self) -> Decoder:
-        config, embedding = self.config, self.embedding()
-        return Decoder(
+        config, embedding, stages = self.config, self.embedding(), Stages(self.mesh.pp)
+        own = stages.layers(config.num_layers)
+        decoder = Decoder(
             embedding,
-            [self.layer(layer) for layer in range(config.num_layers)],
+            [self.layer(layer) for layer in own],
             self.norm(self.named("model.norm")),
             self.head(embedding),
             self.kernels,
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,
+            stages=stages,
         )
+        others = (self.named(f"model.layers.{layer}.") for layer in range(config.num_layers) if layer not in own)
+        decoder.first_layer, decoder.elsewhere = own.start, frozenset(self.elsewhere | {*others})
+        return decoder
 
     def named(self, name: str) -> str:
         """Return the name in the checkpoint for the `name`, or its beginning, in a model of text alone."""
@@ -105,9 +133,9 @@ class DecoderBuilder:
         if tied and not method.reads_floats:
             method = Unquantized()
         parts = {"tied": tied, "method": method, "sample": self.kernels.sample}
-        if self.mesh.tp.size == 1:
+        if self.mesh.world.size == 1:
             return LMHead(name, embedding, **parts)
-        return VocabularyParallelHead(name, embedding, group=self.mesh.tp, **parts)
+        return VocabularyParallelHead(name, embedding, group=self.mesh.world, **parts)
 
     def layer(self, layer: int) -> DecoderLayer:
         """Build layer number `layer`, counted from 0."""
@@ -198,10 +226,10 @@ class DecoderBuilder:
 
     def column_linear(
         self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool, norm: RMSNorm | None,
-        most: dict[str, int] | None = None,
+        most: dict[str, int] | None = None, group: Group | None = None,
     ) -> Linear:  # fmt: skip
         """Build a column-parallel Linear; sizes are those of the whole model, `most` as there."""
-        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": self.mesh.tp}
+        shared = {"dtype": self.dtype, "method": self.method_of(prefix, outputs), "group": group or self.mesh.tp}
         return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, norm=norm, most=most, **shared)
 
     def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:

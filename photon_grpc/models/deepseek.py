@@ -12,6 +12,7 @@ from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.latent import LatentAttention, LatentExpansion, OrderedLinear, QueryLatent
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel.group import share_of
 from photon_grpc.models.sparse import SparseBuilder
 
 #: Of the norms of latents, whatever config.json says about the others.
@@ -26,17 +27,10 @@ class DeepseekBuilder(SparseBuilder):
         assert self.config.latent is not None
         return self.config.latent
 
-    def check_shares(self) -> None:
-        """Raise ModelLoadError for several ranks: a latent is of all heads."""
-        if self.mesh.tp.size > 1:
-            raise ModelLoadError(
-                f"latents cannot be shared out over {self.mesh.tp.size} ranks: they are of all heads",
-                field="kv_lora_rank",
-            )
-
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
         config, sizes = self.config, self.sizes
-        spec = AttentionSpec(config.num_heads, config.attention_scale, self.dtype, sizes.rank)
+        num_heads = config.num_heads // self.mesh.tp.size
+        spec = AttentionSpec(num_heads, config.attention_scale, self.dtype, sizes.rank)
         values = config.num_heads * sizes.value
         return LatentAttention(
             spec,
@@ -63,12 +57,12 @@ class DeepseekBuilder(SparseBuilder):
         outputs = {name: rows, "kv_a_proj_with_mqa": sizes.width}
         orders = {"kv_a_proj_with_mqa": order_of(1, sizes.rank, sizes.rotated)}
         if not sizes.query_rank:
-            orders[name] = order_of(heads, sizes.plain, sizes.rotated)
+            orders[name] = order_of(heads // self.mesh.tp.size, sizes.plain, sizes.rotated)
         return self.ordered(prefix, self.config.hidden_size, outputs, orders, norm)
 
     def query_latent(self, prefix: str) -> QueryLatent:
         sizes, heads = self.sizes, self.config.num_heads
-        orders = {"q_b_proj": order_of(heads, sizes.plain, sizes.rotated)}
+        orders = {"q_b_proj": order_of(heads // self.mesh.tp.size, sizes.plain, sizes.rotated)}
         norm = self.latent_norm(prefix + "q_a_layernorm", sizes.query_rank)
         return QueryLatent(norm, self.ordered(prefix, sizes.query_rank, {"q_b_proj": heads * sizes.head}, orders, None))
 
@@ -76,7 +70,7 @@ class DeepseekBuilder(SparseBuilder):
         self, prefix: str, in_features: int, outputs: dict[str, int], orders: dict[str, torch.Tensor],
         norm: RMSNorm | None,
     ) -> OrderedLinear:  # fmt: skip
-        """Build a Linear of these orders. Raise ModelLoadError if a quantized checkpoint has packed its rows."""
+        """Build a Linear of these orders, which has latents whole. Raise ModelLoadError for packed rows."""
         method = self.method_of(prefix, outputs)
         if not method.reads_floats:
             name = prefix + next(iter(orders))
@@ -84,8 +78,10 @@ class DeepseekBuilder(SparseBuilder):
         has_bias = self.config.qkv_bias and in_features == self.config.hidden_size
         if has_bias:
             raise ModelLoadError(f"{prefix}kv_a_proj_with_mqa has a bias, which is not supported", field=prefix)
+        whole = dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), 1)
         linear = OrderedLinear(
-            prefix, in_features, outputs, bias=False, dtype=self.dtype, method=method, norm=norm
+            prefix, in_features, outputs, bias=False, dtype=self.dtype, method=method, norm=norm, group=self.mesh.tp,
+            most=whole,
         )  # fmt: skip
         linear.orders = orders
         return linear
@@ -94,7 +90,8 @@ class DeepseekBuilder(SparseBuilder):
         """Build the expansion of latents, which stays in 16 bits. Raise ModelLoadError if it is stored quantized."""
         if not self.method(name).reads_floats:
             raise ModelLoadError(f"{name}: quantized weights of latent attention are not supported", field=name)
-        return LatentExpansion(name + ".weight", self.config.num_heads, self.sizes, self.dtype)
+        share = share_of(self.mesh.tp, self.mesh.tp.size)
+        return LatentExpansion(name + ".weight", self.config.num_heads, self.sizes, self.dtype, share)
 
     def latent_norm(self, name: str, size: int) -> RMSNorm:
         return self.norm_class(name + ".weight", size, EPS, dtype=self.dtype, kernels=self.kernels)
@@ -107,7 +104,7 @@ class DeepseekBuilder(SparseBuilder):
         prefix += "mlp.shared_experts."
         outputs = {"gate_proj": spec.shared_size, "up_proj": spec.shared_size}
         gate_up = self.column_linear(prefix, hidden, outputs, bias=False, norm=None)
-        down = self.row_linear(prefix, spec.shared_size, {"down_proj": hidden}, bias=False)
+        down = self.row_part(prefix, spec.shared_size, {"down_proj": hidden}, self.mesh.tp)
         return self.mlp_class(gate_up, down, self.kernels)
 
 

@@ -144,6 +144,7 @@ def with_chains(decoder: Decoder) -> Decoder | None:
         dtype=decoder.dtype,
         device=decoder.device,
         max_model_len=decoder.max_model_len,
+        stages=decoder.stages,
     )
 
 

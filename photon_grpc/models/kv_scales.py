@@ -64,7 +64,9 @@ def find_kv_scales(config: ModelConfig, file: str, *, has_weights: bool = True) 
 def set_kv_scales(decoder: Decoder, found: KVScales) -> None:
     """Set the constants of the decoder's pages of 8 bits."""
     offsets = [None] * len(found.numbers) if found.offsets is None else found.offsets.to(decoder.device)
-    for layer, numbers, offset in zip(decoder.layers, found.numbers.to(decoder.device), offsets, strict=True):
+    own = slice(decoder.first_layer, decoder.first_layer + len(decoder.layers))
+    of_layers = zip(decoder.layers, found.numbers[own].to(decoder.device), offsets[own], strict=True)
+    for layer, numbers, offset in of_layers:
         if layer.attention.scales is not None:
             heads = layer.attention.kv_heads
             layer.attention.scales.set(numbers[:, heads], None if offset is None else offset[heads])

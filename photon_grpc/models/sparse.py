@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.moe.route import RouterForm
-from photon_grpc.layers.experts import Expert, Experts, Router, SparseMLP, StackNames
+from photon_grpc.layers.experts import Expert, ExpertPlace, Experts, Router, SparseMLP, StackNames
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.experts import ParallelSparseMLP
+from photon_grpc.layers.parallel.group import Group
 from photon_grpc.layers.parallel.linears import RowPartLinear
 from photon_grpc.models.decoder import Decoder, FeedForward
 from photon_grpc.models.decoder_builder import DecoderBuilder
@@ -37,14 +37,15 @@ class SparseBuilder(DecoderBuilder):
 
     def check_shares(self) -> None:
         DecoderBuilder.check_shares(self)
-        size, num_ranks = self.config.experts.intermediate_size if self.config.experts else 0, self.mesh.tp.size
-        if size % num_ranks:
-            raise ModelLoadError(
-                f"moe_intermediate_size {size} cannot be shared out over {num_ranks} ranks (--tensor-parallel-size)",
-                field="moe_intermediate_size",
-                needed=num_ranks,
-                limit=size,
-            )
+        self.check_experts()
+
+    def check_experts(self) -> None:
+        """Raise ModelLoadError unless every rank has as much of the experts."""
+        spec = self.config.experts
+        if spec is not None:
+            self.refuse_share("moe_intermediate_size", spec.intermediate_size, self.mesh.of_expert.size)
+            self.refuse_share("num_experts", spec.num_experts, self.mesh.experts.count)
+            self.refuse_share("shared experts' intermediate size", spec.shared_size, self.mesh.tp.size)
 
     def decoder(self) -> Decoder:
         decoder = super().decoder()
@@ -58,34 +59,42 @@ class SparseBuilder(DecoderBuilder):
         spec = self.config.experts
         if spec is None or not spec.layers[layer]:
             return self.gated_mlp(prefix + STACKED, norm)
-        group = self.mesh.tp
-        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale)
+        group, numbers = self.mesh.tp, range(spec.num_experts)
+        own = numbers[self.mesh.experts.of(spec.num_experts)]
+        kept = (own.start, len(own)) if len(own) < len(numbers) else (0, 0)
+        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, *kept)
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
         sizes = spec.num_experts, self.config.hidden_size
         router = Router(router_names, sizes, form, dtype=self.dtype, kernels=self.kernels)
-        experts = [self.expert(f"{block}experts.{number}.") for number in range(spec.num_experts)]
+        prefixes = [f"{block}experts.{number}." for number in numbers]
+        self.elsewhere.update(prefixes[number] for number in numbers if number not in own)
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
-        block_of = Experts(experts, names, self.kernels)
+        experts = Experts([self.expert(prefixes[number]) for number in own], names, self.kernels)
+        experts.place = ExpertPlace(own.start, len(numbers))
         if group.size > 1:
-            return ParallelSparseMLP(router, block_of, group)
-        return SparseMLP(router, block_of, self.shared(prefix))
+            return ParallelSparseMLP(router, experts, group, self.shared(prefix))
+        return SparseMLP(router, experts, self.shared(prefix))
 
     def shared(self, prefix: str) -> GatedMLP | None:
-        """Build what every token reaches beside its experts; None: there is nothing. `prefix` is the layer's."""
+        """Build what every token reaches beside its experts; None: there is nothing. `prefix` is the layer's.
+
+        Its result is a part of the block's, which all ranks add.
+        """
         return None
 
     def expert(self, prefix: str) -> Expert:
         spec, hidden = self.config.experts, self.config.hidden_size
         size = spec.intermediate_size if spec else 0
         merged, outputs = {self.names.gate: size, self.names.up: size}, {self.names.down: hidden}
-        return Expert(
-            self.column_linear(prefix, hidden, merged, bias=False, norm=None),
-            RowPartLinear(
-                prefix, size, outputs, bias=False, dtype=self.dtype, method=self.method_of(prefix, outputs),
-                group=self.mesh.tp,
-            ),
-        )  # fmt: skip
+        group = self.mesh.of_expert
+        gate_up = self.column_linear(prefix, hidden, merged, bias=False, norm=None, group=group)
+        return Expert(gate_up, self.row_part(prefix, size, outputs, group))
+
+    def row_part(self, prefix: str, size: int, outputs: dict[str, int], group: Group) -> RowPartLinear:
+        """Build a Linear whose result is this rank's part of a sum; sizes are those of the whole model."""
+        method = self.method_of(prefix, outputs)
+        return RowPartLinear(prefix, size, outputs, bias=False, dtype=self.dtype, method=method, group=group)
 
 
 class MixtralBuilder(SparseBuilder):

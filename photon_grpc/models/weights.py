@@ -126,6 +126,8 @@ def _is_tolerated(name: str, decoder: Decoder, config: ModelConfig) -> bool:
     """Return whether this tensor is of another part or of the KV cache, or follows from others."""
     if name.startswith(config.other_parts):
         return True
+    if any(name[: end + 1] in decoder.elsewhere for end, letter in enumerate(name) if letter == "."):
+        return True
     return (
         name.endswith(".rotary_emb.inv_freq")
         or is_kv_scale(name)

@@ -34,13 +34,13 @@ def numerics(
     *,
     is_long: bool = False,
     kv_form: str = "",
-    num_ranks: int = 1,
+    cuts: str = "",
 ) -> Numerics:
     """Return the numerics of an engine, with their version.
 
     `mode` is the value of --numerics; `is_long` says whether keys are rotated by the long factors of LongRoPE;
-    `kv_form` is the form of pages if that is not `dtype`; `num_ranks` cut the sums of a product, whose parts are added
-    in their order.
+    `kv_form` is the form of pages if that is not `dtype`; `cuts` says which ranks have parts of the sums of a product,
+    which are added in their order.
     """
     has_triton = kernels is not TORCH
     form = str(dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ def numerics(
             *([f"triton {triton.__version__}"] if has_triton else []),
             *([_cublas()] if on_cuda else _cpu_libraries()),
         ),
-        device=(_gpu(device) if on_cuda else _cpu()) + ("" if num_ranks == 1 else f", {num_ranks} ranks"),
+        device=(_gpu(device) if on_cuda else _cpu()) + (f", {cuts}" if cuts else ""),
         dtype=form,
         weights=form if weight_format is None else weight_format.name,
         activations=form if weight_format is None or weight_format.activation_bits == 16 else weight_format.activations,

@@ -125,7 +125,7 @@ class RunnerStart:
 
     def _capture(self) -> Capture | None:
         """Return what captures on several ranks; None for one, which may go on without a graph."""
-        return None if self.ranks.mesh.tp.size == 1 else CaptureOrRefuse(CudaCapture())
+        return None if self.ranks.mesh.world.size == 1 else CaptureOrRefuse(CudaCapture())
 
     def _is_captured(self, decoder: Decoder) -> bool:
         """Return whether steps are captured; torch's attention reads lengths from the device, which forbids it."""

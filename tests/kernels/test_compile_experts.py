@@ -34,8 +34,9 @@ def test_routing(name: str, dtype: torch.dtype) -> None:
     check(compiled(route.scores_kernel, types, constants | route.SCORES), "mma" if dtype == torch.bfloat16 else "fma")
     types = {"scores": "*fp32", "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
     types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
-    constants = route.choose_config(num_experts, RouterForm(top_k)) | {"BLOCK": 16, "SLICES": 8, "PDL": True}
-    check(compiled(route.choose_kernel, types, constants), "atom")
+    for form in (RouterForm(top_k), RouterForm(top_k, first_kept=num_experts // 2, num_kept=num_experts // 2)):
+        constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "PDL": True}
+        check(compiled(route.choose_kernel, types, constants), "atom")
 
 
 FORMS = {

@@ -213,7 +213,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(variant: str, name: str, t
     card = read_model_dir(reference.save(reference.make_model(variant), tmp_path))
     sizes = {"dtype": torch.float32, "device": "cpu", "kernels": select("torch", "cpu"), "max_model_len": 8}
     with pytest.raises(ModelLoadError, match=f"{name} cannot be shared out over 2 ranks"):
-        build(card, mesh=Mesh(TwoRanks()), **sizes)  # type: ignore[arg-type]
+        build(card, mesh=Mesh(TwoRanks(), world=TwoRanks()), **sizes)  # type: ignore[arg-type]
 
 
 def long_decoder(path: Path, max_model_len: int) -> Decoder:

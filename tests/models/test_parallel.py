@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.experts import Experts
-from photon_grpc.layers.parallel.group import Mesh, Rehearsal, add_gathered
+from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
@@ -56,17 +57,28 @@ class ThreadGroup:
         return add_gathered(self, h, part, bias)
 
 
-def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
-    config, kernels, ranks = read_model_dir(path), select("torch", "cpu"), Ranks(2)
+def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[Decoder]:
+    """Return the decoder of each rank, whose groups meet where their place in the other ways is the same."""
+    config, kernels = read_model_dir(path), select("torch", "cpu")
+    num_ranks, of_stage = sizes.of_stage * sizes.stages, sizes.of_stage
+    world, stages = Ranks(num_ranks), [Ranks(of_stage) for _ in range(sizes.stages)]
+    columns = [Ranks(sizes.stages) for _ in range(of_stage)]
     decoders = []
-    for rank in range(2):
+    for rank in range(num_ranks):
+        stage, place = divmod(rank, of_stage)
+        # In the order in which a mesh asks for those that are not of all ranks.
+        others = iter(each for each in (stages[stage], columns[place]) if 1 < each.size < num_ranks)
+
+        def group(at: int, size: int, others: Iterator[Ranks] = others) -> ThreadGroup:
+            return ThreadGroup(world if size == num_ranks else next(others), at)
+
         decoder = build(
             config,
             dtype=torch.float32,
             device="cpu",
             kernels=kernels,
             max_model_len=reference.MAX_LEN,
-            mesh=Mesh(tp=ThreadGroup(ranks, rank)),
+            mesh=mesh_of(rank, sizes, group),
             method=methods(chosen_format(config.quantization, quantization)),
         )
         load(decoder, config)
@@ -74,25 +86,52 @@ def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
     return decoders
 
 
+def of_two_ranks(path: Path, quantization: str = "auto") -> list[Decoder]:
+    return of_ranks(path, MeshSizes(2), quantization)
+
+
+def chunked_logits(decoder: Decoder) -> list[torch.Tensor]:
+    return reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
+
+
 @pytest.mark.parametrize(
     "variant",
     [
         *("llama3-tied", "llama-biases", "llama-untied-linear", "qwen2", "qwen3", "mistral-window", "smollm3"),
-        *("gemma3", "qwen3moe", "qwen3moe-between", "mixtral"),
+        *("gemma3", "qwen3moe", "qwen3moe-between", "mixtral", "deepseek2", "deepseek2-yarn-query-latent"),
     ],
 )
 def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:
+    check_equal(variant, MeshSizes(2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes"),
+    [
+        *((variant, MeshSizes(experts=2)) for variant in ("qwen3moe", "qwen3moe-between", "mixtral", "deepseek2")),
+        *((variant, MeshSizes(stages=2)) for variant in ("llama3-tied", "llama-untied-linear", "olmo2", "mixtral")),
+        ("mistral-window", MeshSizes(stages=2)),
+        ("qwen3moe", MeshSizes(2, 2)),
+        ("qwen3moe", MeshSizes(1, 2, 2)),
+        ("qwen3", MeshSizes(2, stages=2)),
+    ],
+)
+def test_experts_and_stages_over_ranks_equal_transformers(variant: str, sizes: MeshSizes, tmp_path: Path) -> None:
+    check_equal(variant, sizes, tmp_path)
+
+
+def check_equal(variant: str, sizes: MeshSizes, path: Path) -> None:
+    """Compare the logits of all ranks with those of transformers, and with each other to the bit."""
     model = reference.make_model(variant)
-    decoders = of_two_ranks(reference.save(model, tmp_path))
-
-    def logits(decoder: Decoder) -> list[torch.Tensor]:
-        return reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(logits, decoders)
-    for ids, mine, others in zip(reference.prompts(), first, second, strict=True):
-        torch.testing.assert_close(mine, reference.reference_logits(model, ids), atol=1e-4, rtol=0)
-        assert torch.equal(mine, others)
+    decoders = of_ranks(reference.save(model, path), sizes)
+    with ThreadPoolExecutor(len(decoders)) as threads:
+        first, *others = threads.map(chunked_logits, decoders)
+    if sizes.of_stage == 1:
+        # Stages cut no sum.
+        others.append(chunked_logits(reference.load_decoder(path)))
+    for at, ids in enumerate(reference.prompts()):
+        torch.testing.assert_close(first[at], reference.reference_logits(model, ids), atol=1e-4, rtol=0)
+        assert all(torch.equal(first[at], other[at]) for other in others)
 
 
 def test_each_rank_keeps_its_part(tmp_path: Path) -> None:
@@ -138,7 +177,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(
     with pytest.raises(ModelLoadError, match=rf"{field} \d+ cannot be shared out over {size} ranks"):
         build(
             odd, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=8,
-            mesh=Mesh(tp=Rehearsal(0, size)),
+            mesh=Mesh(tp=Rehearsal(0, size), world=Rehearsal(0, size)),
         )  # fmt: skip
 
 

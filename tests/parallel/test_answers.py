@@ -50,12 +50,15 @@ def alone() -> Iterator[LLM]:
         yield llm
 
 
+TP, EP, PP = "tensor_parallel_size", "expert_parallel_size", "pipeline_parallel_size"
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> None:
+@pytest.mark.parametrize("split", [{TP: 2}, {TP: 4}, {PP: 2}, {TP: 2, PP: 2}], ids=str)
+def test_every_option_answers_as_in_one_process(split: dict[str, int], alone: LLM) -> None:
     expected = {name: answer(alone, request((name,))) for name in FEATURES}
-    with LLM(device="cpu", tensor_parallel_size=num_ranks, **CROWDED) as llm:
+    with LLM(device="cpu", **split, **CROWDED) as llm:
         found = {name: answer(llm, request((name,))) for name in FEATURES}
     assert [name for name in FEATURES if not equal(found[name], expected[name])] == []
 
@@ -63,21 +66,31 @@ def test_every_option_answers_as_in_one_process(num_ranks: int, alone: LLM) -> N
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("family", "num_ranks", "options"),
+    ("family", "split", "options"),
     [
-        ("llama", 2, {}),
-        ("qwen2", 2, {}),
-        ("qwen3", 2, {}),
-        ("demo", 2, {"quantization": "int8-g64"}),
-        ("qwen2", 2, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
-        ("llama", 2, {"speculative_model": "ngram"}),
-        ("llama", 2, {"kv_cache_dtype": "fp8"}),
-        ("llama", 2, {"kv_layout": "contiguous"}),
-        ("qwen3moe", 2, {}),
-        ("mixtral", 2, {}),
+        ("llama", {TP: 2}, {}),
+        ("qwen2", {TP: 2}, {}),
+        ("qwen3", {TP: 2}, {}),
+        ("demo", {TP: 2}, {"quantization": "int8-g64"}),
+        ("qwen2", {TP: 2}, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
+        ("llama", {TP: 2}, {"speculative_model": "ngram"}),
+        ("llama", {TP: 2}, {"kv_cache_dtype": "fp8"}),
+        ("llama", {TP: 2}, {"kv_layout": "contiguous"}),
+        ("qwen3moe", {TP: 2}, {}),
+        ("mixtral", {TP: 2}, {}),
+        ("qwen3moe", {EP: 2}, {}),
+        ("mixtral", {EP: 2}, {"quantization": "int8-g32"}),
+        ("qwen3moe", {TP: 2, EP: 2}, {}),
+        ("mixtral", {EP: 2, PP: 2}, {"speculative_model": "ngram"}),
+        ("qwen2", {PP: 2}, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
+        ("qwen3", {PP: 3}, {"kv_cache_dtype": "fp8"}),
+        ("demo", {PP: 2}, {"quantization": "int8", "kv_layout": "contiguous"}),
     ],
+    ids=str,
 )
-def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: int, options: dict[str, object]) -> None:
+def test_families_and_formats_answer_as_in_one_process(
+    family: str, split: dict[str, int], options: dict[str, object]
+) -> None:
     directory = demo.TARGET if family == "demo" else model(family)[0]
     asked = {"max_tokens": 16, "temperature": 0.0, "num_outputs": 1, "ignore_eos": True}
     drawn = asked | {"temperature": 0.8, "top_p": 0.9, "seed": 5, "num_outputs": 2}
@@ -87,16 +100,17 @@ def test_families_and_formats_answer_as_in_one_process(family: str, num_ranks: i
 
     with LLM(str(directory), device="cpu", **options) as one:
         expected = answers(one)
-    with LLM(str(directory), device="cpu", tensor_parallel_size=num_ranks, **(CROWDED | options)) as several:
+    with LLM(str(directory), device="cpu", **split, **(CROWDED | options)) as several:
         assert answers(several) == expected
 
 
 @pytest.mark.full
-def test_a_draft_model_is_whole_on_every_rank(alone: LLM) -> None:
+@pytest.mark.parametrize("split", [{TP: 2}, {PP: 2}], ids=str)
+def test_a_draft_model_is_whole_on_every_rank(split: dict[str, int], alone: LLM) -> None:
     prompt = "def fib(n):\n    "
     expected = [output.token_ids for output in alone.generate(prompt, max_tokens=32, temperature=0.0)]
     drafts = {"speculative_model": str(demo.DRAFT), "speculation_control": "fixed"}
-    with LLM(device="cpu", tensor_parallel_size=2, **drafts) as llm:
+    with LLM(device="cpu", **split, **drafts) as llm:
         outputs = llm.generate(prompt, max_tokens=32, temperature=0.0)
     assert [output.token_ids for output in outputs] == expected
     assert outputs[0].accepted_draft_tokens > 0
@@ -111,6 +125,12 @@ def test_a_head_for_drafts_is_whole_on_every_rank(alone: LLM, tmp_path: Path) ->
         outputs = llm.generate(TEXTS, max_tokens=24, temperature=0.0)
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.draft_tokens for output in outputs) > 0
+
+
+def test_a_head_for_drafts_needs_one_stage(tmp_path: Path) -> None:
+    random_head(tmp_path)
+    with pytest.raises(StartupError, match="a head reads states behind several layers, which stages"):
+        LLM(device="cpu", pipeline_parallel_size=2, speculative_model=str(tmp_path))
 
 
 @pytest.mark.full

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from photon_grpc.cli.doctor import _peers
 from photon_grpc.compose.assemble import check_parallel
 from photon_grpc.config.flags import ParallelConfig
-from photon_grpc.errors import ConfigError
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.kernels import select
+from photon_grpc.layers.parallel.group import MeshSizes, Rehearsal, mesh_of
+from photon_grpc.models import build
+from tests.models import reference
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -21,11 +28,32 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert (caught.value.needed, caught.value.limit) == (2, 1)
 
 
-@pytest.mark.parametrize("name", ["expert_parallel_size", "pipeline_parallel_size"])
-def test_what_is_not_built_is_refused_by_name(name: str) -> None:
-    flag = "--" + name.replace("_", "-")
-    with pytest.raises(ConfigError, match=f"{flag} 2 is not supported yet"):
-        check_parallel(ParallelConfig(**{name: 2}), CPU)
+def test_ranks_of_several_ways_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = "--expert-parallel-size 2 and --pipeline-parallel-size 2 need 4 GPUs, there are 2"
+    with pytest.raises(ConfigError, match=said):
+        check_parallel(ParallelConfig(expert_parallel_size=2, pipeline_parallel_size=2), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes", "said"),
+    [
+        ("qwen3", MeshSizes(experts=2), "--expert-parallel-size: this model has no experts"),
+        ("qwen3moe-between", MeshSizes(experts=4), r"num_experts 6 cannot be shared out over 4 ranks \(--expert-"),
+        ("deepseek2", MeshSizes(16), "num_heads 4 cannot be shared out over 16 ranks"),
+        ("qwen3", MeshSizes(stages=4), r"num_hidden_layers 3 cannot be shared out over 4 stages \(--pipeline-"),
+        ("qwen3-window", MeshSizes(stages=2), "layers with different sliding windows cannot be shared out over stages"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_by_name(
+    variant: str, sizes: MeshSizes, said: str, tmp_path: Path
+) -> None:
+    config = read_model_dir(reference.save(reference.make_model(variant), tmp_path))
+    with pytest.raises(ModelLoadError, match=said):
+        build(
+            config, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=64,
+            mesh=mesh_of(0, sizes, Rehearsal),
+        )  # fmt: skip
 
 
 def test_doctor_names_gpus_that_do_not_reach_each_other() -> None:

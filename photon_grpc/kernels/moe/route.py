@@ -25,12 +25,17 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, t
 
 
 class RouterForm(NamedTuple):
-    """The formula of a router. is_softmax: of all experts' numbers; else each has a sigmoid. scale: of the weights."""
+    """The formula of a router. is_softmax: of all experts' numbers; else each has a sigmoid. scale: of the weights.
+
+    first_kept, num_kept (0: all): the experts that stay, numbered from 0; others become -1 with weight 0.
+    """
 
     top_k: int
     is_softmax: bool = True
     renormalises: bool = True
     scale: float = 1.0
+    first_kept: int = 0
+    num_kept: int = 0
 
 
 class WorkList(NamedTuple):
@@ -73,6 +78,10 @@ def reference(
     if num_real is not None:
         is_real = (torch.arange(x.shape[0], device=x.device) < num_real)[:, None]
         experts, weights = torch.where(is_real, experts, -1), torch.where(is_real, weights, 0.0)
+    if form.num_kept:
+        is_kept = (experts >= form.first_kept) & (experts < form.first_kept + form.num_kept)
+        experts = torch.where(is_kept, experts - form.first_kept, -1)
+        weights = torch.where(is_kept, weights, 0.0)
     if tally is not None:
         counts = torch.bincount(experts.flatten() + 1, minlength=weight.shape[0] + 1)[1:]
         tally += torch.stack(((counts.max() > 0).long(), (counts > 0).sum(), counts.max(), counts.sum()))
@@ -108,7 +117,7 @@ def choose_kernel(
     scores, num_real, experts, weights, work, counters, tally, num_tokens,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr,
     SLICES: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALISES: tl.constexpr, SCALE: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    FIRST_KEPT: tl.constexpr, NUM_KEPT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose for one token per program; the last to finish makes the work list.
 
@@ -156,6 +165,10 @@ def choose_kernel(
         if RENORMALISES:
             weight = weight / tl.sum(weight, 0)
         value = tl.where(fails, float("nan"), weight * SCALE)
+    if NUM_KEPT > 0:
+        is_kept = (chosen >= FIRST_KEPT) & (chosen < FIRST_KEPT + NUM_KEPT)
+        chosen = tl.where(is_kept, chosen - FIRST_KEPT, -1)
+        value = tl.where(is_kept, value, 0.0)
     to = token * TOP_K + place
     tl.store(experts + to, chosen, mask=place < TOP_K)
     tl.store(weights + to, value, mask=place < TOP_K)
@@ -256,5 +269,7 @@ def choose_config(num_experts: int, form: RouterForm) -> dict[str, Any]:
         "IS_SOFTMAX": form.is_softmax,
         "RENORMALISES": form.renormalises,
         "SCALE": form.scale,
+        "FIRST_KEPT": form.first_kept,
+        "NUM_KEPT": form.num_kept,
         "num_warps": 1,
     }

@@ -1,4 +1,4 @@
-"""A feed-forward block of experts of which every rank has a part of each."""
+"""A feed-forward block of experts of which every rank has some, or a part of each."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import torch
 
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.experts import Experts, Router, SparseMLP
+from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.parallel.group import Group
 from photon_grpc.layers.parallel.linears import in_order
 from photon_grpc.layers.workspace import Workspace
 
 
 class ParallelSparseMLP(SparseMLP):
-    """A block whose experts have a part of their intermediate size here; every rank routes alike.
+    """A block of which this rank has some experts, or a part of their intermediate size; every rank routes alike.
 
     A rank's sum over a token's experts is rounded before the ranks' sums are added, in float32.
     """
 
-    def __init__(self, router: Router, experts: Experts, group: Group) -> None:
-        super().__init__(router, experts)
+    def __init__(self, router: Router, experts: Experts, group: Group, shared: GatedMLP | None = None) -> None:
+        super().__init__(router, experts, shared)
         self._group = group
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:

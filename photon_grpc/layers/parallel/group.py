@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -67,16 +68,6 @@ def add_gathered(group: Group, h: torch.Tensor, part: torch.Tensor, bias: torch.
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """The ranks that compute one model together, in a group for each way of splitting it.
-
-    tp: each rank holds a part of the heads and of the intermediate size of every layer, and of the vocabulary.
-    """
-
-    tp: Group = field(default_factory=GroupOfOne)
-
-
 class RankShare(NamedTuple):
     """Part number `index` of `count` equal parts."""
 
@@ -87,6 +78,59 @@ class RankShare(NamedTuple):
         """Return its place among `size` elements, a multiple of `count`."""
         part = size // self.count
         return slice(self.index * part, (self.index + 1) * part)
+
+
+#: A share that is everything.
+ALL = RankShare(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks that compute one model together, in a group for each way of splitting it.
+
+    tp: each rank holds a part of the heads and of the intermediate size of every layer of its stage.
+    pp: each rank holds a stage, consecutive layers.
+    world: all ranks; each holds a part of the vocabulary.
+    experts: this rank's share of every layer's experts. The ranks of tp that have the same share are `of_expert`; each
+    holds a part of the intermediate size of those experts.
+    """
+
+    tp: Group = field(default_factory=GroupOfOne)
+    pp: Group = field(default_factory=GroupOfOne)
+    world: Group = field(default_factory=GroupOfOne)
+    experts: RankShare = ALL
+
+    @property
+    def of_expert(self) -> Rehearsal:
+        """The place among them, which exchange nothing on their own."""
+        size = self.tp.size // self.experts.count
+        return Rehearsal(self.tp.rank % size, size)
+
+
+class MeshSizes(NamedTuple):
+    """The ways of splitting: ranks for each expert, shares of the experts, stages."""
+
+    tensor: int = 1
+    experts: int = 1
+    stages: int = 1
+
+    @property
+    def of_stage(self) -> int:
+        """The ranks of a stage, which are neighbours."""
+        return self.tensor * self.experts
+
+
+def mesh_of(rank: int, sizes: MeshSizes, group: Callable[[int, int], Group]) -> Mesh:
+    """Return the mesh of a rank; `group(rank, size)` makes a group, one for all ways that have the same ranks."""
+    num_ranks = sizes.of_stage * sizes.stages
+    world = group(rank, num_ranks) if num_ranks > 1 else GroupOfOne()
+
+    def part(place: int, size: int) -> Group:
+        return world if size == num_ranks else group(place, size) if size > 1 else GroupOfOne()
+
+    stage, place = divmod(rank, sizes.of_stage)
+    experts = RankShare(place // sizes.tensor, sizes.experts)
+    return Mesh(part(place, sizes.of_stage), part(stage, sizes.stages), world, experts)
 
 
 def share_of(group: Group, most: int) -> RankShare:

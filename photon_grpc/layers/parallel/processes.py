@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from photon_grpc.layers.parallel.group import Group, Rehearsal, add_gathered
+from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
 #: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
@@ -24,19 +24,13 @@ MEETING_S = 60.0
 
 
 class ProcessGroup:
-    """A group whose ranks rehearse alone until they join.
+    """A group whose ranks rehearse alone until they are joined."""
 
-    Args:
-        file: the number of a shared file, by which the ranks find each other.
-    """
-
-    def __init__(self, rank: int, size: int, file: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._file = file
         self._alone = Rehearsal(rank, size)
         self._group: Group = self._alone
-        self._on_cuda = False
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return self._group.gather(part)
@@ -55,31 +49,77 @@ class ProcessGroup:
     ) -> bool:
         return self._group.add(h, part, bias, squares, site)
 
+    def join(self, joined: Joined) -> None:
+        """Wait for the others from now on."""
+        self._group = joined
+
+    def leave(self) -> bool:
+        """Compute alone again; return whether it was joined."""
+        is_joined, self._group = self._group is not self._alone, self._alone
+        return is_joined
+
+
+class ProcessMesh:
+    """All groups of this process, whose ranks rehearse alone until they join.
+
+    Args:
+        file: the number of a shared file, by which the ranks find each other.
+    """
+
+    def __init__(self, rank: int, sizes: MeshSizes, file: int) -> None:
+        self._file = file
+        self._sizes = sizes
+        self._on_cuda = False
+        self._groups: list[ProcessGroup] = []
+        self.mesh = mesh_of(rank, sizes, self._group)
+
+    def _group(self, rank: int, size: int) -> ProcessGroup:
+        self._groups.append(ProcessGroup(rank, size))
+        return self._groups[-1]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Rehearse in this block."""
+        with ExitStack() as stack:
+            for group in self._groups:
+                stack.enter_context(group.alone())
+            yield
+
     def join(self, device: torch.device, hidden_size: int) -> None:
-        """Meet the others; all ranks call it. From then on `gather` waits for them."""
+        """Meet the others; all ranks call it. From then on groups wait for them."""
         if dist.is_initialized():
             # Of an earlier model of this process, whose graphs are gone.
             self.abort()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._on_cuda = on_cuda = device.type == "cuda"
+        world, size = self.mesh.world, self.mesh.world.size
         # A meeting that failed has counted its group, by which stores are named.
         dist.distributed_c10d._world.group_count = 0
-        store = dist.FileStore(f"/proc/self/fd/{self._file}", self.size)
+        store = dist.FileStore(f"/proc/self/fd/{self._file}", size)
         store.set_timeout(timedelta(seconds=MEETING_S))
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
             store=store,
-            rank=self.rank,
-            world_size=self.size,
+            rank=world.rank,
+            world_size=size,
             # gloo connects with the timeout of its exchanges, NCCL with the store's.
             timeout=timedelta(seconds=TIMEOUT_S if on_cuda else MEETING_S),
             device_id=device if on_cuda else None,
         )
-        world = dist.group.WORLD
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S), world)
-        planes = shared_planes(world, device, hidden_size) if on_cuda else None
-        self._group = Joined(self.rank, self.size, world, planes)
+        stages = torch.arange(size).view(self._sizes.stages, -1)
+        for group, rows in ((self.mesh.tp, stages), (self.mesh.pp, stages.t())):
+            if isinstance(group, ProcessGroup) and group is not world:
+                own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=TIMEOUT_S))
+                self._join(group, own, device, hidden_size)
+        if isinstance(world, ProcessGroup):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S), dist.group.WORLD)
+            self._join(world, dist.group.WORLD, device, hidden_size)
+
+    def _join(self, group: ProcessGroup, processes: Any, device: torch.device, hidden_size: int) -> None:
+        """Join a group; sums over the ranks of a layer go by planes where they can."""
+        planes = shared_planes(processes, device, hidden_size) if self._on_cuda and group is self.mesh.tp else None
+        group.join(Joined(group.rank, group.size, processes, planes))
 
     def abort(self) -> None:
         """End what waits for a rank that has ended, from any thread."""
@@ -88,9 +128,9 @@ class ProcessGroup:
 
     def leave(self) -> None:
         """Compute alone again; the others may have ended."""
-        is_joined, self._group = self._group is not self._alone, self._alone
+        is_joined = [group.leave() for group in self._groups]
         # The end of NCCL's group would wait for the others, and for graphs that were captured with it.
-        if is_joined and not self._on_cuda:
+        if any(is_joined) and not self._on_cuda:
             with suppress(Exception):  # aborted before
                 dist.destroy_process_group()
 

@@ -15,8 +15,8 @@ from photon_grpc.layers.linear import LinearMethod
 from photon_grpc.layers.parallel.group import Group
 from photon_grpc.layers.parameter_owner import Part
 
-#: Ids of a rank begin at a multiple of this many, so that tiles of the head fit.
-GRAIN = 64
+#: Ids of a rank begin at a multiple of the first, so that tiles of the head fit, or of the first that leaves all some.
+GRAINS = 64, 16, 1
 
 
 class VocabularyParallelHead(LMHead):
@@ -76,7 +76,8 @@ class VocabularyParallelHead(LMHead):
 def width(vocab_size: int, size: int) -> int:
     """Return the ids that a rank has, all but the last."""
     share = -(-vocab_size // size)
-    return share if share < GRAIN else -(-share // GRAIN) * GRAIN
+    widths = (-(-share // grain) * grain for grain in GRAINS if share >= grain)
+    return next((each for each in widths if each * (size - 1) < vocab_size), share)
 
 
 def can_share_vocabulary(vocab_size: int, size: int) -> bool:

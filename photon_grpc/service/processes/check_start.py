@@ -23,6 +23,7 @@ from photon_grpc.compose.assemble import (
     check_cache,
     check_parallel,
     check_step_trace,
+    mesh_sizes,
     pick_device,
     pick_dtype,
     pick_kernels,
@@ -42,7 +43,7 @@ from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.experts import Experts, Router
-from photon_grpc.layers.parallel.group import Mesh, Rehearsal
+from photon_grpc.layers.parallel.group import Rehearsal, mesh_of
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import builder, weights
 from photon_grpc.models.decoder import Decoder
@@ -70,7 +71,7 @@ def numerics_version(config: ServeConfig) -> str:
         kv_form = choose_kv_form(config, model_config, device, kernels).name
         found = numerics(
             config.device.numerics, kernels, device, dtype, weight_format, sizes.block_size, is_long=is_long,
-            kv_form=kv_form, num_ranks=config.parallel.num_ranks,
+            kv_form=kv_form, cuts=config.parallel.cuts,
         )  # fmt: skip
         return found.version
     return ""
@@ -143,15 +144,19 @@ def check_model(config: ServeConfig) -> None:
     sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
     # Behind the sizes: they are checked also where the device is missing.
     choose_kv_form(config, model_config, *pick_kernels(config))
-    check_speculation(config.speculation, model_config, sizes)
+    check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
     method = methods(format_of(model_config, config.model))
-    mesh = Mesh(tp=Rehearsal(0, config.parallel.tensor_parallel_size))
-    decoder = builder.build(
-        model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2, method=method, mesh=mesh
-    )
-    check_cache(config.cache, decoder, sizes)
-    if config.model.load_format != "dummy":
-        check_tensors(decoder, model_config)
+    split = mesh_sizes(config.parallel)
+    # Ranks that have parts of the same tensors are alike.
+    for rank in range(0, config.parallel.num_ranks, split.tensor):
+        mesh = mesh_of(rank, split, Rehearsal)
+        decoder = builder.build(
+            model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len,
+            method=method, mesh=mesh,
+        )  # fmt: skip
+        check_cache(config.cache, decoder, sizes)
+        if config.model.load_format != "dummy":
+            check_tensors(decoder, model_config)
 
 
 def check_tensors(decoder: Decoder, model_config: ModelConfig) -> None:

@@ -16,6 +16,8 @@ from photon_grpc.kernels.moe.stacks import Stack, Stacks
 from tests.kernels.experts import check_work, exact, rounded
 
 FORMS = [RouterForm(2), RouterForm(3, renormalises=False), RouterForm(1, is_softmax=False), RouterForm(8)]
+#: Of a rank that has some of the experts.
+FORMS += [RouterForm(3, first_kept=5, num_kept=5), RouterForm(8, first_kept=0, num_kept=4)]
 
 
 def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -52,6 +54,20 @@ def test_of_equal_numbers_the_lower_expert_is_chosen_and_nan_fails_its_token_alo
         for token in (0, 3):
             order = found.experts[token].tolist()
             assert order.index(5) == order.index(0) + 1
+
+
+def test_the_experts_that_ranks_keep_are_those_of_one() -> None:
+    x, weight = numbers(1, 7, 40), numbers(2, 10, 40)
+    x[3, 5] = torch.nan
+    whole = route.launch(x, weight, RouterForm(4), None)
+    halves = [route.launch(x, weight, RouterForm(4, first_kept=first, num_kept=5), None) for first in (0, 5)]
+    for token in range(7):
+        pairs = zip(whole.experts[token].tolist(), whole.weights[token].tolist(), strict=True)
+        for place, (expert, weight_of) in enumerate(pairs):
+            half, other = halves[expert // 5], halves[1 - expert // 5]
+            assert half.experts[token, place] == expert % 5
+            assert weight_of != weight_of or half.weights[token, place] == weight_of
+            assert other.experts[token, place] == -1 and other.weights[token, place] == 0
 
 
 def made(num_tokens: int, num_experts: int, size: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, Stacks]:
