@@ -24,13 +24,11 @@ from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parallel.group import ALL, RankShare
-from photon_grpc.layers.parallel.linears import ColumnParallelLinear, part_of
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.layers.rotary import RotaryEmbedding
 
 
-class OrderedLinear(ColumnParallelLinear):
+class OrderedLinear(Linear):
     """A Linear whose rows of W have another order in the checkpoint: `orders` by the name of an output."""
 
     orders: dict[str, torch.Tensor]
@@ -43,18 +41,11 @@ class OrderedLinear(ColumnParallelLinear):
 
 
 class LatentExpansion:
-    """The weight that expands latents to keys and values of a rank's heads, [Hq · (plain + value), rank].
+    """The weight that expands latents to keys and values of every head, [Hq · (plain + value), rank]."""
 
-    `num_heads` are those of the model.
-    """
-
-    def __init__(
-        self, name: str, num_heads: int, sizes: LatentSpec, dtype: torch.dtype, share: RankShare = ALL
-    ) -> None:
-        num_heads //= share.count
+    def __init__(self, name: str, num_heads: int, sizes: LatentSpec, dtype: torch.dtype) -> None:
         self.name = name
         self.dtype = dtype
-        self._share = share
         self._split = num_heads, sizes.plain, sizes.value
         self.weight = torch.empty(num_heads * (sizes.plain + sizes.value), sizes.rank, dtype=dtype, device="meta")
         #: [Hq, plain, rank] and [Hq, rank, value], once loaded.
@@ -68,7 +59,7 @@ class LatentExpansion:
         self.weight = torch.empty(self.weight.shape, dtype=self.dtype, device=device)
 
     def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight, part=part_of(self.weight.shape, 0, self._share))
+        yield Target(self.name, self.weight)
 
     def after_load(self) -> None:
         num_heads, plain, _ = self._split

@@ -13,6 +13,7 @@ from photon_grpc.layers.latent import LatentAttention, LatentExpansion, OrderedL
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import share_of
+from photon_grpc.layers.parallel.latents import OrderedParallelLinear, ParallelExpansion
 from photon_grpc.models.sparse import SparseBuilder
 
 #: Of the norms of latents, whatever config.json says about the others.
@@ -79,7 +80,7 @@ class DeepseekBuilder(SparseBuilder):
         if has_bias:
             raise ModelLoadError(f"{prefix}kv_a_proj_with_mqa has a bias, which is not supported", field=prefix)
         whole = dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), 1)
-        linear = OrderedLinear(
+        linear = OrderedParallelLinear(
             prefix, in_features, outputs, bias=False, dtype=self.dtype, method=method, norm=norm, group=self.mesh.tp,
             most=whole,
         )  # fmt: skip
@@ -91,7 +92,7 @@ class DeepseekBuilder(SparseBuilder):
         if not self.method(name).reads_floats:
             raise ModelLoadError(f"{name}: quantized weights of latent attention are not supported", field=name)
         share = share_of(self.mesh.tp, self.mesh.tp.size)
-        return LatentExpansion(name + ".weight", self.config.num_heads, self.sizes, self.dtype, share)
+        return ParallelExpansion(name + ".weight", self.config.num_heads, self.sizes, self.dtype, share)
 
     def latent_norm(self, name: str, size: int) -> RMSNorm:
         return self.norm_class(name + ".weight", size, EPS, dtype=self.dtype, kernels=self.kernels)
