@@ -117,7 +117,7 @@ class ParallelConfig:
 
     @property
     def cuts(self) -> str:
-        """How sums are cut: a part of the numerics. Stages cut none."""
+        """The way in which ranks cut sums, a part of the numerics. Stages cut none."""
         size = self.tensor_parallel_size * self.expert_parallel_size
         ranks = f"{size} ranks" if size > 1 else ""
         return f"{ranks}, experts by {self.expert_parallel_size}" if self.expert_parallel_size > 1 else ranks
