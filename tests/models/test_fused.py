@@ -66,7 +66,11 @@ def assert_equals(decoder: Decoder, model: Any) -> None:
 
 
 @pytest.mark.usefixtures("row_major")
-@pytest.mark.parametrize("names", [(), (*ALL, "lm_head"), ("o_proj", "gate_proj")], ids=["library", "tiles", "both"])
+@pytest.mark.parametrize(
+    "names",
+    [(), (*ALL, "lm_head"), pytest.param(("o_proj", "gate_proj"), marks=pytest.mark.full)],
+    ids=["library", "tiles", "both"],
+)
 @pytest.mark.parametrize("variant", FUSED_VARIANTS)
 def test_decode_steps_and_prompts_equal_transformers(variant: str, names: tuple[str, ...], tmp_path: Path) -> None:
     model = make_model(variant)

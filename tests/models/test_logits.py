@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
         (16, [5, 1, 17]),
         (64, [33, 2]),
         (8, [1]),
-        (16, [1]),
+        pytest.param(16, [1], marks=pytest.mark.full),
         (64, [1]),
     ],
 )

@@ -59,8 +59,15 @@ def test_a_draft_model_equal_to_the_model_has_every_draft_kept(family: str, num_
     assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1
 
 
-@pytest.mark.parametrize("scheduler", [{}, {"max_num_batched_tokens": 16}])
-@pytest.mark.parametrize("num_blocks", [64, 12])
+@pytest.mark.parametrize(
+    ("num_blocks", "scheduler"),
+    [
+        (64, {"max_num_batched_tokens": 16}),
+        (12, {}),
+        pytest.param(64, {}, marks=pytest.mark.full),
+        pytest.param(12, {"max_num_batched_tokens": 16}, marks=pytest.mark.full),
+    ],
+)
 def test_a_draft_model_that_disagrees_changes_nothing(small: Path, num_blocks: int, scheduler: dict[str, int]) -> None:
     directory, _ = model("llama")
     cache, limits = CacheConfig(num_blocks=num_blocks, block_size=8), SchedulerConfig(max_num_seqs=8, **scheduler)

@@ -124,7 +124,7 @@ def test_sums_are_added_to_the_residual_stream(num_tokens: int, num_real: int | 
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-g32", "int8-g128", "int4-g128", "w8a8", "zeros"])
-@pytest.mark.parametrize("num_tokens", [3, 20])
+@pytest.mark.parametrize("num_tokens", [3, pytest.param(20, marks=pytest.mark.full)])
 def test_products_with_weights_of_8_and_4_bits_are_those_of_torch(name: str, num_tokens: int) -> None:
     form = replace(FORMATS["int4-g128"], has_zeros=True) if name == "zeros" else FORMATS[name]
     x, router, floats = made(num_tokens, 3, 128, 256)
