@@ -59,6 +59,11 @@ class ExpertSpec:
     #: Of a token's weights.
     scale: float = 1.0
 
+    @property
+    def num_shared(self) -> int:
+        """The experts of `intermediate_size` that every token reaches."""
+        return self.shared_size // self.intermediate_size
+
 
 def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind | None, num_layers: int
 ) -> ExpertSpec | None:  # fmt: skip

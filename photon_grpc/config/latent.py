@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -52,12 +53,22 @@ class LatentSpec:
         return self.plain + self.rotated
 
 
-def read_latent(config: LatentKeys, family: Family, *, query_rank_is_none: bool) -> LatentSpec | None:
-    """Return the sizes of latent attention; None: the family has none. Raise ModelLoadError for an odd rotated size."""
+#: Keys that may be missing, but not null.
+_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def read_latent(config: LatentKeys, values: Mapping[str, Any], family: Family) -> LatentSpec | None:
+    """Return the sizes of latent attention; None: the family has none. Raise ModelLoadError for those that are wrong.
+
+    `values` are all keys of config.json, null included.
+    """
     if not family.is_latent:
         return None
+    for key in _SIZES:
+        if values.get(key, 0) is None:
+            raise refusal(CONFIG_FILE, key, "is null, which says no size")
     if config.qk_rope_head_dim % 2:
         raise refusal(CONFIG_FILE, "qk_rope_head_dim", f"must be even, is {config.qk_rope_head_dim}")
-    query_rank = 0 if query_rank_is_none else config.q_lora_rank or 0
+    query_rank = 0 if values.get("q_lora_rank") is None else config.q_lora_rank or 0
     sizes = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     return LatentSpec(config.kv_lora_rank, query_rank, *sizes)

@@ -214,7 +214,7 @@ def _dimensions(config: ConfigJson, values: dict[str, Any], family: Family) -> d
     if config.num_heads % num_kv_heads:
         problem = f"{config.num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
         raise refusal(CONFIG_FILE, "num_attention_heads", problem)
-    latent = read_latent(config, family, query_rank_is_none=values.get("q_lora_rank") is None)
+    latent = read_latent(config, values, family)
     head_dim = latent.rotated if latent else _head_dim(config, family)
     rotates = read_rotated_layers(config, config.num_layers, family)
     windows = read_windows(config, family, rotates)

@@ -101,12 +101,13 @@ def _feed_forward(model: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
         prefixes, size = ["mlp."], model.intermediate_size
     else:
         prefixes, size = [f"mlp.experts.{n}." for n in range(experts.num_experts)], experts.intermediate_size
-    sizes = dict.fromkeys(prefixes, size)
-    if experts is not None and experts.shared_size and experts.layers[layer]:
-        sizes["mlp.shared_experts."] = experts.shared_size
+    # Those that every token reaches are one block in a checkpoint and several here.
+    blocks = dict.fromkeys(prefixes, 1)
+    if experts is not None and experts.num_shared and experts.layers[layer]:
+        blocks["mlp.shared_experts."] = experts.num_shared
     return {
-        prefix + name: (hidden, size) if name == "down_proj" else (size, hidden)
-        for prefix, size in sizes.items()
+        prefix + name: (count * hidden, size) if name == "down_proj" else (count * size, hidden)
+        for prefix, count in blocks.items()
         for name in ("gate_proj", "up_proj", "down_proj")
     }
 

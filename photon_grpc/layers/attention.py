@@ -62,6 +62,16 @@ class Attention:
         attended = attention.attend(q, self.layer)
         return self.output(attended.view(num_tokens, self.output.in_features), ctx)
 
+    @property
+    def query_width(self) -> int:
+        """The numbers of a token's queries as pages are attended with."""
+        return self.spec.num_heads * self.kv.format.width
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, ctx: StepContext) -> None:
+        """Fill out [T, in_features of the output] from queries [T, query_width], keys and values being in pages."""
+        heads = -1, self.spec.num_heads, self.kv.format.width
+        ctx.kv[self.place].attention.attend(q.view(heads), self.layer, out.view(heads))
+
     def normalised(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalise q [T, Hq, D] and k [T, Hkv, D] if there are norms for them."""
         return (q, k) if self.qk_norm is None else (self.qk_norm.q(q), self.qk_norm.k(k))

@@ -1,6 +1,7 @@
 """Ends of a product: the operations that are fused with it, before and after.
 
     Rotary:       q, pages <- rotated (r · W h + b)      r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
+    Latents:      absorbed q, pages <- rotated (r · W h), latents normalised
     SwiGLU:       y <- silu(g) · u,  (g, u) = r · W h + b
     GeGLU:        the same with gelu
     AddResidual:  h <- W x + (h + b)
@@ -23,6 +24,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from photon_grpc.kernels import norm_add
+from photon_grpc.kernels.attention import latent_queries
+from photon_grpc.kernels.attention.latent_queries import LatentOutput
 from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import Gate, ResidualStream
@@ -95,6 +98,37 @@ class Rotary:
 
     def _output(self, work: Workspace, pages: torch.Tensor, layer: int) -> HeadOutput:
         return HeadOutput(work.q, pages, layer, work.rotation, self.norms, self.scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latents:
+    """Absorbed queries, and latents in their pages.
+
+    eps: as of Rotary. norm: of latents. weight: what expands them; plain: the numbers of a query that are not rotated.
+    """
+
+    cost: ClassVar[str] = "normed"
+    span: ClassVar[int] = 0
+    eps: float
+    norm: tuple[torch.Tensor, float]
+    weight: torch.Tensor
+    plain: int
+
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+        """Fill work.q, and `layer` of pages [num_blocks, layers, 1, 1, block_size, R + P]."""
+        sums = linear.launchers.sums_launch(work.h, linear.map, tile, work.counters)
+        self._store(sums, work, pages, layer)
+
+    def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+        self._store(linear.product(work.h), work, pages, layer)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return _has_range(dtype)
+
+    def _store(self, sums: torch.Tensor, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+        h, partial = work.stream()
+        out = LatentOutput(work.q, pages, layer, work.rotation, self.norm, self.weight, self.plain)
+        latent_queries.launch(sums, h, partial, self.eps, out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

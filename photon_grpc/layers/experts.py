@@ -19,11 +19,11 @@ from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts as stacked_experts
 from photon_grpc.kernels.moe import route
-from photon_grpc.kernels.moe.route import RouterForm, Routing
+from photon_grpc.kernels.moe.route import RouterForm, Routing, StreamNorm
 from photon_grpc.kernels.moe.stacks import Stacks, stacked
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
-from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
 from photon_grpc.layers.workspace import Workspace
 
@@ -57,6 +57,11 @@ class Router:
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
         return self._route(x, self.weight, self.form, ctx.num_real, self.tally)
+
+    def behind(self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext) -> tuple[torch.Tensor, Routing]:
+        """Return the stream normalised and its routing, by the kernels of stacks."""
+        normed = StreamNorm(stream.partial, norm.weight, norm.eps, torch.empty_like(stream.h))
+        return normed.y, route.launch(stream.h, self.weight, self.form, ctx.num_real, self.tally, norm=normed)
 
     @property
     def num_parameters(self) -> int:
@@ -99,13 +104,19 @@ class ExpertPlace(NamedTuple):
 
 
 class Experts:
-    """The experts of a layer that this rank has, each with tensors of its own in a checkpoint, or all stacked."""
+    """The experts of a layer that this rank has, each with tensors of its own in a checkpoint, or all stacked.
 
-    def __init__(self, experts: Sequence[Expert], names: StackNames, kernels: Kernels) -> None:
-        self.experts = tuple(experts)
+    Behind those that a router chooses come those that every token reaches, `shared`, which are never stacked there.
+    """
+
+    def __init__(
+        self, routed: Sequence[Expert], names: StackNames, kernels: Kernels, shared: Sequence[Expert] = ()
+    ) -> None:
+        self.experts = (*routed, *shared)
         self.names = names
-        #: Among those of the layer; set by the builder.
-        self.place = ExpertPlace(0, len(self.experts))
+        self._num_routed = len(routed)
+        #: Among those of the layer that a router chooses; set by the builder.
+        self.place = ExpertPlace(0, len(routed))
         #: Whether the checkpoint has them stacked.
         self.reads_stacks = False
         #: The weights of all experts; None where each is computed on its own.
@@ -162,9 +173,12 @@ class Experts:
             for linear in self.linears():
                 yield from linear.targets()
             return
-        for number, expert in enumerate(self.experts):
+        for number, expert in enumerate(self.experts[: self._num_routed]):
             for name, linear in zip(self.names, expert, strict=True):
                 yield from _targets_in_stack(name, linear, (self.place.first + number, self.place.count))
+        for gate_up, down in self.experts[self._num_routed :]:
+            yield from gate_up.targets()
+            yield from down.targets()
 
     def after_load(self) -> None:
         for linear in self.linears():
@@ -208,12 +222,11 @@ def _stack(experts: Sequence[Expert]) -> Stacks | None:
 
 
 class SparseMLP:
-    """A feed-forward block of experts; `shared` is a block that every token reaches beside its own."""
+    """A feed-forward block of experts."""
 
-    def __init__(self, router: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
+    def __init__(self, router: Router, experts: Experts) -> None:
         self.router = router
         self.experts = experts
-        self.shared = shared
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
@@ -221,19 +234,18 @@ class SparseMLP:
         for begin, some in self._parts(ctx, x.shape[0]):
             part = x[begin : begin + MOST_TOKENS]
             found.append(self.experts(part, self.router(part, some), some))
-        y = torch.cat(found) if len(found) != 1 else found[0]
-        return y if self.shared is None else y + self.shared(x, ctx)
+        return torch.cat(found) if len(found) != 1 else found[0]
 
-    def add_to(self, work: Workspace, x: torch.Tensor, ctx: StepContext) -> None:
-        """Add the result for x to the residual stream, rounded first."""
-        if self.experts.stacks is None or self.shared is not None:
-            work.h.add_(self(x, ctx))
+    def add_to(self, work: Workspace, norm: RMSNorm, ctx: StepContext) -> None:
+        """Add the result for the normalised residual stream to it, rounded first."""
+        if self.experts.stacks is None:
+            work.h.add_(self(norm(work.h), ctx))
             return work.outdated()
-        partial = work.written()
-        for begin, some in self._parts(ctx, x.shape[0]):
+        h, partial = work.stream()
+        for begin, some in self._parts(ctx, h.shape[0]):
             of = slice(begin, begin + MOST_TOKENS)
-            stream = ResidualStream(work.h[of], partial[of])
-            self.experts.add_to(stream, x[of], self.router(x[of], some))
+            stream = ResidualStream(h[of], partial[of])
+            self.experts.add_to(stream, *self.router.behind(norm, stream, some))
         return None
 
     def _parts(self, ctx: StepContext, num_tokens: int) -> Iterator[tuple[int, StepContext]]:
@@ -243,5 +255,4 @@ class SparseMLP:
             yield begin, ctx if is_first else replace(ctx, num_real=ctx.num_real - begin)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:
-        shared = () if self.shared is None else self.shared.leaves()
-        return (self.router, self.experts, *shared)
+        return (self.router, self.experts)

@@ -30,7 +30,7 @@ class FusedChain:
     ) -> None:
         self._buckets = buckets
         heads = attention.output.in_features
-        self._sizes = attention.qkv.in_features, heads, heads, linears[-1].in_features
+        self._sizes = attention.qkv.in_features, attention.query_width, heads, linears[-1].in_features
         self._dtype, self._device = attention.qkv.dtype, device
         # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
         num_tiles = max(linear.out_features for linear in linears) // 16

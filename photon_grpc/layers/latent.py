@@ -13,7 +13,7 @@ The checkpoint has a head's rotated numbers in pairs (0, 1), (2, 3) …; here th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,10 +46,10 @@ class LatentExpansion:
     def __init__(self, name: str, num_heads: int, sizes: LatentSpec, dtype: torch.dtype) -> None:
         self.name = name
         self.dtype = dtype
-        self._split = num_heads, sizes.plain, sizes.value
+        self._split = num_heads, sizes.plain
         self.weight = torch.empty(num_heads * (sizes.plain + sizes.value), sizes.rank, dtype=dtype, device="meta")
-        #: [Hq, plain, rank] and [Hq, rank, value], once loaded.
-        self.of_keys = self.of_values = self.weight
+        #: [Hq, plain, rank], once loaded.
+        self.of_keys = self.weight
 
     @property
     def num_parameters(self) -> int:
@@ -62,9 +62,8 @@ class LatentExpansion:
         yield Target(self.name, self.weight)
 
     def after_load(self) -> None:
-        num_heads, plain, _ = self._split
-        heads = self.weight.view(num_heads, -1, self.weight.shape[1])
-        self.of_keys, self.of_values = heads[:, :plain], heads[:, plain:].transpose(1, 2)
+        num_heads, plain = self._split
+        self.of_keys = self.weight.view(num_heads, -1, self.weight.shape[1])[:, :plain]
 
 
 class QueryLatent(NamedTuple):
@@ -75,7 +74,7 @@ class QueryLatent(NamedTuple):
 
 
 class LatentAttention(Attention):
-    """Attention over latents; `qkv` gives queries, or their latents, and the latents of keys and values."""
+    """Attention over latents; `qkv` gives queries and the latents of keys and values."""
 
     def __init__(
         self,
@@ -88,34 +87,48 @@ class LatentAttention(Attention):
         rotary: RotaryEmbedding,
         norm: RMSNorm,
         expansion: LatentExpansion,
-        query: QueryLatent | None = None,
     ) -> None:
         super().__init__(spec, kv, qkv=qkv, output=output, rotary=rotary)
         self.sizes = sizes
         self.norm = norm
         self.expansion = expansion
-        self.query = query
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Attend: [T, hidden] -> [T, hidden]. Writes the latents of all T tokens before any attends."""
         sizes, num_tokens = self.sizes, x.shape[0]
-        q, c, r = self.qkv(x, ctx).split_with_sizes((self._query_width, sizes.rank, sizes.rotated), 1)
-        if self.query is not None:
-            q = self.query.expand(self.query.norm(q.contiguous()), ctx)
-        q = q.reshape(num_tokens, self.spec.num_heads, sizes.head)
+        projected = self.qkv(x, ctx)
+        q, c, r = projected.split_with_sizes((projected.shape[1] - sizes.width, sizes.rank, sizes.rotated), 1)
+        q = self.expanded(q, ctx).reshape(num_tokens, self.spec.num_heads, sizes.head)
         rotated, key = self.rotary(q[..., sizes.plain :].contiguous(), r.reshape(num_tokens, 1, -1), ctx)
         latent = torch.cat((self.norm(c.contiguous())[:, None], key), -1)
-        attention = ctx.kv[self.place].attention
-        attention.write(latent, latent, self.layer)
+        ctx.kv[self.place].attention.write(latent, latent, self.layer)
         absorbed = torch.bmm(q[..., : sizes.plain].transpose(0, 1), self.expansion.of_keys).transpose(0, 1)
-        attended = attention.attend(torch.cat((absorbed, rotated), -1), self.layer)
-        values = torch.bmm(attended.transpose(0, 1), self.expansion.of_values).transpose(0, 1)
-        return self.output(values.reshape(num_tokens, -1), ctx)
+        values = x.new_empty(num_tokens, self.output.in_features)
+        self.attend(torch.cat((absorbed, rotated), -1), values, ctx)
+        return self.output(values, ctx)
 
-    @property
-    def _query_width(self) -> int:
-        return self.sizes.query_rank or self.spec.num_heads * self.sizes.head
+    def expanded(self, q: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """Return the queries of all heads from what the first projection gives."""
+        return q
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, ctx: StepContext) -> None:
+        sizes, shape = self.sizes, (out.shape[0], self.spec.num_heads, -1)
+        attention = ctx.kv[self.place].attention
+        attention.values(q.view(shape), self.layer, self.expansion.weight, sizes.plain, out.view(shape))
 
     def leaves(self) -> tuple[ParameterOwner, ...]:
-        query = () if self.query is None else (self.query.norm, self.query.expand)
-        return (self.qkv, *query, self.norm, self.expansion, self.output)
+        return (self.qkv, self.norm, self.expansion, self.output)
+
+
+class QueryLatentAttention(LatentAttention):
+    """Attention over latents whose queries come from latents of their own."""
+
+    def __init__(self, *args: Any, query: QueryLatent, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.query = query
+
+    def expanded(self, q: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        return self.query.expand(self.query.norm(q.contiguous()), ctx)
+
+    def leaves(self) -> tuple[ParameterOwner, ...]:
+        return (self.qkv, *self.query, self.norm, self.expansion, self.output)

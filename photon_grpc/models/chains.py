@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.ends import AddNormed, AddResidual, End, GeGLU, Rotary, SwiGLU
+from photon_grpc.layers.ends import AddNormed, AddResidual, End, GeGLU, Latents, Rotary, SwiGLU
 from photon_grpc.layers.experts import SparseMLP
 from photon_grpc.layers.form import LayerForm
+from photon_grpc.layers.latent import LatentAttention
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.mlp import GatedMLP, GegluMLP
 from photon_grpc.layers.norm import OffsetRMSNorm, RMSNorm
@@ -30,12 +31,20 @@ def products_of(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (*linears, layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, GatedMLP) else linears
 
 
-def rotary_end(layer: DecoderLayer) -> Rotary:
+def first_end(layer: DecoderLayer) -> Rotary | Latents:
     """Return the end of qkv; heads are normalised if the layer has norms for them."""
+    if isinstance(layer.attention, LatentAttention):
+        return latent_end(layer.attention, layer.norms[0].eps)
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     is_whole = 2 * layer.attention.rotary.cos.shape[1] == head_dim
     return Rotary(head_dim // 2, layer.norms[0].eps, norms, layer.attention.scales, is_whole)
+
+
+def latent_end(attention: LatentAttention, eps: float) -> Latents:
+    """Return the end of the first projection of latent attention; `eps` is that of the norm before."""
+    norm = attention.norm
+    return Latents(eps, (norm.weight, norm.eps), attention.expansion.weight, attention.sizes.plain)
 
 
 def llama_ends(layer: DecoderLayer) -> Ends:
@@ -46,7 +55,7 @@ def llama_ends(layer: DecoderLayer) -> Ends:
 
 def sparse_ends(layer: DecoderLayer) -> Ends:
     """Return the ends of qkv and output of a layer with experts."""
-    return rotary_end(layer), AddResidual()
+    return first_end(layer), AddResidual()
 
 
 def sandwich_ends(layer: DecoderLayer) -> Ends:
@@ -55,7 +64,7 @@ def sandwich_ends(layer: DecoderLayer) -> Ends:
     _, _, _, down = products_of(layer)
     gate_up = GeGLU(down.in_features, pre_feedforward.eps)
     behind = (AddNormed(Norm(norm.weight, norm.eps)) for norm in (post_attention, post_feedforward))
-    return rotary_end(layer), next(behind), gate_up, next(behind)
+    return first_end(layer), next(behind), gate_up, next(behind)
 
 
 LLAMA = LayerForm(
@@ -76,11 +85,17 @@ GEMMA3 = LayerForm(
     rope=RotaryEmbedding,
     ffn=GegluMLP,
 )
+DEEPSEEK = LLAMA._replace(attention=LatentAttention)
 #: Form -> the ends of a layer's products. The form must match exactly.
 CHAINS: dict[LayerForm, Callable[[DecoderLayer], Ends]] = {
     LLAMA: llama_ends,
     QWEN3: llama_ends,
     PHI4_MINI: llama_ends,
     GEMMA3: sandwich_ends,
-    **{form._replace(ffn=ffn): sparse_ends for form in (LLAMA, QWEN3) for ffn in (SparseMLP, ParallelSparseMLP)},
+    DEEPSEEK: llama_ends,
+    **{
+        form._replace(ffn=ffn): sparse_ends
+        for form in (LLAMA, QWEN3, DEEPSEEK)
+        for ffn in (SparseMLP, ParallelSparseMLP)
+    },
 }

@@ -9,8 +9,13 @@ from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.latent import LatentAttention, LatentExpansion, OrderedLinear, QueryLatent
-from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.latent import (
+    LatentAttention,
+    LatentExpansion,
+    OrderedLinear,
+    QueryLatent,
+    QueryLatentAttention,
+)
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import share_of
 from photon_grpc.layers.parallel.latents import OrderedParallelLinear, ParallelExpansion
@@ -33,17 +38,17 @@ class DeepseekBuilder(SparseBuilder):
         num_heads = config.num_heads // self.mesh.tp.size
         spec = AttentionSpec(num_heads, config.attention_scale, self.dtype, sizes.rank)
         values = config.num_heads * sizes.value
-        return LatentAttention(
-            spec,
-            LayerKV(self.page_format()),
-            sizes,
-            qkv=self.projections(prefix, norm),
-            output=self.row_linear(prefix, values, {"o_proj": config.hidden_size}, bias=config.output_bias),
-            rotary=self.rotaries[config.ropes[layer]],
-            norm=self.latent_norm(prefix + "kv_a_layernorm", sizes.rank),
-            expansion=self.expansion(prefix + "kv_b_proj"),
-            query=self.query_latent(prefix) if sizes.query_rank else None,
-        )
+        parts = {
+            "qkv": self.projections(prefix, norm),
+            "output": self.row_linear(prefix, values, {"o_proj": config.hidden_size}, bias=config.output_bias),
+            "rotary": self.rotaries[config.ropes[layer]],
+            "norm": self.latent_norm(prefix + "kv_a_layernorm", sizes.rank),
+            "expansion": self.expansion(prefix + "kv_b_proj"),
+        }
+        pages = LayerKV(self.page_format())
+        if sizes.query_rank:
+            return QueryLatentAttention(spec, pages, sizes, query=self.query_latent(prefix), **parts)
+        return LatentAttention(spec, pages, sizes, **parts)
 
     def page_format(self) -> PageFormat:
         """Return the format of latents. Raise ModelLoadError for pages of 8 bits."""
@@ -96,17 +101,6 @@ class DeepseekBuilder(SparseBuilder):
 
     def latent_norm(self, name: str, size: int) -> RMSNorm:
         return self.norm_class(name + ".weight", size, EPS, dtype=self.dtype, kernels=self.kernels)
-
-    def shared(self, prefix: str) -> GatedMLP | None:
-        """Build what every token reaches beside its experts."""
-        spec, hidden = self.config.experts, self.config.hidden_size
-        if spec is None or not spec.shared_size:
-            return None
-        prefix += "mlp.shared_experts."
-        outputs = {"gate_proj": spec.shared_size, "up_proj": spec.shared_size}
-        gate_up = self.column_linear(prefix, hidden, outputs, bias=False, norm=None)
-        down = self.row_part(prefix, spec.shared_size, {"down_proj": hidden}, self.mesh.tp)
-        return self.mlp_class(gate_up, down, self.kernels)
 
 
 def order_of(heads: int, plain: int, rotated: int) -> torch.Tensor:

@@ -71,7 +71,6 @@ class FusedDecoderLayer(DecoderLayer):
         self.attention, self.mlp = layer.attention, layer.mlp
         self.chain = chain
         self._gemms = gemms
-        self._heads = -1, layer.attention.spec.num_heads, layer.attention.kv.format.width
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
@@ -81,9 +80,8 @@ class FusedDecoderLayer(DecoderLayer):
             return self._plain(x, residual, ctx)
         qkv, output, *block = self._gemms[work.bucket]
         work.take(x, residual)
-        kv, number = ctx.kv[self.attention.place], self.attention.layer
-        qkv(work, kv.pages, number)
-        kv.attention.attend(work.q.view(self._heads), number, work.attended.view(self._heads))
+        qkv(work, ctx.kv[self.attention.place].pages, self.attention.layer)
+        self.attention.attend(work.q, work.attended, ctx)
         output(work, work.attended)
         self.feed_forward(work, block, ctx)
         return work.h, None
@@ -112,7 +110,7 @@ class FusedSparseLayer(FusedDecoderLayer):
     def feed_forward(self, work: Workspace, gemms: Sequence[Gemm], ctx: StepContext) -> None:
         """Change the residual stream by what follows attention."""
         assert isinstance(self.mlp, SparseMLP)
-        self.mlp.add_to(work, self.norms[1](work.h), ctx)
+        self.mlp.add_to(work, self.norms[1], ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
@@ -181,7 +179,7 @@ def _suits(layer: DecoderLayer) -> bool:
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.norms[0].eps
     has_whole_groups = attention.qkv.in_features % squares.GROUP == 0
     dtype = str(attention.qkv.dtype if attention.scales is None else PAGE_DTYPE).removeprefix("torch.")
-    return has_one_eps and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype)
+    return has_one_eps and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype, kept.planes)
 
 
 def _layer_gemms(layer: DecoderLayer, ends: Ends) -> dict[int, LayerGemms]:

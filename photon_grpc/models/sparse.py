@@ -8,10 +8,9 @@ import torch
 
 from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, ExpertPlace, Experts, Router, SparseMLP, StackNames
-from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.experts import ParallelSparseMLP
-from photon_grpc.layers.parallel.group import Group
+from photon_grpc.layers.parallel.group import Group, Rehearsal
 from photon_grpc.layers.parallel.linears import RowPartLinear
 from photon_grpc.models.decoder import Decoder, FeedForward
 from photon_grpc.models.decoder_builder import DecoderBuilder
@@ -45,7 +44,6 @@ class SparseBuilder(DecoderBuilder):
         if spec is not None:
             self.refuse_share("moe_intermediate_size", spec.intermediate_size, self.mesh.of_expert.size)
             self.refuse_share("num_experts", spec.num_experts, self.mesh.experts.count)
-            self.refuse_share("shared experts' intermediate size", spec.shared_size, self.mesh.tp.size)
 
     def decoder(self) -> Decoder:
         decoder = super().decoder()
@@ -62,7 +60,8 @@ class SparseBuilder(DecoderBuilder):
         group, numbers = self.mesh.tp, range(spec.num_experts)
         own = numbers[self.mesh.experts.of(spec.num_experts)]
         kept = (own.start, len(own)) if len(own) < len(numbers) else (0, 0)
-        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, *kept)
+        shared = self.shared_experts(prefix)
+        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, *kept, len(shared))
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
         sizes = spec.num_experts, self.config.hidden_size
@@ -70,25 +69,30 @@ class SparseBuilder(DecoderBuilder):
         prefixes = [f"{block}experts.{number}." for number in numbers]
         self.elsewhere.update(prefixes[number] for number in numbers if number not in own)
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")
-        experts = Experts([self.expert(prefixes[number]) for number in own], names, self.kernels)
+        size, of_expert = spec.intermediate_size, self.mesh.of_expert
+        routed = [self.expert(prefixes[number], size, of_expert) for number in own]
+        experts = Experts(routed, names, self.kernels, shared)
         experts.place = ExpertPlace(own.start, len(numbers))
-        if group.size > 1:
-            return ParallelSparseMLP(router, experts, group, self.shared(prefix))
-        return SparseMLP(router, experts, self.shared(prefix))
+        return ParallelSparseMLP(router, experts, group) if group.size > 1 else SparseMLP(router, experts)
 
-    def shared(self, prefix: str) -> GatedMLP | None:
-        """Build what every token reaches beside its experts; None: there is nothing. `prefix` is the layer's.
+    def shared_experts(self, prefix: str) -> list[Expert]:
+        """Build this rank's experts of those that every token reaches; `prefix` is the layer's.
 
-        Its result is a part of the block's, which all ranks add.
+        In a checkpoint they are one block, of which each is an equal part.
         """
-        return None
+        spec, share, of_expert = self.config.experts, self.mesh.experts, self.mesh.of_expert
+        count = 0 if spec is None else spec.num_shared
+        own = [number for number in range(count) if number % share.count == share.index]
+        prefix += "mlp.shared_experts."
+        if count and not own:
+            self.elsewhere.add(prefix)
+        size, of_all = 0 if spec is None else spec.shared_size, count * of_expert.size
+        return [self.expert(prefix, size, Rehearsal(each * of_expert.size + of_expert.rank, of_all)) for each in own]
 
-    def expert(self, prefix: str) -> Expert:
-        spec, hidden = self.config.experts, self.config.hidden_size
-        size = spec.intermediate_size if spec else 0
-        merged, outputs = {self.names.gate: size, self.names.up: size}, {self.names.down: hidden}
-        group = self.mesh.of_expert
-        gate_up = self.column_linear(prefix, hidden, merged, bias=False, norm=None, group=group)
+    def expert(self, prefix: str, size: int, group: Group) -> Expert:
+        """Build a rank's part of an expert of this size."""
+        merged, outputs = {self.names.gate: size, self.names.up: size}, {self.names.down: self.config.hidden_size}
+        gate_up = self.column_linear(prefix, self.config.hidden_size, merged, bias=False, norm=None, group=group)
         return Expert(gate_up, self.row_part(prefix, size, outputs, group))
 
     def row_part(self, prefix: str, size: int, outputs: dict[str, int], group: Group) -> RowPartLinear:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels.attention import latent
+from photon_grpc.kernels.attention import latent, latent_queries, latent_values
+from photon_grpc.kernels.attention.latent_queries import LatentOutput
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 pytestmark = pytest.mark.gpu
 
@@ -61,3 +64,84 @@ def test_a_token_has_the_same_bits_in_prompts_chunks_and_alone() -> None:
             some = AttentionMetadata(starts, lengths, meta.block_tables, 0.05, count, longest)
             found = latent.attention(spec, some, pages, slots[:count], is_torch=False).attend(q[stop - count : stop], 0)
             assert torch.equal(found, whole[stop - count : stop]), (count, stop, longest)
+
+
+PLAIN, VALUE = 128, 128
+
+
+@pytest.mark.parametrize(
+    ("counts", "contexts"), [([1], [272]), ([1] * 40, [*range(1, 1400, 35)]), ([3, 8], [512, 1030]), ([90], [700])]
+)
+def test_values_are_those_of_torch(counts: list[int], contexts: list[int]) -> None:
+    torch.manual_seed(5)
+    meta, options = rows(counts, contexts), {"dtype": torch.bfloat16, "device": "cuda"}
+    pages = torch.randn(meta.block_tables.numel() + 1, 1, 1, 1, BLOCK_SIZE, RANK + ROTATED, **options)
+    q = torch.randn(sum(counts), HEADS, RANK + ROTATED, **options)
+    weight = torch.randn(HEADS * (PLAIN + VALUE), RANK, **options) * RANK**-0.5
+    slots = torch.zeros(sum(counts), dtype=torch.int64, device="cuda")
+    attention = latent.attention(AttentionSpec(HEADS, 0.05, q.dtype, RANK), meta, pages, slots, is_torch=False)
+    out = torch.empty(sum(counts), HEADS, VALUE, **options)
+    attention.values(q, 0, weight, PLAIN, out)
+    o = latent.reference(q.float(), pages.float(), 0, meta, RANK)
+    expected = torch.einsum("thr,hvr->thv", o, weight.view(HEADS, -1, RANK)[:, PLAIN:].float())
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    # The same bits as those that are attended first.
+    apart = torch.empty_like(out)
+    latent_values.launch(attention.attend(q, 0), None, weight, PLAIN, apart)
+    assert torch.equal(out, apart)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 64, 65, 300])
+@pytest.mark.parametrize("slices", [0, 2])
+def test_queries_and_latents_are_those_of_torch(num_tokens: int, slices: int) -> None:
+    torch.manual_seed(6)
+    options, hidden = {"dtype": torch.bfloat16, "device": "cuda"}, 2048
+    h = torch.randn(num_tokens, hidden, **options)
+    width = HEADS * (PLAIN + ROTATED) + RANK + ROTATED
+    sums = torch.randn(num_tokens, width, **options)
+    if slices:
+        sums = torch.randn(slices, num_tokens, width, device="cuda")
+    partial = torch.empty(num_tokens, hidden // 16, device="cuda")
+    squares.launch(h, partial)
+    weight = torch.randn(HEADS * (PLAIN + VALUE), RANK, **options) * PLAIN**-0.5
+    angles = torch.rand(400, ROTATED // 2, device="cuda")
+    slots = torch.randperm(12 * BLOCK_SIZE, device="cuda")[:num_tokens] + BLOCK_SIZE
+    rotation = Rotation(angles.cos(), angles.sin(), torch.arange(num_tokens, device="cuda"), slots)
+    found = []
+    for is_torch in (False, True):
+        q = torch.zeros(num_tokens, HEADS * (RANK + ROTATED), **options)
+        pages = torch.zeros(14, 2, 1, 1, BLOCK_SIZE, RANK + ROTATED, **options)
+        norm = (torch.rand(RANK, **options) if not found else found[0][2], 1e-6)
+        out = LatentOutput(q, pages, 1, rotation, norm, weight, PLAIN)
+        if is_torch:
+            latent_queries.reference(sums, h, 1e-6, out)
+        else:
+            latent_queries.launch(sums, h, partial, 1e-6, out)
+        found.append((q, pages, norm[0]))
+    torch.testing.assert_close(found[0][0].float(), found[1][0].float(), atol=3e-2, rtol=2e-2)
+    torch.testing.assert_close(found[0][1].float(), found[1][1].float(), atol=2e-2, rtol=1e-2)
+
+
+def test_queries_have_the_same_bits_at_any_number_of_tokens() -> None:
+    torch.manual_seed(7)
+    options, hidden = {"dtype": torch.bfloat16, "device": "cuda"}, 2048
+    h = torch.randn(200, hidden, **options)
+    sums = torch.randn(200, HEADS * (PLAIN + ROTATED) + RANK + ROTATED, **options)
+    weight, factors = torch.randn(HEADS * (PLAIN + VALUE), RANK, **options), torch.rand(RANK, **options)
+    angles = torch.rand(400, ROTATED // 2, device="cuda")
+
+    def launched(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = torch.arange(first, first + count, device="cuda")
+        of, partial = slice(first, first + count), torch.empty(count, hidden // 16, device="cuda")
+        squares.launch(h[of], partial)
+        q = torch.zeros(count, HEADS * (RANK + ROTATED), **options)
+        pages = torch.zeros(8, 1, 1, 1, BLOCK_SIZE, RANK + ROTATED, **options)
+        rotation = Rotation(angles.cos(), angles.sin(), numbers, numbers + BLOCK_SIZE)
+        out = LatentOutput(q, pages, 0, rotation, (factors, 1e-6), weight, PLAIN)
+        latent_queries.launch(sums[of].contiguous(), h[of].contiguous(), partial, 1e-6, out)
+        return q, pages.view(-1, RANK + ROTATED)[BLOCK_SIZE + first : BLOCK_SIZE + first + count]
+
+    whole = launched(0, 200)
+    for first, count in ((0, 1), (5, 17), (100, 64), (30, 65)):
+        for found, expected in zip(launched(first, count), (whole[0], whole[1]), strict=True):
+            assert torch.equal(found, expected[first : first + count])

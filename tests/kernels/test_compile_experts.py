@@ -11,7 +11,7 @@ import torch
 from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
-from photon_grpc.kernels.moe.route import RouterForm, WorkList
+from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
 from photon_grpc.kernels.moe.stacks import Stack
 from tests.kernels.test_compile import NAMES, check, compiled
 
@@ -25,18 +25,21 @@ each_model = pytest.mark.parametrize("name", MODELS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 
-@each_model
 @each_dtype
-def test_routing(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "is_one"), [("qwen3-30b-a3b", True), ("mixtral-8x7b", False)])
+def test_routing(name: str, is_one: bool, dtype: torch.dtype) -> None:
     num_experts, top_k, _, hidden = MODELS[name]
-    types = {"x": "*" + NAMES[dtype], "weight": "*" + NAMES[dtype], "scores": "*fp32", "num_tokens": "i32"}
-    constants = {"EXPERTS": num_experts, "HIDDEN": hidden, "BK": route.step_of(dtype), "PRECISION": "ieee", "PDL": True}
-    check(compiled(route.scores_kernel, types, constants | route.SCORES), "mma" if dtype == torch.bfloat16 else "fma")
+    kind = "*" + NAMES[dtype]
+    norm = StreamNorm("*fp32", kind, "fp32", kind) if is_one else None  # type: ignore[arg-type]
+    types = {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
+    constants = route.scores_config(1 if is_one else 2048, num_experts, hidden, dtype) | {"PDL": True}
+    check(compiled(route.scores_kernel, types, constants), "mma" if dtype == torch.bfloat16 else "fma")
     types = {"scores": "*fp32", "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
     types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
-    for form in (RouterForm(top_k), RouterForm(top_k, first_kept=num_experts // 2, num_kept=num_experts // 2)):
-        constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "PDL": True}
-        check(compiled(route.choose_kernel, types, constants), "atom")
+    kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
+    for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):
+        constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "IS_ONE": is_one, "PDL": True}
+        check(compiled(route.choose_kernel, types, constants), "" if is_one else "atom")
 
 
 FORMS = {
@@ -78,7 +81,7 @@ def test_products(name: str, form: str, block: int) -> None:
     first, second = (experts.config(block, dtype.itemsize, stack, of_down=of_down) for of_down in (False, True))
     check(compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first), instruction)
     types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32"}
-    check(compiled(experts.down_kernel, types, shape | second), instruction)
+    check(compiled(experts.down_kernel, types, shape | {"LINES": 4 if block == 16 else 0} | second), instruction)
 
 
 @each_model

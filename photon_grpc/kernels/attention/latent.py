@@ -6,25 +6,32 @@
 Queries are absorbed: their plain part was multiplied by the weight that expands c to keys, and what expands c to values
 comes behind. So prompts and single tokens are one formula, and a row has the same bits in any company: keys are added
 in lanes of LANE positions, counted from position 0, each on its own, and lanes are merged in their order. Where rows
-are short (decode) lanes are programs of their own and a second kernel merges them, else one program does both.
+are short (decode) lanes are programs of their own and `latent_values.py` merges them; else one program does both
+(`latent_lanes.py`; on Hopper `latent_ring.py`, with a few tokens of a row).
 
 Shapes: q [T, Hq, R + P], pages [num_blocks, layers, 1, 1, block_size, R + P] -> out [T, Hq, R]. bf16, fp16, fp32.
-Bytes moved: a token's context · (R + P) · itemsize for each 16 of its heads.
+Bytes moved: a row's context · (R + P) · itemsize for each 16 heads of one or two of its tokens.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention import latent_values
+from photon_grpc.kernels.attention.latent_lanes import LatentTile, latent_kernel
+from photon_grpc.kernels.attention.latent_ring import WARPS, latent_ring_kernel
+from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait, has_wgmma
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 
-#: Keys that are added on their own; those of a step of a lane, and heads of a program.
-LANE, STEP, HEADS = 512, 32, 16
+#: Keys that are added on their own, and those of a step of a lane.
+LANE, STEP = 256, 32
+#: Heads of a program, and tokens of one of `latent_ring.py` where rows are long.
+HEADS, TOKENS = 16, 2
 #: Rows with at most so many queries have programs for their lanes.
 SHORT = 8
 
@@ -56,23 +63,15 @@ def reference(
     return out
 
 
-class LatentSizes(NamedTuple):
-    """The constants of a kernel: heads, numbers of a latent, rotated ones, and those of blocks."""
-
-    NUM_HEADS: int
-    RANK: int
-    ROTATED: int
-    RANK_PAD: int
-    ROTATED_PAD: int
-    BLOCK_SIZE: int
-
-
 @jit
 def write_latent_kernel(
     latent, pages, slot_mapping, block_stride, layer_offset, token_stride,
-    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the latent of one token per program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     column = tl.arange(0, WIDTH_PAD)
@@ -81,138 +80,18 @@ def write_latent_kernel(
     tl.store(to + column, tl.load(latent + token * token_stride + column, mask=inside), mask=inside)
 
 
-@jit
-def merged(state, lane):
-    """Return the state with a later lane in it: largest score, sum of powers, their sum times values."""
-    most, total, acc = state
-    lane_most, lane_total, lane_acc = lane
-    largest = tl.maximum(most, lane_most)
-    before, now = tl.exp2(most - largest), tl.exp2(lane_most - largest)
-    total = tl.fma(lane_total, now, total * before)
-    return largest, total, tl.fma(lane_acc, now[:, None] + tl.zeros_like(lane_acc), acc * before[:, None])
+def tile_of(spec: AttentionSpec, pages: torch.Tensor, num_rows: int, *, has_long_rows: bool) -> LatentTile:
+    """Return the cut of programs."""
+    rank, (block_size, width) = spec.value_width, pages.shape[4:]
+    return LatentTile(
+        spec.num_heads, rank, width - rank, max(16, next_power_of_2(rank)), max(16, next_power_of_2(width - rank)),
+        block_size, next_power_of_2(num_rows), LANE, STEP, HEADS, TOKENS if has_long_rows else 1,
+    )  # fmt: skip
 
 
-@jit
-def lane_sums(
-    q_plain, q_rotated, pages, table, begin, end, scale, block_stride,
-    RANK: tl.constexpr, ROTATED: tl.constexpr, RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return largest score [HEADS], sum of powers [HEADS] and that of values [HEADS, RANK_PAD] of a lane's keys."""
-    most = tl.full([HEADS], -float("inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, RANK_PAD], tl.float32)
-    plain, rotated = tl.arange(0, RANK_PAD), tl.arange(0, ROTATED_PAD)
-    for first in range(begin, end, STEP):
-        key = first + tl.arange(0, STEP)
-        seen = key < end
-        block = tl.load(table + key // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        at = pages + block * block_stride + key % BLOCK_SIZE * (RANK + ROTATED)
-        c = tl.load(at[:, None] + plain[None, :], mask=seen[:, None] & (plain < RANK)[None, :], other=0.0)
-        r = tl.load(at[:, None] + RANK + rotated[None, :], mask=seen[:, None] & (rotated < ROTATED)[None, :], other=0.0)
-        s = tl.dot(q_plain, tl.trans(c), input_precision=PRECISION)
-        s = tl.dot(q_rotated, tl.trans(r), s, input_precision=PRECISION) * scale
-        s = tl.where(seen[None, :], s, -float("inf"))
-        largest = tl.maximum(most, tl.max(s, 1))
-        before, p = tl.exp2(most - largest), tl.exp2(s - largest[:, None])
-        total = tl.fma(total, before, tl.sum(p, 1))
-        acc = tl.dot(p.to(c.dtype), c, acc * before[:, None], input_precision=PRECISION)
-        most = largest
-    return most, total, acc
-
-
-@jit
-def latent_kernel(
-    q, pages, out, parts, query_start, context_len, tables, num_rows, scale, block_stride, table_stride,
-    NUM_HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr,
-    RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS_PAD: tl.constexpr, LANE: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Attend for HEADS heads of one token per program; with `parts` for one lane of its keys.
-
-    parts: most, total float32 [T, Hq, lanes] and acc [T, Hq, lanes, RANK], which `merge_kernel` reads; None: all lanes.
-    """
-    token, block = tl.program_id(0), tl.program_id(1)
-    number = tl.arange(0, ROWS_PAD)
-    ends = tl.load(query_start + 1 + number, mask=number < num_rows, other=2147483647)
-    row = tl.sum((ends <= token).to(tl.int32), 0)
-    if row < num_rows:
-        stop = tl.load(query_start + row + 1)
-        context = tl.load(context_len + row) - stop + token + 1
-        head = block * HEADS + tl.arange(0, HEADS)
-        plain, rotated = tl.arange(0, RANK_PAD), tl.arange(0, ROTATED_PAD)
-        of_q = q + token.to(tl.int64) * (NUM_HEADS * (RANK + ROTATED)) + head[:, None] * (RANK + ROTATED)
-        there = (head < NUM_HEADS)[:, None]
-        q_plain = tl.load(of_q + plain[None, :], mask=there & (plain < RANK)[None, :], other=0.0)
-        q_rotated = tl.load(of_q + RANK + rotated[None, :], mask=there & (rotated < ROTATED)[None, :], other=0.0)
-        table = tables + row.to(tl.int64) * table_stride
-        if parts is None:
-            state = lane_sums(
-                q_plain, q_rotated, pages, table, 0, tl.minimum(context, LANE), scale, block_stride,
-                RANK, ROTATED, RANK_PAD, ROTATED_PAD, BLOCK_SIZE, STEP, HEADS, PRECISION,
-            )  # fmt: skip
-            most, total, acc = state
-            for begin in range(LANE, context, LANE):
-                lane = lane_sums(
-                    q_plain, q_rotated, pages, table, begin, tl.minimum(context, begin + LANE), scale, block_stride,
-                    RANK, ROTATED, RANK_PAD, ROTATED_PAD, BLOCK_SIZE, STEP, HEADS, PRECISION,
-                )  # fmt: skip
-                most, total, acc = merged((most, total, acc), lane)
-            to = out + token.to(tl.int64) * (NUM_HEADS * RANK) + head[:, None] * RANK + plain[None, :]
-            tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=there & (plain < RANK)[None, :])
-        else:
-            lane_number, num_lanes = tl.program_id(2), tl.num_programs(2)
-            begin = lane_number * LANE
-            if begin < context:
-                most, total, acc = lane_sums(
-                    q_plain, q_rotated, pages, table, begin, tl.minimum(context, begin + LANE), scale, block_stride,
-                    RANK, ROTATED, RANK_PAD, ROTATED_PAD, BLOCK_SIZE, STEP, HEADS, PRECISION,
-                )  # fmt: skip
-                place = (token.to(tl.int64) * NUM_HEADS + head) * num_lanes + lane_number
-                tl.store(parts[0] + place, most, mask=head < NUM_HEADS)
-                tl.store(parts[1] + place, total, mask=head < NUM_HEADS)
-                to = parts[2] + place[:, None] * RANK + plain[None, :]
-                tl.store(to, acc, mask=there & (plain < RANK)[None, :])
-
-
-@jit
-def merge_kernel(
-    parts, out, query_start, context_len, num_rows, num_lanes,
-    NUM_HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
-    ROWS_PAD: tl.constexpr, LANE: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """Merge the lanes of HEADS heads of one token per program."""
-    token = tl.program_id(0)
-    number = tl.arange(0, ROWS_PAD)
-    ends = tl.load(query_start + 1 + number, mask=number < num_rows, other=2147483647)
-    row = tl.sum((ends <= token).to(tl.int32), 0)
-    if row < num_rows:
-        context = tl.load(context_len + row) - tl.load(query_start + row + 1) + token + 1
-        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-        plain = tl.arange(0, RANK_PAD)
-        inside = (head < NUM_HEADS)[:, None] & (plain < RANK)[None, :]
-        place = (token.to(tl.int64) * NUM_HEADS + head) * num_lanes
-        most = tl.load(parts[0] + place, mask=head < NUM_HEADS, other=0.0)
-        total = tl.load(parts[1] + place, mask=head < NUM_HEADS, other=1.0)
-        acc = tl.load(parts[2] + place[:, None] * RANK + plain[None, :], mask=inside, other=0.0)
-        for lane in range(1, (context + LANE - 1) // LANE):
-            of_lane = place + lane
-            lane_most = tl.load(parts[0] + of_lane, mask=head < NUM_HEADS, other=0.0)
-            lane_total = tl.load(parts[1] + of_lane, mask=head < NUM_HEADS, other=0.0)
-            lane_acc = tl.load(parts[2] + of_lane[:, None] * RANK + plain[None, :], mask=inside, other=0.0)
-            most, total, acc = merged((most, total, acc), (lane_most, lane_total, lane_acc))
-        to = out + token.to(tl.int64) * (NUM_HEADS * RANK) + head[:, None] * RANK + plain[None, :]
-        tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-def config(spec: AttentionSpec, width: int, block_size: int, num_rows: int) -> dict[str, Any]:
-    """Return the compile-time arguments of `latent_kernel`."""
-    rank, rotated = spec.value_width, width - spec.value_width
-    sizes = LatentSizes(
-        spec.num_heads, rank, rotated, next_power_of_2(rank), max(16, next_power_of_2(rotated)), block_size
-    )
-    rows = {"ROWS_PAD": next_power_of_2(num_rows), "LANE": LANE, "STEP": STEP, "HEADS": HEADS, "PRECISION": "ieee"}
-    return sizes._asdict() | rows | {"num_warps": 8, "num_stages": 2 if spec.dtype.itemsize == 2 else 1}
+def options(dtype: torch.dtype) -> dict[str, int]:
+    """Return the warps of a program of `latent_kernel`, and its steps in flight."""
+    return {"num_warps": 8, "num_stages": 2 if dtype.itemsize == 2 else 1}
 
 
 class TorchLatents:
@@ -231,6 +110,10 @@ class TorchLatents:
         found = reference(q, self._pages, layer, self._meta, self._spec.value_width)
         return found if out is None else out.copy_(found)
 
+    def values(self, q: torch.Tensor, layer: int, weight: torch.Tensor, plain: int, out: torch.Tensor) -> None:
+        """Fill out [T, Hq, V] with what `attend` returns, expanded by `latent_values.py`."""
+        out.copy_(latent_values.reference(self.attend(q, layer), weight, plain))
+
 
 class KernelLatents(TorchLatents):
     """Attention over latents by kernels."""
@@ -242,44 +125,67 @@ class KernelLatents(TorchLatents):
             write_latent_kernel[(k.shape[0],)](
                 k, pages, self._slots, pages.stride(0), layer * pages.stride(1), k.stride(0),
                 WIDTH=width, WIDTH_PAD=next_power_of_2(width), BLOCK_SIZE=pages.shape[4], num_warps=4,
+                **dependent_launch(k.device),
             )  # fmt: skip
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        spec, meta, pages = self._spec, self._meta, self._pages
-        num_rows, rank = meta.context_len.shape[0], spec.value_width
         if out is None:
-            out = torch.empty(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
-        if not q.shape[0] or not num_rows:
-            return out
-        meta_of_kernel = config(spec, q.shape[2], pages.shape[4], num_rows)
-        lanes, blocks = cdiv(meta.max_context_len, LANE), cdiv(spec.num_heads, HEADS)
-        splits = lanes > 1 and meta.max_query_len <= SHORT
-        parts = _parts(q, lanes, rank) if splits else None
-        tables = meta.block_tables
-        latent_kernel[(q.shape[0], blocks, lanes if splits else 1)](
-            q, pages[:, layer], out, parts, meta.query_start, meta.context_len, tables, num_rows, meta.log2_scale,
-            pages.stride(0), tables.stride(0), **meta_of_kernel,
-        )  # fmt: skip
+            out = torch.empty(*q.shape[:2], self._spec.value_width, dtype=q.dtype, device=q.device)
+        parts = self._launch(q, layer, out)
         if parts is not None:
-            names = ("NUM_HEADS", "RANK", "RANK_PAD", "ROWS_PAD", "LANE", "HEADS")
-            merge_kernel[(q.shape[0], blocks)](
-                parts, out, meta.query_start, meta.context_len, num_rows, lanes,
-                **{name: meta_of_kernel[name] for name in names}, num_warps=4,
-            )  # fmt: skip
+            latent_values.launch(None, parts, None, 0, out)
         return out
 
+    def values(self, q: torch.Tensor, layer: int, weight: torch.Tensor, plain: int, out: torch.Tensor) -> None:
+        """Fill out [T, Hq, V] with what `attend` returns, expanded by `latent_values.py`."""
+        attended = torch.empty(0 if self._splits(q) else q.shape[0], *self._shape, dtype=q.dtype, device=q.device)
+        parts = self._launch(q, layer, attended)
+        latent_values.launch(attended, parts, weight, plain, out)
 
-class LaneParts(NamedTuple):
-    """The results of lanes: largest scores and sums of powers [T, Hq, lanes], sums of values [T, Hq, lanes, R]."""
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self._spec.num_heads, self._spec.value_width
 
-    most: torch.Tensor
-    total: torch.Tensor
-    acc: torch.Tensor
+    def _splits(self, q: torch.Tensor) -> bool:
+        """Return whether lanes have programs of their own: rows are short, and kernels run."""
+        return q.shape[0] > 0 and self._meta.max_query_len <= SHORT and self._meta.context_len.shape[0] > 0
+
+    def _launch(self, q: torch.Tensor, layer: int, out: torch.Tensor) -> LaneParts | None:
+        """Return the parts of lanes, or fill out [T, Hq, R] and return None."""
+        spec, meta, pages, tables = self._spec, self._meta, self._pages, self._meta.block_tables
+        num_tokens, num_rows = q.shape[0], meta.context_len.shape[0]
+        if not num_tokens or not num_rows:
+            return None
+        splits, is_ring = self._splits(q), suits_ring(spec, pages)
+        tile = tile_of(spec, pages, num_rows, has_long_rows=not splits)
+        lanes = cdiv(meta.max_context_len, LANE) if splits else 1
+        parts = _parts(q, lanes, tile.RANK) if splits else None
+        arguments = (
+            q, pages[:, layer], out, parts, meta.query_start, meta.context_len, tables, num_rows, meta.log2_scale,
+            pages.stride(0), tables.stride(0),
+        )  # fmt: skip
+        constants = {"C": tile, **dependent_launch(q.device)}
+        blocks = cdiv(spec.num_heads, HEADS)
+        if is_ring:
+            is_one = meta.max_query_len == 1
+            tiles = num_rows if is_one else num_tokens // tile.TOKENS + num_rows
+            latent_ring_kernel[(tiles, blocks, lanes)](*arguments, IS_ONE=is_one, num_warps=WARPS, **constants)
+        else:
+            latent_kernel[(num_tokens, blocks, lanes)](*arguments, **constants, **options(spec.dtype))
+        return parts
 
 
 def _parts(q: torch.Tensor, lanes: int, rank: int) -> LaneParts:
     shape, options = (*q.shape[:2], lanes), {"dtype": torch.float32, "device": q.device}
-    return LaneParts(torch.empty(shape, **options), torch.empty(shape, **options), torch.empty(*shape, rank, **options))
+    numbers = torch.empty(shape, **options), torch.empty(shape, **options), torch.empty(*shape, rank, **options)
+    return LaneParts(*numbers, torch.empty(q.shape[0], dtype=torch.int32, device=q.device))
+
+
+def suits_ring(spec: AttentionSpec, pages: torch.Tensor) -> bool:
+    """Return whether `latent_ring.py` computes it: 16 bits, tiles that fill rows of shared memory and fit there."""
+    rank, rotated = spec.value_width, pages.shape[5] - spec.value_width
+    fits = rank in (64, 128, 256, 512) and rotated == 64
+    return fits and has_wgmma(pages.device) and spec.dtype.itemsize == 2 and pages.is_contiguous()
 
 
 def attention(

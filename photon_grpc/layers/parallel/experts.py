@@ -6,7 +6,7 @@ import torch
 
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.experts import Experts, Router, SparseMLP
-from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import Group
 from photon_grpc.layers.parallel.linears import in_order
 from photon_grpc.layers.workspace import Workspace
@@ -18,15 +18,15 @@ class ParallelSparseMLP(SparseMLP):
     A rank's sum over a token's experts is rounded before the ranks' sums are added, in float32.
     """
 
-    def __init__(self, router: Router, experts: Experts, group: Group, shared: GatedMLP | None = None) -> None:
-        super().__init__(router, experts, shared)
+    def __init__(self, router: Router, experts: Experts, group: Group) -> None:
+        super().__init__(router, experts)
         self._group = group
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         return in_order(self._group.gather(super().__call__(x, ctx).float())).to(x.dtype)
 
-    def add_to(self, work: Workspace, x: torch.Tensor, ctx: StepContext) -> None:
-        part = super().__call__(x, ctx).float()
+    def add_to(self, work: Workspace, norm: RMSNorm, ctx: StepContext) -> None:
+        part = super().__call__(norm(work.h), ctx).float()
         if self._group.add(work.h, part, None, work.sums.partial, 1):
             work.written()
         else:

@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from photon_grpc.config.quantization import FORMATS
+from photon_grpc.kernels import rms_norm
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts, route
-from photon_grpc.kernels.moe.route import RouterForm
+from photon_grpc.kernels.moe.route import RouterForm, StreamNorm
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
 from tests.kernels.experts import check_work, exact, rounded
 
 FORMS = [RouterForm(2), RouterForm(3, renormalises=False), RouterForm(1, is_softmax=False), RouterForm(8)]
 #: Of a rank that has some of the experts.
 FORMS += [RouterForm(3, first_kept=5, num_kept=5), RouterForm(8, first_kept=0, num_kept=4)]
+FORMS += [RouterForm(3, scale=1.5, num_shared=2), RouterForm(2, first_kept=5, num_kept=5, num_shared=1)]
 
 
 def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -37,7 +39,26 @@ def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: 
         assert torch.equal(*tallies)
         assert torch.equal(found.experts, expected.experts)
         torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
-        check_work(found, 10)
+        check_work(found, (form.num_kept or 10) + form.num_shared)
+
+
+def test_a_norm_before_the_router_is_computed_with_its_numbers() -> None:
+    h, weight, factors = numbers(1, 21, 48), numbers(2, 10, 48), numbers(3, 48)
+    norm = StreamNorm(squares.reference(h), factors, 1e-6, torch.empty_like(h))
+    found = route.launch(h, weight, RouterForm(3), None, norm=norm)
+    torch.testing.assert_close(norm.y, rms_norm.reference(h, factors, 1e-6), atol=1e-6, rtol=1e-5)
+    expected = route.launch(norm.y, weight, RouterForm(3), None)
+    assert torch.equal(found.experts, expected.experts)
+    assert torch.equal(found.weights, expected.weights)
+
+
+def test_experts_that_every_token_reaches_are_added_last() -> None:
+    x, router, stacks = made(9, 7, 24, 40)
+    routing = route.launch(x, router[:5], RouterForm(2, num_shared=2), torch.tensor([8], dtype=torch.int32))
+    assert routing.experts[:8, 2:].tolist() == [[5, 6]] * 8 and routing.experts[8].tolist() == [-1] * 4
+    assert (routing.weights[:8, 2:] == 1).all()
+    found = experts.launch(x, routing, stacks)
+    torch.testing.assert_close(found.double(), exact(x, routing, stacks), atol=1e-5, rtol=1e-5)
 
 
 def test_of_equal_numbers_the_lower_expert_is_chosen_and_nan_fails_its_token_alone() -> None:
