@@ -1,11 +1,10 @@
 """Measure one replica on several GPUs beside one GPU: equal ids, ms a step, tok/s of prompts, time to the first token.
 
     python -m benchmarks.ranks --shape 8b --ranks 2 [--turn FILE] [--kill] [-- FLAGS OF serve]
-    python -m benchmarks.ranks --ids ids.json --shape 1b --ranks 2 -- --dtype float32
+    python -m benchmarks.ranks --ids ids.json --shape 1b --ranks 2 [--by pipeline] -- --dtype float32
 
 Weights are random. With `--ids` the greedy ids of 32 prompts are compared with those in the file, which the first run
-writes. `--turn` waits for a lock on that file before it measures, so that `--beside` runs may load
-at a time. `--kill`
+writes. `--turn` waits for a lock on that file before it measures, so that `--beside` runs may load at a time. `--kill`
 ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told.
 """
 
@@ -111,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="demo", help="of benchmarks/shapes.py; demo: the embedded model")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--by", choices=["tensor", "expert", "pipeline"], default="tensor")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 64, 256])
     parser.add_argument("--prompts", type=int, nargs="*", default=[2048])
     parser.add_argument("--ids", type=Path)
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
-    flags = ["--tensor-parallel-size", str(args.ranks), *args.flags]
+    flags = [f"--{args.by}-parallel-size", str(args.ranks), *args.flags]
     max_len = 4096 if args.shape != "demo" else 0
     with loaded(args.shape, flags, max_len) as work:
         lock: Any = args.turn.open("a") if args.turn else None

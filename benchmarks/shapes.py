@@ -123,6 +123,8 @@ OF_OTHER_FORMS: dict[str, Config] = {
     "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
     "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
     "qwen3-30b-a3b": _config("Qwen3Moe", (2048, 48, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
+    # Two of its layers, which fit in float32.
+    "qwen3-30b-a3b-2": _config("Qwen3Moe", (2048, 2, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
     "deepseek-v2-lite": _config("DeepseekV2", (2048, 27, 16, 16, 128, 10944, 102400), tied=False, **_DEEPSEEK_LITE),
     "mixtral-8x7b": _config(
         "Mixtral", (4096, 32, 32, 8, 128, 14336, 32000), tied=False, rope_theta=1000000.0, num_local_experts=8

@@ -1,0 +1,134 @@
+"""The exchange of sums between the GPUs of two ranks: its time beside NCCL's, and many exchanges with random delays.
+
+    python -m benchmarks.kernels.exchange [--rows 1 4 8 32 64 128 256] [--exchanges 1000000]
+
+Starts a process for the second GPU. Times are those of one of 64 exchanges in a CUDA graph, on planes in turns, with
+the addition to the residual stream and the sums of squares: `planes` by memory that the GPUs write to each other,
+`nccl` by an all-gather and a kernel that adds. Bytes are those that one GPU sends to the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from photon_grpc.bridge.heartbeat import shared_file
+from photon_grpc.kernels.linear import slices
+from photon_grpc.layers.parallel.group import MeshSizes
+from photon_grpc.layers.parallel.planes import Planes
+from photon_grpc.layers.parallel.processes import Joined, ProcessGroup, ProcessMesh
+
+HIDDEN, CALLS = 4096, 64
+
+
+def captured(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        function()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, replays: int = 30) -> float:
+    """Return the median time of a call in the graph."""
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
+    return sorted(times[5:])[len(times[5:]) // 2]
+
+
+def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[int], rank: int) -> None:
+    for num_rows in rows:
+        h = torch.zeros(num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
+        part = torch.randn(num_rows, HIDDEN, device=device)
+        squares = torch.empty(num_rows, HIDDEN // 16, device=device)
+
+        def by_planes(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
+            for call in range(CALLS):
+                planes.add(h, part, None, squares, call % 2)
+
+        def by_nccl(h: torch.Tensor = h, part: torch.Tensor = part) -> None:
+            for _ in range(CALLS):
+                slices.add_launch(h, group.gather(part), None)
+
+        found = [microseconds(captured(each)) for each in (by_planes, by_nccl)]
+        if rank == 0:
+            print(f"| {num_rows} | {part.nbytes >> 10} KB | {found[0]:.2f} | {found[1]:.2f} |", flush=True)
+
+
+def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int) -> None:
+    """Exchange numbers that both ranks know, each rank late at random; count wrong ones."""
+    num_rows, generator = 4, torch.Generator(device=device).manual_seed(7)
+    base = torch.randint(-999, 999, (2, CALLS, num_rows, HIDDEN), generator=generator, device=device).float()
+    h = torch.zeros(CALLS, num_rows, HIDDEN, device=device)
+    squares = torch.empty(num_rows, HIDDEN // 16, device=device)
+    turn, wrong = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+
+    def exchange() -> None:
+        turn.add_(1).remainder_(1000)
+        h.zero_()
+        parts = base[rank] * turn
+        for call in range(CALLS):
+            planes.add(h[call], parts[call], None, squares, call % 2)
+        wrong.add_((h != (base[0] + base[1]) * turn).sum())
+
+    graph, chance = captured(exchange), random.Random(rank)
+    for number in range(num_exchanges // CALLS):
+        if chance.random() < 0.5:
+            torch.cuda._sleep(chance.randrange(100_000))
+        graph.replay()
+        if number % 500 == 0:
+            torch.cuda.synchronize()
+    print(f"rank {rank}: {num_exchanges} exchanges with random delays, {int(wrong)} wrong words", flush=True)
+
+
+def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    mesh = ProcessMesh(rank, MeshSizes(2), file)
+    mesh.join(device, HIDDEN)
+    assert isinstance(mesh.mesh.tp, ProcessGroup)
+    group = mesh.mesh.tp._group
+    assert isinstance(group, Joined) and group._planes is not None, "the GPUs do not reach each other"
+    if rank == 0:
+        print(
+            f"\n{torch.cuda.get_device_name()}\n\n| rows | bytes | planes, µs | nccl, µs |\n|--:|--:|--:|--:|",
+            flush=True,
+        )
+    timed(group, group._planes, device, rows, rank)
+    delayed(group._planes, device, num_exchanges, rank)
+    dist.barrier()
+    torch.cuda.synchronize()
+    # The end of NCCL's group may wait for graphs.
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 32, 64, 128, 256])
+    parser.add_argument("--exchanges", type=int, default=1_000_000)
+    parser.add_argument("--second", type=int, help="the number of the shared file; of the process for the second GPU")
+    args = parser.parse_args()
+    if args.second is None:
+        file = shared_file("rendezvous")
+        command = [sys.executable, "-m", "benchmarks.kernels.exchange", *sys.argv[1:], "--second", str(file)]
+        subprocess.Popen(command, pass_fds=(file,))
+        run(0, file, args.rows, args.exchanges)
+    run(1, args.second, args.rows, args.exchanges)
+
+
+if __name__ == "__main__":
+    main()
