@@ -190,13 +190,17 @@ def varlen_tile_kernel(
     v_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    # Only where it is waited for: the compiler gives memory that is no longer used to sums that warps exchange, and a
+    # barrier's may hold nothing else before the barrier is invalidated. Rows of sums were lost where it did.
+    landed = k_ready
+    if SHAPE.CHUNK == 8:
+        landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(landed, count=1)
     for stage in gl.static_range(NS):
         mbarrier.init(k_ready.index(stage), count=1)
         mbarrier.init(v_ready.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=CONSUMERS)
         mbarrier.init(v_free.index(stage), count=CONSUMERS)
-    mbarrier.init(landed, count=1)
     fence_async_shared()
     table = block_tables + row.to(gl.int64) * table_stride
     k_row = first_row + kv_head * BLOCK_SIZE
