@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
@@ -19,6 +20,8 @@ ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVL
 #: Longer than any step, and than the compilation of a kernel that one rank meets first. The end of a rank is noticed at
 #: once, elsewhere.
 TIMEOUT_S = 1800.0
+#: From so many rows on, ranks share out the addition of rows.
+SHARED_ROWS = 1024
 #: For the meeting of ranks that are all about to join.
 MEETING_S = 60.0
 
@@ -152,7 +155,18 @@ class Joined:
     def add(
         self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
     ) -> bool:
-        if self._planes is None or not self._planes.take(h):
-            return add_gathered(self, h, part, bias)
-        self._planes.add(h, part, bias, squares, site)
-        return True
+        if self._planes is not None and self._planes.take(h):
+            self._planes.add(h, part, bias, squares, site)
+            return True
+        shared = h.shape[0] - h.shape[0] % self.size if h.shape[0] >= SHARED_ROWS else 0
+        if shared:
+            self._add_shared(h[:shared], part[:shared], bias)
+        return add_gathered(self, h[shared:], part[shared:], bias) if shared < h.shape[0] else False
+
+    def _add_shared(self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Add with the bits of `add_gathered`, each rank as many rows, which it hands on: 3 bytes are moved of 4."""
+        parts = part.new_empty((self.size, part.shape[0] // self.size, part.shape[1]))
+        dist.all_to_all_single(parts, part.view(parts.shape), group=self._group)
+        own = h.view(parts.shape)[self.rank]
+        slices.add_launch(own, parts, bias)
+        dist.all_gather_into_tensor(h, own, group=self._group)
