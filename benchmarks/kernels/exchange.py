@@ -1,10 +1,11 @@
 """The exchange of sums between the GPUs of two ranks: its time beside NCCL's, and many exchanges with random delays.
 
-    python -m benchmarks.kernels.exchange [--rows 1 4 8 32 64 128 256] [--exchanges 1000000]
+    python -m benchmarks.kernels.exchange [--rows 1 8 64 8192] [--exchanges 1000000]
 
 Starts a process for the second GPU. Times are those of one of 64 exchanges in a CUDA graph, on planes in turns, with
-the addition to the residual stream and the sums of squares: `planes` by memory that the GPUs write to each other,
-`nccl` by an all-gather and a kernel that adds. Bytes are those that one GPU sends to the other.
+the addition to the residual stream: `planes` by memory that the GPUs write to each other (and the sums of squares),
+`nccl` by an all-gather and a kernel that adds, `shared` by a kernel that adds half of the rows, which are handed on.
+Bytes are those of a rank's part.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from photon_grpc.bridge.heartbeat import shared_file
 from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.parallel.group import MeshSizes
 from photon_grpc.layers.parallel.planes import Planes
-from photon_grpc.layers.parallel.processes import Joined, ProcessGroup, ProcessMesh
+from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
 HIDDEN, CALLS = 4096, 64
 
@@ -64,9 +65,26 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
             for _ in range(CALLS):
                 slices.add_launch(h, group.gather(part), None)
 
-        found = [microseconds(captured(each)) for each in (by_planes, by_nccl)]
+        def by_group(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
+            for call in range(CALLS):
+                group.add(h, part, None, squares, call % 2)
+
+        ways = [by_planes if planes.take(h) else None, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
+        found = [f"{microseconds(captured(way)):.2f}" if way else "" for way in ways]
         if rank == 0:
-            print(f"| {num_rows} | {part.nbytes >> 10} KB | {found[0]:.2f} | {found[1]:.2f} |", flush=True)
+            print(f"| {num_rows} | {part.nbytes >> 10} KB | {' | '.join(found)} |", flush=True)
+
+
+def compare(group: Joined, device: torch.device, rank: int) -> None:
+    """Tell whether rows that ranks share out have the bits of those that all add."""
+    for num_rows in (SHARED_ROWS, 4099):
+        generator = torch.Generator(device=device).manual_seed(num_rows)
+        parts = torch.randn(2, num_rows, HIDDEN, device=device, generator=generator)
+        start = torch.randn(num_rows, HIDDEN, device=device, generator=generator).bfloat16()
+        found, expected = start.clone(), start.clone()
+        group.add(found, parts[rank].contiguous(), None, torch.empty(0, device=device), 0)
+        slices.add_launch(expected, parts, None)
+        print(f"rank {rank}: {num_rows} rows equal: {torch.equal(found, expected)}", flush=True)
 
 
 def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int) -> None:
@@ -105,10 +123,11 @@ def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
     assert isinstance(group, Joined) and group._planes is not None, "the GPUs do not reach each other"
     if rank == 0:
         print(
-            f"\n{torch.cuda.get_device_name()}\n\n| rows | bytes | planes, µs | nccl, µs |\n|--:|--:|--:|--:|",
+            f"\n{torch.cuda.get_device_name()}\n\n| rows | bytes | planes, µs | nccl, µs | shared, µs |\n|--:|--:|--:|--:|--:|",
             flush=True,
         )
     timed(group, group._planes, device, rows, rank)
+    compare(group, device, rank)
     delayed(group._planes, device, num_exchanges, rank)
     dist.barrier()
     torch.cuda.synchronize()
@@ -118,7 +137,7 @@ def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 32, 64, 128, 256])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 32, 64, 128, 256, 2048, 8192])
     parser.add_argument("--exchanges", type=int, default=1_000_000)
     parser.add_argument("--second", type=int, help="the number of the shared file; of the process for the second GPU")
     args = parser.parse_args()
