@@ -36,7 +36,7 @@ CANDIDATES = {
     ],
     32: [*product((16, 32, 64), (128,), (4,), (3, 4)), (32, 64, 4, 6), (64, 64, 8, 4)],
     64: [*product((32, 64), (64, 128), (4, 8), (3,)), (64, 64, 4, 4), (32, 64, 4, 4)],
-    128: [*product((32, 64), (64,), (4, 8), (3, 4)), (128, 64, 8, 3)],
+    128: [*product((32, 64), (64,), (4, 8), (3, 4)), (128, 64, 8, 3), (64, 128, 8, 2), (128, 32, 8, 4)],
 }
 
 
@@ -46,11 +46,14 @@ class Layers:
     def __init__(self, shape: str) -> None:
         config = SHAPES[shape]
         self.hidden, self.top_k = config["hidden_size"], config.get("num_experts_per_tok", 2)
-        self.num_experts = config.get("num_experts") or config["num_local_experts"]
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        routed = next(config[name] for name in names if name in config)
         self.size = config.get("moe_intermediate_size") or config["intermediate_size"]
-        self.form = RouterForm(self.top_k)
+        self.form = RouterForm(self.top_k, num_shared=config.get("n_shared_experts", 0))
+        self.top_k += self.form.num_shared
+        self.num_experts = routed + self.form.num_shared
         options = {"dtype": torch.bfloat16, "device": "cuda"}
-        self.routers = [torch.randn(self.num_experts, self.hidden, **options) for _ in range(NUM_LAYERS)]
+        self.routers = [torch.randn(routed, self.hidden, **options) for _ in range(NUM_LAYERS)]
         self.stacks = [self._stacks(options) for _ in range(NUM_LAYERS)]
 
     def _stacks(self, options: dict[str, object]) -> Stacks:
@@ -95,7 +98,7 @@ class Step:
 
 def blocks_of(rows: int, *, sweeps: bool) -> tuple[int, ...]:
     block = route.block_of(rows)
-    others = {16: (), 32: (16,), 64: (32,), 128: (64,)}[block]
+    others = {16: (), 32: (16,), 64: (128,), 128: (64,)}[block]
     return (block, *others) if sweeps else (block,)
 
 
