@@ -314,7 +314,8 @@ def _experts(experts: ExpertSpec | None) -> list[tuple[str, str]]:
     """Return how many experts the layers have, if they have some."""
     if experts is None:
         return []
-    said = f"{experts.top_k} of {experts.num_experts} a token, {experts.intermediate_size:,} wide"
+    shared = f" and {experts.num_shared} that every token reaches" if experts.num_shared else ""
+    said = f"{experts.top_k} of {experts.num_experts} a token{shared}, {experts.intermediate_size:,} wide"
     return [("experts", f"{said}, in {sum(experts.layers)} of {len(experts.layers)} layers")]
 
 

@@ -36,6 +36,8 @@ class Model:
     numerics: Mapping[str, Any] = field(default_factory=dict)
     #: Of quantized weights, by the names of the proto: bytes held and saved, tokens of KV cache gained.
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
+    #: Of a model with experts, by the names of the proto: how many there are, and how steps have reached them.
+    experts: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_model(message: pb.Model) -> Model:
@@ -53,7 +55,8 @@ def read_model(message: pb.Model) -> Model:
         quantization=message.quantization,
         numerics_version=message.numerics_version,
         numerics=_numerics(message.numerics) if message.HasField("numerics") else {},
-        weight_bytes=_weight_bytes(message.weight_bytes) if message.HasField("weight_bytes") else {},
+        weight_bytes=_numbers(message.weight_bytes) if message.HasField("weight_bytes") else {},
+        experts=_numbers(message.experts) if message.HasField("experts") else {},
     )
 
 
@@ -62,5 +65,5 @@ def _numerics(message: pb.Numerics) -> dict[str, Any]:
     return parts | {"libraries": tuple(message.libraries)}
 
 
-def _weight_bytes(message: pb.WeightBytes) -> dict[str, int]:
-    return {part.name: getattr(message, part.name) for part in pb.WeightBytes.DESCRIPTOR.fields}
+def _numbers(message: pb.WeightBytes | pb.Experts) -> dict[str, Any]:
+    return {part.name: getattr(message, part.name) for part in message.DESCRIPTOR.fields}

@@ -59,6 +59,15 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     expert_tokens: int = 0
 
     @property
+    def experts_reached_per_step(self) -> float:
+        """Experts that a step reaches in a layer, on the average; 0 if none was counted."""
+        return self.experts_reached / self.expert_layers if self.expert_layers else 0.0
+
+    def expert_imbalance(self, num_experts: int) -> float:
+        """Return the tokens of a layer's busiest expert over the mean of all; 0 if none was counted."""
+        return self.busiest_expert_tokens * num_experts / self.expert_tokens if self.expert_tokens else 0.0
+
+    @property
     def accepted_draft_tokens(self) -> int:
         return sum(self.accepted_at)
 

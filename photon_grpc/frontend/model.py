@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.config.quantization import WeightBytes
 from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
@@ -69,6 +70,8 @@ class ModelFacts:
     numerics: Numerics = NO_NUMERICS
     #: None until an engine is ready, and where weights are not quantized.
     weight_bytes: WeightBytes | None = None
+    #: None for a model without experts.
+    experts: ExpertSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class ServedModel:
     shares_prefixes: bool = True
     #: Whether the scheduling policy uses priorities.
     obeys_priority: bool = True
+    experts: ExpertSpec | None = None
 
     @classmethod
     def from_config(
@@ -131,6 +135,7 @@ class ServedModel:
             max_message_bytes=max_message_bytes,
             shares_prefixes=shares_prefixes,
             obeys_priority=obeys_priority,
+            experts=model_config.experts,
         )
 
     def facts(self, engine: Facts | None) -> ModelFacts:
@@ -159,6 +164,7 @@ class ServedModel:
             takes_tools=self.template is not None and self.template.takes_tools,
             numerics=NO_NUMERICS if engine is None else engine.numerics,
             weight_bytes=None if engine is None else engine.weight_bytes,
+            experts=self.experts,
         )
 
     @property

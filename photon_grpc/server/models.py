@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import asdict
 
+from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.core.admission import check_count
 from photon_grpc.core.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.numerics import Numerics
+from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
@@ -42,7 +44,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         begin = _page_begin(models, request.page_token)
         end = begin + _page_size(request.page_size)
         response = pb.ListModelsResponse(
-            models=[_model_message(facts, self._frontend.state) for facts in models[begin:end]],
+            models=[_model_message(facts, self._frontend.state, self._frontend.load) for facts in models[begin:end]],
             next_page_token=models[end].name if end < len(models) else "",
         )
         await current().send_initial_metadata(context)
@@ -50,7 +52,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         facts = self._frontend.model(request.model)
-        response = pb.GetModelResponse(model=_model_message(facts, self._frontend.state))
+        response = pb.GetModelResponse(model=_model_message(facts, self._frontend.state, self._frontend.load))
         await current().send_initial_metadata(context)
         return response
 
@@ -106,7 +108,7 @@ def _tokenize_input(request: pb.TokenizeRequest, facts: ModelFacts) -> TextInput
             raise InvalidRequest("one of text and chat must be set", field="input")
 
 
-def _model_message(facts: ModelFacts, state: State) -> pb.Model:
+def _model_message(facts: ModelFacts, state: State, load: Load) -> pb.Model:
     return pb.Model(
         name=facts.name,
         aliases=facts.aliases,
@@ -123,6 +125,18 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
         numerics_version=facts.numerics.version,
         numerics=_numerics_message(facts.numerics) if facts.numerics.version else None,
         weight_bytes=None if facts.weight_bytes is None else pb.WeightBytes(**asdict(facts.weight_bytes)),
+        experts=None if facts.experts is None else _experts_message(facts.experts, load),
+    )
+
+
+def _experts_message(experts: ExpertSpec, load: Load) -> pb.Experts:
+    return pb.Experts(
+        count=experts.num_experts,
+        per_token=experts.top_k,
+        shared=experts.num_shared,
+        sparse_layers=sum(experts.layers),
+        reached_per_step=load.experts_reached_per_step,
+        imbalance=load.expert_imbalance(experts.num_experts),
     )
 
 

@@ -285,6 +285,7 @@ class Model(_message.Message):
     NUMERICS_VERSION_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that requests use."""
     state: Global___ModelState.ValueType
@@ -331,6 +332,10 @@ class Model(_message.Message):
     def weight_bytes(self) -> Global___WeightBytes:
         """What the format of the weights takes and saves. Unset while loading, and where weights are not quantized."""
 
+    @_builtins.property
+    def experts(self) -> Global___Experts:
+        """The experts of its sparse layers. Unset for models without experts."""
+
     def __init__(
         self,
         *,
@@ -349,14 +354,59 @@ class Model(_message.Message):
         numerics_version: _builtins.str = ...,
         numerics: Global___Numerics | None = ...,
         weight_bytes: Global___WeightBytes | None = ...,
+        experts: Global___Experts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "limits", b"limits", "numerics", b"numerics", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "experts", b"experts", "limits", b"limits", "numerics", b"numerics", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "numerics", b"numerics", "numerics_version", b"numerics_version", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "experts", b"experts", "features", b"features", "limits", b"limits", "max_context_tokens", b"max_context_tokens", "name", b"name", "numerics", b"numerics", "numerics_version", b"numerics_version", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Experts(_message.Message):
+    """The experts of a model's sparse layers, and how steps have reached them since the engine started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    SPARSE_LAYERS_FIELD_NUMBER: _builtins.int
+    REACHED_PER_STEP_FIELD_NUMBER: _builtins.int
+    IMBALANCE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Experts of a sparse layer from which each token takes some."""
+    per_token: _builtins.int
+    """Experts that each token takes of them."""
+    shared: _builtins.int
+    """Experts that every token reaches beside those."""
+    sparse_layers: _builtins.int
+    """Layers that have experts."""
+    reached_per_step: _builtins.float
+    """Experts of `count` that a step reaches in a layer, on the average. 0: no step has been counted."""
+    imbalance: _builtins.float
+    """Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`, on the average. 0: no step has been
+    counted. 1: all are reached alike.
+    """
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        per_token: _builtins.int = ...,
+        shared: _builtins.int = ...,
+        sparse_layers: _builtins.int = ...,
+        reached_per_step: _builtins.float = ...,
+        imbalance: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "imbalance", b"imbalance", "per_token", b"per_token", "reached_per_step", b"reached_per_step", "shared", b"shared", "sparse_layers", b"sparse_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Experts: _TypeAlias = Experts  # noqa: Y015
 
 @_typing.final
 class WeightBytes(_message.Message):

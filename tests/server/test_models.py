@@ -8,8 +8,10 @@ import grpc
 import pytest
 
 from photon_grpc.client.model import read_model
+from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.quantization import WeightBytes
 from photon_grpc.core.ask import ChatInput, ChatMessage, SamplingAsk, TextInput
+from photon_grpc.core.stats import Load
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.models import _model_message
 from photon_grpc.v1 import inference_pb2 as ipb
@@ -69,8 +71,20 @@ async def test_a_model_reports_all_its_facts(models: Stub, name: str) -> None:
 
 def test_a_quantized_model_reports_what_it_saves() -> None:
     known = dataclasses.replace(facts("demo"), weight_bytes=WeightBytes(7 << 32, 8 << 32, 9))
-    model = read_model(_model_message(known, State.SERVING))
+    model = read_model(_model_message(known, State.SERVING, Load()))
     assert model.weight_bytes == {"held": 7 << 32, "saved": 8 << 32, "kv_tokens_gained": 9}
+
+
+def test_a_model_with_experts_reports_them_and_how_steps_reach_them() -> None:
+    spec = ExpertSpec(64, 6, 1408, "softmax", renormalises=False, layers=(False, True, True), shared_size=2816)
+    known = dataclasses.replace(facts("demo"), experts=spec)
+    model = read_model(_model_message(known, State.SERVING, Load()))
+    fixed = {"count": 64, "per_token": 6, "shared": 2, "sparse_layers": 2}
+    assert model.experts == fixed | {"reached_per_step": 0.0, "imbalance": 0.0}
+    load = Load(expert_layers=10, experts_reached=225, busiest_expert_tokens=30, expert_tokens=480)
+    model = read_model(_model_message(known, State.SERVING, load))
+    # A layer's busiest expert has 3 tokens of 48, 64 share them.
+    assert model.experts == fixed | {"reached_per_step": 22.5, "imbalance": 4.0}
 
 
 @pytest.mark.parametrize(

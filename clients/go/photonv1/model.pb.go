@@ -455,7 +455,9 @@ type Model struct {
 	// What numerics_version is made of. Unset while loading.
 	Numerics *Numerics `protobuf:"bytes,15,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	// What the format of the weights takes and saves. Unset while loading, and where weights are not quantized.
-	WeightBytes   *WeightBytes `protobuf:"bytes,16,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
+	WeightBytes *WeightBytes `protobuf:"bytes,16,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
+	// The experts of its sparse layers. Unset for models without experts.
+	Experts       *Experts `protobuf:"bytes,17,opt,name=experts,proto3" json:"experts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -595,6 +597,105 @@ func (x *Model) GetWeightBytes() *WeightBytes {
 	return nil
 }
 
+func (x *Model) GetExperts() *Experts {
+	if x != nil {
+		return x.Experts
+	}
+	return nil
+}
+
+// The experts of a model's sparse layers, and how steps have reached them since the engine started.
+type Experts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Experts of a sparse layer from which each token takes some.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Experts that each token takes of them.
+	PerToken uint32 `protobuf:"varint,2,opt,name=per_token,json=perToken,proto3" json:"per_token,omitempty"`
+	// Experts that every token reaches beside those.
+	Shared uint32 `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`
+	// Layers that have experts.
+	SparseLayers uint32 `protobuf:"varint,4,opt,name=sparse_layers,json=sparseLayers,proto3" json:"sparse_layers,omitempty"`
+	// Experts of `count` that a step reaches in a layer, on the average. 0: no step has been counted.
+	ReachedPerStep float64 `protobuf:"fixed64,5,opt,name=reached_per_step,json=reachedPerStep,proto3" json:"reached_per_step,omitempty"`
+	// Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`, on the average. 0: no step has been
+	// counted. 1: all are reached alike.
+	Imbalance     float64 `protobuf:"fixed64,6,opt,name=imbalance,proto3" json:"imbalance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Experts) Reset() {
+	*x = Experts{}
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Experts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Experts) ProtoMessage() {}
+
+func (x *Experts) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Experts.ProtoReflect.Descriptor instead.
+func (*Experts) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Experts) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Experts) GetPerToken() uint32 {
+	if x != nil {
+		return x.PerToken
+	}
+	return 0
+}
+
+func (x *Experts) GetShared() uint32 {
+	if x != nil {
+		return x.Shared
+	}
+	return 0
+}
+
+func (x *Experts) GetSparseLayers() uint32 {
+	if x != nil {
+		return x.SparseLayers
+	}
+	return 0
+}
+
+func (x *Experts) GetReachedPerStep() float64 {
+	if x != nil {
+		return x.ReachedPerStep
+	}
+	return 0
+}
+
+func (x *Experts) GetImbalance() float64 {
+	if x != nil {
+		return x.Imbalance
+	}
+	return 0
+}
+
 // Bytes of weights in their format, by the sizes of the model.
 type WeightBytes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -610,7 +711,7 @@ type WeightBytes struct {
 
 func (x *WeightBytes) Reset() {
 	*x = WeightBytes{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +723,7 @@ func (x *WeightBytes) String() string {
 func (*WeightBytes) ProtoMessage() {}
 
 func (x *WeightBytes) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +736,7 @@ func (x *WeightBytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightBytes.ProtoReflect.Descriptor instead.
 func (*WeightBytes) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WeightBytes) GetHeld() int64 {
@@ -686,7 +787,7 @@ type Numerics struct {
 
 func (x *Numerics) Reset() {
 	*x = Numerics{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +799,7 @@ func (x *Numerics) String() string {
 func (*Numerics) ProtoMessage() {}
 
 func (x *Numerics) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +812,7 @@ func (x *Numerics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Numerics.ProtoReflect.Descriptor instead.
 func (*Numerics) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Numerics) GetNumber() uint32 {
@@ -800,7 +901,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +913,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +926,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Limits) GetMaxNumOutputs() uint32 {
@@ -901,7 +1002,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1014,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1027,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TokenizeRequest) GetModel() string {
@@ -1015,7 +1116,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1128,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1141,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TokenizeResponse) GetTokenCount() uint32 {
@@ -1079,7 +1180,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1192,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1205,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{10}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DetokenizeRequest) GetModel() string {
@@ -1139,7 +1240,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1252,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_model_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_model_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1265,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{11}
+	return file_photon_grpc_v1_model_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -1189,7 +1290,7 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\x0fGetModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\"?\n" +
 	"\x10GetModelResponse\x12+\n" +
-	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\x85\x05\n" +
+	"\x05model\x18\x01 \x01(\v2\x15.photon_grpc.v1.ModelR\x05model\"\xb8\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaliases\x18\x02 \x03(\tR\aaliases\x120\n" +
@@ -1207,7 +1308,15 @@ const file_photon_grpc_v1_model_proto_rawDesc = "" +
 	"\fquantization\x18\r \x01(\tR\fquantization\x12)\n" +
 	"\x10numerics_version\x18\x0e \x01(\tR\x0fnumericsVersion\x124\n" +
 	"\bnumerics\x18\x0f \x01(\v2\x18.photon_grpc.v1.NumericsR\bnumerics\x12>\n" +
-	"\fweight_bytes\x18\x10 \x01(\v2\x1b.photon_grpc.v1.WeightBytesR\vweightBytesJ\x04\b\x03\x10\x04\"a\n" +
+	"\fweight_bytes\x18\x10 \x01(\v2\x1b.photon_grpc.v1.WeightBytesR\vweightBytes\x121\n" +
+	"\aexperts\x18\x11 \x01(\v2\x17.photon_grpc.v1.ExpertsR\aexpertsJ\x04\b\x03\x10\x04\"\xc1\x01\n" +
+	"\aExperts\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x1b\n" +
+	"\tper_token\x18\x02 \x01(\rR\bperToken\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\rR\x06shared\x12#\n" +
+	"\rsparse_layers\x18\x04 \x01(\rR\fsparseLayers\x12(\n" +
+	"\x10reached_per_step\x18\x05 \x01(\x01R\x0ereachedPerStep\x12\x1c\n" +
+	"\timbalance\x18\x06 \x01(\x01R\timbalance\"a\n" +
 	"\vWeightBytes\x12\x12\n" +
 	"\x04held\x18\x01 \x01(\x03R\x04held\x12\x14\n" +
 	"\x05saved\x18\x02 \x01(\x03R\x05saved\x12(\n" +
@@ -1307,7 +1416,7 @@ func file_photon_grpc_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_photon_grpc_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_photon_grpc_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(ModelState)(0),            // 0: photon_grpc.v1.ModelState
 	(Feature)(0),               // 1: photon_grpc.v1.Feature
@@ -1316,41 +1425,43 @@ var file_photon_grpc_v1_model_proto_goTypes = []any{
 	(*GetModelRequest)(nil),    // 4: photon_grpc.v1.GetModelRequest
 	(*GetModelResponse)(nil),   // 5: photon_grpc.v1.GetModelResponse
 	(*Model)(nil),              // 6: photon_grpc.v1.Model
-	(*WeightBytes)(nil),        // 7: photon_grpc.v1.WeightBytes
-	(*Numerics)(nil),           // 8: photon_grpc.v1.Numerics
-	(*Limits)(nil),             // 9: photon_grpc.v1.Limits
-	(*TokenizeRequest)(nil),    // 10: photon_grpc.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),   // 11: photon_grpc.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),  // 12: photon_grpc.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil), // 13: photon_grpc.v1.DetokenizeResponse
-	(*SamplingParams)(nil),     // 14: photon_grpc.v1.SamplingParams
-	(*ChatInput)(nil),          // 15: photon_grpc.v1.ChatInput
-	(*TokenIds)(nil),           // 16: photon_grpc.v1.TokenIds
+	(*Experts)(nil),            // 7: photon_grpc.v1.Experts
+	(*WeightBytes)(nil),        // 8: photon_grpc.v1.WeightBytes
+	(*Numerics)(nil),           // 9: photon_grpc.v1.Numerics
+	(*Limits)(nil),             // 10: photon_grpc.v1.Limits
+	(*TokenizeRequest)(nil),    // 11: photon_grpc.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),   // 12: photon_grpc.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),  // 13: photon_grpc.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil), // 14: photon_grpc.v1.DetokenizeResponse
+	(*SamplingParams)(nil),     // 15: photon_grpc.v1.SamplingParams
+	(*ChatInput)(nil),          // 16: photon_grpc.v1.ChatInput
+	(*TokenIds)(nil),           // 17: photon_grpc.v1.TokenIds
 }
 var file_photon_grpc_v1_model_proto_depIdxs = []int32{
 	6,  // 0: photon_grpc.v1.ListModelsResponse.models:type_name -> photon_grpc.v1.Model
 	6,  // 1: photon_grpc.v1.GetModelResponse.model:type_name -> photon_grpc.v1.Model
 	0,  // 2: photon_grpc.v1.Model.state:type_name -> photon_grpc.v1.ModelState
-	14, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
+	15, // 3: photon_grpc.v1.Model.default_sampling:type_name -> photon_grpc.v1.SamplingParams
 	1,  // 4: photon_grpc.v1.Model.features:type_name -> photon_grpc.v1.Feature
-	9,  // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
-	8,  // 6: photon_grpc.v1.Model.numerics:type_name -> photon_grpc.v1.Numerics
-	7,  // 7: photon_grpc.v1.Model.weight_bytes:type_name -> photon_grpc.v1.WeightBytes
-	15, // 8: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
-	16, // 9: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
-	2,  // 10: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
-	4,  // 11: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
-	10, // 12: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
-	12, // 13: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
-	3,  // 14: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
-	5,  // 15: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
-	11, // 16: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
-	13, // 17: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
-	14, // [14:18] is the sub-list for method output_type
-	10, // [10:14] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	10, // 5: photon_grpc.v1.Model.limits:type_name -> photon_grpc.v1.Limits
+	9,  // 6: photon_grpc.v1.Model.numerics:type_name -> photon_grpc.v1.Numerics
+	8,  // 7: photon_grpc.v1.Model.weight_bytes:type_name -> photon_grpc.v1.WeightBytes
+	7,  // 8: photon_grpc.v1.Model.experts:type_name -> photon_grpc.v1.Experts
+	16, // 9: photon_grpc.v1.TokenizeRequest.chat:type_name -> photon_grpc.v1.ChatInput
+	17, // 10: photon_grpc.v1.DetokenizeRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
+	2,  // 11: photon_grpc.v1.ModelService.ListModels:input_type -> photon_grpc.v1.ListModelsRequest
+	4,  // 12: photon_grpc.v1.ModelService.GetModel:input_type -> photon_grpc.v1.GetModelRequest
+	11, // 13: photon_grpc.v1.ModelService.Tokenize:input_type -> photon_grpc.v1.TokenizeRequest
+	13, // 14: photon_grpc.v1.ModelService.Detokenize:input_type -> photon_grpc.v1.DetokenizeRequest
+	3,  // 15: photon_grpc.v1.ModelService.ListModels:output_type -> photon_grpc.v1.ListModelsResponse
+	5,  // 16: photon_grpc.v1.ModelService.GetModel:output_type -> photon_grpc.v1.GetModelResponse
+	12, // 17: photon_grpc.v1.ModelService.Tokenize:output_type -> photon_grpc.v1.TokenizeResponse
+	14, // 18: photon_grpc.v1.ModelService.Detokenize:output_type -> photon_grpc.v1.DetokenizeResponse
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_model_proto_init() }
@@ -1359,18 +1470,18 @@ func file_photon_grpc_v1_model_proto_init() {
 		return
 	}
 	file_photon_grpc_v1_inference_proto_init()
-	file_photon_grpc_v1_model_proto_msgTypes[8].OneofWrappers = []any{
+	file_photon_grpc_v1_model_proto_msgTypes[9].OneofWrappers = []any{
 		(*TokenizeRequest_Text)(nil),
 		(*TokenizeRequest_Chat)(nil),
 	}
-	file_photon_grpc_v1_model_proto_msgTypes[10].OneofWrappers = []any{}
+	file_photon_grpc_v1_model_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_model_proto_rawDesc), len(file_photon_grpc_v1_model_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
