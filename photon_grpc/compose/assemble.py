@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ParallelConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
-from photon_grpc.config.weight_bytes import format_of
+from photon_grpc.config.weight_bytes import format_of, step_bytes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import EnginePorts, Inbox, Runner
@@ -71,18 +72,21 @@ class Assembled:
     token_s: float
     #: The tokenizer's vocabulary for grammars; None: outputs cannot be constrained.
     vocabulary: LLTokenizer | None
+    #: Tokens of a step -> bytes of weights that it is expected to read.
+    step_bytes: Callable[[int], float]
     ranks: LeadingRanks = ALONE
 
     def engine(self, ports: EnginePorts, quarantine: Quarantine | None = None) -> Engine:
         """Make the engine, with a quarantine if another engine replaces it when it dies."""
-        cache, scheduling = self.config.cache, self.config.scheduler
-        pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache))
+        kept, scheduling = self.config.cache, self.config.scheduler
+        pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(kept, self.runner.kv), _allocation(kept))
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         sizes, depth = self.sizes, max(self.runner.depth, 1)
         limits = SchedulerLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, depth, chunking)
         policy = _policy(scheduling.scheduling_policy, self.config.server)
         constraints = ConstrainedOutputs(self._grammars(ports.inbox), self.facts.vocab_size, self.mask_memory())
-        scheduler = Scheduler(limits, policy, pool, drafting(self.config.speculation), constraints, quarantine)
+        drafts = drafting(self.config.speculation, self.step_bytes)
+        scheduler = Scheduler(limits, policy, pool, drafts, constraints, quarantine)
         quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
         engine = Engine(scheduler, self.runner, ports, self.facts, quotas, trace)
         engine.pace.stepped(1, self.token_s)
@@ -137,7 +141,8 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
         facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
         _tell(loaded)
         runner = ranks.lead(loaded.runner)
-    return Assembled(facts, config, loaded.sizes, runner, loaded.token_s, vocabulary, ranks)
+    read = cache(partial(step_bytes, loaded.model_config))
+    return Assembled(facts, config, loaded.sizes, runner, loaded.token_s, vocabulary, read, ranks)
 
 
 def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) -> Loaded:

@@ -117,15 +117,15 @@ def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, dr
     return ModelSpeculation(count, drafts.model(_read_draft(name, served, sizes)))
 
 
-def drafting(config: SpeculationConfig) -> Drafting:
-    """Return what decides how many tokens a step drafts."""
+def drafting(config: SpeculationConfig, step_bytes: Callable[[int], float]) -> Drafting:
+    """Return what decides how many tokens a step drafts; `step_bytes` as of AdaptiveDrafting."""
     count = num_drafts(config)
     if not count:
         return NoDrafting()
     counts = tuple(each for each in DRAFT_COUNTS if each <= count)
     if config.speculative_model == GRAMMAR:
-        return OnlyForced(count) if config.speculation_control == "fixed" else OnlyForcedThatPay(counts)
-    return FixedDrafting(count) if config.speculation_control == "fixed" else AdaptiveDrafting(counts)
+        return OnlyForced(count) if config.speculation_control == "fixed" else OnlyForcedThatPay(counts, step_bytes)
+    return FixedDrafting(count) if config.speculation_control == "fixed" else AdaptiveDrafting(counts, step_bytes)
 
 
 def _is_head(directory: str) -> bool:

@@ -29,6 +29,16 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
     ) + _head_bytes(model, form, itemsize)
 
 
+def step_bytes(model: ModelConfig, num_tokens: int) -> float:
+    """Return the bytes of weights that a step of so many tokens is expected to read, all experts being reached alike."""
+    total, spec = linear_bytes(model, None), model.experts
+    if spec is None:
+        return total
+    of_experts = 3 * spec.num_experts * spec.intermediate_size * model.hidden_size * _BYTES[model.dtype]
+    missed = (1.0 - spec.top_k / spec.num_experts) ** num_tokens
+    return total - missed * sum(spec.layers) * of_experts
+
+
 def kv_token_bytes(model: ModelConfig) -> int:
     """Return the bytes of one token's keys and values, or latents, in all layers."""
     if model.latent:

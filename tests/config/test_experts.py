@@ -11,6 +11,7 @@ import transformers
 
 from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.weight_bytes import linear_bytes, step_bytes
 from photon_grpc.errors import ModelLoadError
 
 CONFIGS = {"Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig, "MixtralForCausalLM": transformers.MixtralConfig}
@@ -126,3 +127,14 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, keys: dict[str,
 
 def test_a_capacity_that_is_null_is_none(tmp_path: Path) -> None:
     assert read(tmp_path, QWEN3_30B | {"expert_capacity": None}).experts is not None
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_reach(tmp_path: Path) -> None:
+    model = read(tmp_path, QWEN3_30B)
+    assert model.experts is not None
+    of_experts = 2 * 3 * 128 * 768 * 2048 * 48
+    whole, one, eight = step_bytes(model, 10_000), step_bytes(model, 1), step_bytes(model, 8)
+    assert whole == pytest.approx(linear_bytes(model, None))
+    assert whole - one == pytest.approx(of_experts * 120 / 128)
+    # 51.6 of 128: the chance that none of eight tokens takes one is (15 / 16)^8.
+    assert whole - eight == pytest.approx(of_experts * (15 / 16) ** 8)

@@ -40,8 +40,11 @@ def measured(rows: int, drafts: int) -> float:
 class Simulation:
     """Rows whose drafts are right with a probability of their own."""
 
-    def __init__(self, cost: Cost, shares: list[float], max_drafts: int = 1 << 16) -> None:
-        self.drafting = AdaptiveDrafting((1, 3, 5, 7))
+    def __init__(
+        self, cost: Cost, shares: list[float], max_drafts: int = 1 << 16,
+        step_bytes: Callable[[int], float] = lambda num_tokens: 1.0,
+    ) -> None:  # fmt: skip
+        self.drafting = AdaptiveDrafting((1, 3, 5, 7), step_bytes)
         self.cost = cost
         self.shares = shares
         self.rng = random.Random(1)
@@ -148,3 +151,20 @@ def test_no_step_drafts_beside_prompts() -> None:
     simulation.run(300)
     found = {(has, simulation.drafting.num_drafts(1, lambda has=has: has) > 0) for has in [True, False] * 4}  # type: ignore[misc]
     assert (True, True) not in found and (False, True) in found
+
+
+def sparse(tokens: int) -> float:
+    """Return the bytes of a step with 128 experts of which a token takes 8, beside a tenth that all tokens read."""
+    return 0.1 + 1 - (1 - 8 / 128) ** tokens
+
+
+def test_what_experts_read_is_assumed_before_it_is_measured() -> None:
+    drafting, even = AdaptiveDrafting((1, 3), sparse), AdaptiveDrafting((1, 3))
+    for each in (drafting, even):
+        each._step_s[1, 0] = 1e-3
+    # One row with three drafts reads 0.33 of the weights instead of 0.16: they do not pay; of a dense model they do.
+    assert drafting._best(1, [1, 3]) == 1 and even._best(1, [1, 3]) == 3
+    # Of 64 rows all experts are read in any case.
+    for each in (drafting, even):
+        each._step_s[7, 0] = 1e-3
+    assert drafting._best(7, [1, 3]) == even._best(7, [1, 3]) == 3

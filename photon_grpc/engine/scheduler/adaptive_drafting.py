@@ -13,7 +13,7 @@ _SETTLED = 3
 _NEW, _KEPT = 0.2, 0.98
 #: The share of right drafts that is assumed before any is known.
 _ASSUMED_SHARE, _ASSUMED_WEIGHT = 0.7, 4.0
-#: A step that was never measured is assumed to cost so much more for each draft than one without.
+#: A step that was never measured is assumed to cost so much more for each draft than one without, beside what it reads.
 _ASSUMED_COST = 0.03
 #: Steps between two probes, of as many steps each: while nothing is drafted, first and at most; while something is.
 _FIRST_PROBE, _LAST_PROBE, _PLAIN_PROBE, _PROBE_STEPS = 64, 1024, 256, 2 + _SETTLED
@@ -36,10 +36,13 @@ class AdaptiveDrafting:
 
     Args:
         counts: the numbers of drafts to choose from, ascending, without 0.
+        step_bytes: tokens of a step -> bytes of weights that it reads, for steps that were never measured: where there
+            are experts, more tokens read more of them.
     """
 
-    def __init__(self, counts: tuple[int, ...]) -> None:
+    def __init__(self, counts: tuple[int, ...], step_bytes: Callable[[int], float] = lambda num_tokens: 1.0) -> None:
         self._counts = counts
+        self._step_bytes = step_bytes
         #: (power of two of the rows, k) -> seconds of a step.
         self._step_s: dict[tuple[int, int], float] = {}
         self._share = _Share()
@@ -97,10 +100,16 @@ class AdaptiveDrafting:
     def _best(self, bucket: int, counts: list[int]) -> int:
         best, most = 0, _LEAST_GAIN / (plain_s := self._step_s[bucket, 0])
         for k in counts:
-            gain = self._share.expected(k) / self._step_s.get((bucket, k), plain_s * (1.0 + _ASSUMED_COST * k))
+            gain = self._share.expected(k) / (self._step_s.get((bucket, k)) or plain_s * self._assumed(bucket, k))
             if gain > most:
                 best, most = k, gain
         return best
+
+    def _assumed(self, bucket: int, k: int) -> float:
+        """Return the time of a step with k drafts over that of one without."""
+        rows = 1 << (bucket - 1)
+        read = self._step_bytes(rows * (1 + k)) / self._step_bytes(rows)
+        return max(1.0, read) * (1.0 + _ASSUMED_COST * k)
 
     def _probed(self, best: int) -> int:
         """Return `best`, or what is probed instead."""
