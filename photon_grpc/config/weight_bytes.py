@@ -30,7 +30,7 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
 
 
 def step_bytes(model: ModelConfig, num_tokens: int) -> float:
-    """Return the bytes of weights that a step of so many tokens is expected to read, all experts being reached alike."""
+    """Return the bytes of weights that a step of so many tokens is expected to read; all experts are reached alike."""
     total, spec = linear_bytes(model, None), model.experts
     if spec is None:
         return total
