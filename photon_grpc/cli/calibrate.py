@@ -23,7 +23,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Text of the kind that the model will read. Unset: the reference of the Python language.",
+    help="Text of the kind that the model will read. Unset: Python's own language reference.",
 )
 @click.option(
     "--output",
@@ -38,15 +38,14 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     default=16384,
     show_default=True,
     metavar="N",
-    help="Tokens of the text that are read.",
+    help="Most tokens of the text to read.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def calibrate(directory: Path, text: Path | None, output: Path | None, num_tokens: int, device: str) -> None:
     """Write scales for the 8-bit KV cache of the model in DIR.
 
-    The model reads a text once. Every layer and head gets a scale for its keys and one for its values, with room for
-    numbers twice as large as the largest that the text gave. serve --kv-cache-dtype fp8 uses them where the checkpoint
-    has none.
+    The model reads a text once. Every layer and head gets one scale for its keys and one for its values, with room for
+    numbers twice as large as the largest seen. serve --kv-cache-dtype fp8 uses them if the checkpoint has none.
     """
     need_server()
     # The command line imports neither msgspec nor torch.
@@ -60,13 +59,13 @@ def calibrate(directory: Path, text: Path | None, output: Path | None, num_token
     write_calibration(found.scales, path)
     layers, heads = len(found.scales.keys), len(found.scales.keys[0])
     click.echo(
-        f"wrote {path}: scales of {layers} layers of {heads} heads from {found.scales.num_tokens:,} tokens; "
+        f"wrote {path}: scales for {layers} layers of {heads} heads, from {found.scales.num_tokens:,} tokens; "
         f"largest key {found.largest_key:.3g}, largest value {found.largest_value:.3g}"
     )
 
 
 def read_text(path: Path) -> str:
-    """Return what a file has. Raise ConfigError unless it is UTF-8."""
+    """Return the text of a file. Raise ConfigError unless it is UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`quantize`: a checkpoint in 4 or 8 bits that loses little, from a text or from one that the model writes itself."""
+"""`quantize`: write a checkpoint in 4 or 8 bits, rounded to fit a text that is given or that the model writes."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int
     default=16384,
     show_default=True,
     metavar="N",
-    help="Tokens of the text that are read.",
+    help="Most tokens of the text to read.",
 )
 @click.option("--format", "form", type=click.Choice(["int4-g128", "fp8-block"]), default="int4-g128", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, form: str, device: str) -> None:
-    """Write the model in DIR with weights of 4 bits, a scale for 128 of them, or of 8 (e4m3, a scale for 128 x 128).
+    """Write the model in DIR with 4-bit weights in groups of 128, or FP8 weights in blocks of 128 x 128.
 
-    The model reads a text; its weights are rounded so that what it computed for the text changes least (GPTQ). That
-    loses less than serve --quantization, which rounds without a text.
+    The model reads a text, and its weights are rounded so that its results for that text change least (GPTQ). This
+    loses less quality than serve --quantization, which rounds without a text.
     """
     need_server()
     # The command line imports neither msgspec nor torch.
@@ -79,6 +79,6 @@ def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, 
     found = quantizing.quantize(directory, output, pieces, device, form)
     left = f", {len(found.ignored)} left as they are" if found.ignored else ""
     click.echo(
-        f"wrote {output}: {found.num_quantized} projections in {form}{left}, from {found.num_tokens:,} tokens; "
-        f"{found.source_bytes / 1e6:,.1f} MB are {found.bytes / 1e6:,.1f} MB there"
+        f"wrote {output}: {found.num_quantized} projections in {form}{left}, rounded to fit {found.num_tokens:,} "
+        f"tokens; {found.bytes / 1e6:,.1f} MB instead of {found.source_bytes / 1e6:,.1f} MB"
     )
