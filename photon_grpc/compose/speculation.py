@@ -18,7 +18,7 @@ from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDra
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.models import weights
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.eagle3 import Eagle3Head, build_head
+from photon_grpc.models.eagle3 import Eagle3Head, build_head, has_kernels
 from photon_grpc.models.weights import OnProgress
 from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.draft_model import ModelSpeculation
@@ -100,6 +100,8 @@ class Drafts:
         head = build_head(config, self.target, max(self.sizes.max_num_batched_tokens, LONG_BUCKETS[-1]))
         flags = self.config.model
         weights.fill(head, config.layer, flags.load_format, flags.seed, self.progress)
+        if has_kernels(self.target):
+            head.fuse()
         return head
 
 

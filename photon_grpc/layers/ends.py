@@ -7,6 +7,7 @@
     AddResidual:  h <- W x + (h + b)
     AddNormed:    h <- norm(W x + b) + h
     Logits:       W x in float32
+    Plain:        W x
     PartialSums:  W x in float32, to be added to those of other ranks
     Sample:       an id from the logits
 
@@ -17,6 +18,7 @@ format says, sums are rounded in the same places. What an end costs is in ENDS o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -227,6 +229,17 @@ class PartialSums:
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True
+
+
+class Plain(PartialSums):
+    """The product in x's dtype, without bias; of `work` only the counters are used."""
+
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> torch.Tensor:
+        return super().tiled(linear, tile, work, x).to(x.dtype)
+
+    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> torch.Tensor:
+        product = linear.product(x)
+        return (functools.reduce(torch.add, product) if product.dim() == 3 else product).to(x.dtype)
 
 
 class Sample:

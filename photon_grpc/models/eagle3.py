@@ -20,18 +20,22 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.config.eagle3 import Eagle3Config, states_before
+from photon_grpc.config.quantization import FORMATS
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels import TORCH
+from photon_grpc.kernels.lang.gluon import can_fuse
+from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.head import LMHead
+from photon_grpc.layers.head import LOGITS, LMHead
+from photon_grpc.layers.kernel_linear import KernelLinear
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import Mesh
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.rotary import rotary_embedding
-from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.models.decoder_builder import DecoderBuilder
 
@@ -51,10 +55,10 @@ class ReducedHead(LMHead):
         hidden_size: int,
         dtype: torch.dtype,
         sample: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
+        method: LinearMethod,
     ) -> None:
         self._vocab_size = vocab_size
         self._ids = self._d2t = torch.empty(size, dtype=torch.int64, device="meta")
-        method: LinearMethod = Unquantized()
         # For its sizes.
         rows = Embedding("", size, hidden_size, dtype=dtype)
         super().__init__("lm_head", rows, tied=False, method=method, sample=sample)
@@ -70,6 +74,7 @@ class ReducedHead(LMHead):
 
     def after_load(self) -> None:
         super().after_load()
+        self._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
         self._ids = self._d2t + torch.arange(len(self._d2t), device=self._d2t.device)
         least, most = (int(each) for each in self._ids.aminmax())
         if least < 0 or most >= self._vocab_size or len(self._ids.unique()) < len(self._ids):
@@ -151,6 +156,12 @@ class Eagle3Head(Decoder):
         yield self.norm
         yield self.head
 
+    def fuse(self) -> None:
+        """Multiply the loaded weights by the kernels of their method."""
+        attention, mlp = self._layer.attention, self._layer.mlp
+        for owner, name in ((self, "fc"), (attention, "qkv"), (attention, "output"), (mlp, "gate_up"), (mlp, "down")):
+            setattr(owner, name, KernelLinear(getattr(owner, name), self.device))
+
     def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Take the residual stream before one of the three layers; behind the last of them make the states."""
         at = self._places.get(layer)
@@ -198,6 +209,11 @@ class _HeadBuilder(DecoderBuilder):
         return Midlayer(layer, states, is_normed_before=is_normed_before)
 
 
+def has_kernels(target: Decoder) -> bool:
+    """Return whether there are kernels for packed weights of a head of this model."""
+    return target.dtype.itemsize == 2 and target.kernels is not TORCH and can_fuse(target.device)
+
+
 def build_head(config: Eagle3Config, target: Decoder, max_tokens: int) -> Eagle3Head:
     """Return the head for a loaded model, its weights not yet allocated. Raise ModelLoadError if it does not fit.
 
@@ -210,11 +226,14 @@ def build_head(config: Eagle3Config, target: Decoder, max_tokens: int) -> Eagle3
     tables = {"device": target.device, "kernels": target.kernels}
     rope = layer.ropes[0]
     rotaries = {rope: rotary_embedding(rope, layer.head_dim, target.max_model_len, **tables)}
+    # Where weights are read from memory for every pass, as half as many bytes: a draft is a guess anyway.
+    method = methods(FORMATS["int8"] if has_kernels(target) else None)
     builder = _HeadBuilder(
-        layer, target.dtype, target.device, target.kernels, methods(None), rotaries, target.max_model_len, Mesh()
+        layer, target.dtype, target.device, target.kernels, method, rotaries, target.max_model_len, Mesh()
     )
-    fc = Linear("", len(found) * hidden_size, {"fc": hidden_size}, bias=False, dtype=target.dtype, method=Unquantized())
-    reduced = ReducedHead(config.draft_vocab_size, target.vocab_size, hidden_size, target.dtype, target.kernels.sample)
+    fc = Linear("", len(found) * hidden_size, {"fc": hidden_size}, bias=False, dtype=target.dtype, method=method("fc"))
+    sizes = config.draft_vocab_size, target.vocab_size, hidden_size
+    reduced = ReducedHead(*sizes, target.dtype, target.kernels.sample, method("fc"))
     midlayer = builder.midlayer(is_normed_before=config.norm_before_residual)
     head = Eagle3Head(found, HeadParts(fc, midlayer, builder.norm("norm"), reduced), target, max_tokens)
     target.observer = head

@@ -39,8 +39,8 @@ class DraftGraphs:
         self._table = table
         self._columns = torch.zeros((2, MAX_ROWS), dtype=torch.int64, device=table.device)
         self._context_len = torch.zeros(MAX_ROWS, dtype=torch.int32, device=table.device)
-        #: Int64 []: the number of the draft that is computed.
-        self.number = torch.zeros((), dtype=torch.int64, device=table.device)
+        #: Int64 []: the tokens between what is known of a row and what is computed.
+        self.behind = torch.zeros((), dtype=torch.int64, device=table.device)
         #: The size and slots of the rows that are there; None if that is unknown.
         self._sent: tuple[int, tuple[int, ...]] | None = None
         self._replays: dict[tuple[Hashable, int], Callable[[], Any] | None] = {}

@@ -130,7 +130,7 @@ class ModelDrafter:
 
         for width in _WIDTHS:
             self._graphs.prepare(width, num_rows, partial(first, width))
-        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.number, longest))
+        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.behind, longest))
 
     def _first(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
         """Compute `counts` tokens of every row up to its newest known one; return the hidden states behind them."""
@@ -143,26 +143,25 @@ class ModelDrafter:
     def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
         """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
         table, graphs = self._table, self._graphs
-        graphs.number.fill_(number)
+        graphs.behind.fill_(number - 1)
         replayed = graphs("further", slots)
         if replayed is None:
             rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
             longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-            replayed = sent, self._next(rows, number, longest)
+            replayed = sent, self._next(rows, number - 1, longest)
         sent, hidden = replayed
         self._write(hidden, sent, number, level)
         return sent
 
-    def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
-        """Compute draft `number` of every row; return the hidden states behind them."""
+    def _next(self, rows: Rows, behind: int | torch.Tensor, longest: int) -> torch.Tensor:
+        """Compute the draft `behind` the first of every row; return the hidden states behind them."""
         # Slot 0, which captures compute, knows nothing: it has no position -1.
-        first = (self._table.num_known + (number - 1)).clamp(min=0)
+        first = (self._table.num_known + behind).clamp(min=0)
         state = self._table.state._replace(num_computed=first)
         return self._step.decode(rows, Bounds(1, 1, longest), state)
 
     def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
-        context_len = (self._table.num_known[slots] + number).int()
-        write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
+        write_drafts(self._table, slots, number, lambda slots, places: self._sampler(hidden, slots, places, level).ids)
 
 
 @dataclass(frozen=True, slots=True)

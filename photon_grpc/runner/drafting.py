@@ -6,6 +6,7 @@ drafter may be wrong, stale or damaged; it must write ids of the vocabulary, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -95,9 +96,13 @@ def drafting_rows(batch: Batch, table: SlotTable) -> tuple[torch.Tensor, torch.T
     return slots[: len(rows)], numbers[: len(rows)]
 
 
-def write_drafts(table: SlotTable, slots: torch.Tensor, number: int, ids: torch.Tensor) -> None:
-    """Write draft `number` of each slot, counted from 0; what cannot be sampled becomes id 0, which is refused."""
-    table.token_ids[slots, table.num_known[slots] + number] = ids.clamp(min=0).int()
+def write_drafts(table: SlotTable, slots: torch.Tensor, number: int, sample: Callable[..., torch.Tensor]) -> None:
+    """Write draft `number` of each slot, counted from 0: the ids that `sample` returns of slots and places.
+
+    What cannot be sampled becomes id 0, which is refused.
+    """
+    places = table.num_known[slots] + number
+    table.token_ids[slots, places] = sample(slots, places).clamp(min=0).int()
 
 
 class Speculation(Protocol):

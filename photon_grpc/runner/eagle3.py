@@ -146,7 +146,7 @@ class Eagle3Drafter:
             return self._first_states(rows, shape, bounds)
 
         self._graphs.prepare("the first", num_rows, first)
-        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.number, longest))
+        self._graphs.prepare("further", num_rows, lambda rows: self._next(rows, self._graphs.behind, longest))
 
     def _first_states(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
         """Compute the carried positions of every row; return the hidden states behind the newest, keep its states."""
@@ -167,28 +167,33 @@ class Eagle3Drafter:
     def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
         """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
         table, graphs = self._table, self._graphs
-        graphs.number.fill_(number)
+        graphs.behind.fill_(number - 2)
         replayed = graphs("further", slots)
         if replayed is None:
             rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
             longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-            replayed = sent, self._next(rows, number, longest)
+            replayed = sent, self._next(rows, number - 2, longest)
         sent, hidden = replayed
         self._write(hidden, sent, number, level)
         return sent
 
-    def _next(self, rows: Rows, number: int | torch.Tensor, longest: int) -> torch.Tensor:
-        """Compute draft `number` of every row; return the hidden states behind it, keep its states."""
+    def _next(self, rows: Rows, behind: int | torch.Tensor, longest: int) -> torch.Tensor:
+        """Compute the position `behind` the newest id of every row; return the hidden states behind it.
+
+        Its states are kept.
+        """
         table, states = self._table, self._newest[: len(rows.slots)]
-        state = table.state._replace(num_computed=(table.num_known + (number - 2)).clamp(min=0))
+        # Of the ids of a position the one behind it is read, which is known.
+        state = table.state._replace(
+            num_computed=(table.num_known + behind).clamp(min=0), token_ids=table.token_ids[:, 1:]
+        )
         found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
-        hidden, following = self._head.draft(self._following(rows.slots, found.position), states, ctx)
+        hidden, following = self._head.draft(found.token, states, ctx)
         states.copy_(following)
         return hidden
 
     def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
-        context_len = (self._table.num_known[slots] + number).int()
-        write_drafts(self._table, slots, number, self._sampler(hidden, slots, context_len, level).ids)
+        write_drafts(self._table, slots, number, lambda slots, places: self._sampler(hidden, slots, places, level).ids)
 
 
 def _rows_of(found: Inputs, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
