@@ -58,13 +58,18 @@ class Eagle3Drafter:
         self._first = torch.zeros(table.num_slots, dtype=torch.int64, device=table.device)
         #: The states behind which the next drafts are made, of the rows of a step.
         self._newest = states.new_zeros(max(table.num_slots, MAX_ROWS), states.shape[1])
+        #: The rows of the newest plain step, here and on the device.
+        self._decoding: tuple[tuple[int, ...], torch.Tensor] = (), self._first[:0]
         #: Slot -> the number of its carried states.
         self._num_carried: dict[int, int] = {}
 
     def ingest(self, batch: Batch) -> None:
         kept = [min(count, self._width) for count in batch.counts]
         self._num_carried.update(zip(batch.slots, kept, strict=True))
-        self._carry(batch, kept)
+        if sum(batch.counts) == len(batch.slots):
+            self._carry_one(batch.slots)
+        else:
+            self._carry(batch, kept)
         self._compute_prompts(batch)
 
     def draft(self, batch: Batch) -> None:
@@ -76,6 +81,14 @@ class Eagle3Drafter:
         for number in range(1, numbers[slots[0]]):
             slots = slots[: sum(numbers[slot] > number for slot in slots)]
             sent = self._draft_next(slots, sent[: len(slots)], number, level)
+
+    def _carry_one(self, slots: tuple[int, ...]) -> None:
+        """Keep the state of the only token of every row: under load all steps are so, of the same rows."""
+        if slots != self._decoding[0]:
+            self._decoding = slots, self._table.to_device(slots, torch.int64)
+        sent = self._decoding[1]
+        self._carried[sent * self._width] = self._head.states[: len(slots)]
+        self._first[sent] = self._table.num_computed[sent]
 
     def _carry(self, batch: Batch, kept: list[int]) -> None:
         """Keep the states of the last tokens of every row."""

@@ -151,3 +151,23 @@ def test_heads_that_do_not_fit_are_refused_by_name(
     with pytest.raises(ConfigError, match=message) as raised:
         LLM(device="cpu", max_num_seqs=2, speculative_model=name)
     assert raised.value.field == "speculative_model"
+
+
+def test_a_plain_step_keeps_the_states_that_any_step_keeps(directory: Path) -> None:
+    served = Served(demo.TARGET, dtype="float32", speculation=str(directory))
+    runner = served.assembled.runner
+    assert isinstance(runner, ModelRunner)
+    drafter = getattr(runner.drafter, "_drafter", runner.drafter)
+    assert isinstance(drafter, Eagle3Drafter)
+    drafter._head.states.normal_()
+    runner.table.num_computed[1:4] = torch.tensor([7, 3, 9])
+    kept = []
+    for slots, counts in (((3, 1), (1, 1)), ((3, 1, 2), (1, 1, 1))):
+        batch = Batch(0, slots, counts, counts)
+        for carry in (lambda: drafter._carry_one(batch.slots), lambda: drafter._carry(batch, [1] * len(batch.slots))):  # noqa: B023
+            drafter._carried.zero_()
+            drafter._first.zero_()
+            carry()
+            kept.append((drafter._carried.clone(), drafter._first.clone()))
+    for one, other in zip(kept[::2], kept[1::2], strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and one[1].sum() >= 16
