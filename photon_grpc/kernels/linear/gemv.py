@@ -106,25 +106,47 @@ def gemv_kernel(
     if eps is not None:
         sums = load_partials(partial, K, BM, KW) if FEW else totals_at_once(partial, K, BM, KW)
     acc = gl.zeros([S, BN, BM], gl.float32, mma)
-    for i in range(STEPS):
-        async_copy.wait_group(NS - 1)
-        xt = xs.index(i % NS).permute([0, 2, 1]).load(right)
-        if IS_PACKED:
+    if IS_PACKED:
+        for i in range(STEPS):
+            async_copy.wait_group(NS - 1)
+            xt = xs.index(i % NS).permute([0, 2, 1]).load(right)
             words = ws.index(i % NS).load(packed)
             of_norm = norm.index(i % NS) if P.WEIGHT.HAS_NORM else None
             wt = decoded(words, of_step(scales, i % NS, P), of_step(zeros, i % NS, P), of_norm, G, P, left)
-        else:
-            wt = ws.index(i % NS).load(left)
-        acc = mma_v2(wt, xt, acc)
-        if i + NS < STEPS:
-            fetch(ws.index(i % NS), wp, (i + NS) * WIDTH, None, w_left)
-            fetch_sides(scales, zeros, norm, weight, i % NS, 0, (i + NS) * BK, False, S, P, TILE)
-            fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
-        async_copy.commit_group()
+            acc = mma_v2(wt, xt, acc)
+            if i + NS < STEPS:
+                fetch(ws.index(i % NS), wp, (i + NS) * WIDTH, None, w_left)
+                fetch_sides(scales, zeros, norm, weight, i % NS, 0, (i + NS) * BK, False, S, P, TILE)
+                fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
+            async_copy.commit_group()
+    else:
+        # A product of 16 columns waits for the one before it: the next half of a step is loaded, and another step
+        # asked for, while one half is multiplied. There is no branch, past which instructions would not be moved.
+        async_copy.wait_group(NS - 1)
+        wt, xt = half_of_step(ws.index(0), xs.index(0), 0, left, right)
+        for i in range(STEPS):
+            w_next, x_next = half_of_step(ws.index(i % NS), xs.index(i % NS), 1, left, right)
+            acc = mma_v2(wt, xt, acc)
+            async_copy.wait_group(NS - 2)
+            wt, xt = half_of_step(ws.index((i + 1) % NS), xs.index((i + 1) % NS), 0, left, right)
+            is_step = i + NS < STEPS
+            fetch(ws.index(i % NS), wp, (i + NS) * BK, gl.full([S, BN, BK], is_step, gl.int1, copy), w_left)
+            of_x = gl.full([S, BM, BK], is_step, gl.int1, copy)
+            fetch(xs.index(i % NS), xp, (i + NS) * BK, of_x & real if P.GUARD else of_x, x_left)
+            async_copy.commit_group()
+            acc = mma_v2(w_next, x_next, acc)
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
         total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
     STORE(total, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
+
+
+@gluon_jit
+def half_of_step(w, x, half: gl.constexpr, left: gl.constexpr, right: gl.constexpr):
+    """Return one half of a step's columns of W [S, BN, BK] and of x, as operands of a product."""
+    HALF: gl.constexpr = w.shape[2] // 2
+    x_half = x.slice(half * HALF, HALF, dim=2).permute([0, 2, 1])
+    return w.slice(half * HALF, HALF, dim=2).load(left), x_half.load(right)
 
 
 @gluon_jit
