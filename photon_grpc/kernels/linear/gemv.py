@@ -126,14 +126,14 @@ def gemv_kernel(
         wt, xt = half_of_step(ws.index(0), xs.index(0), 0, left, right)
         for i in range(STEPS):
             w_next, x_next = half_of_step(ws.index(i % NS), xs.index(i % NS), 1, left, right)
-            acc = mma_v2(wt, xt, acc)
-            async_copy.wait_group(NS - 2)
-            wt, xt = half_of_step(ws.index((i + 1) % NS), xs.index((i + 1) % NS), 0, left, right)
             is_step = i + NS < STEPS
             fetch(ws.index(i % NS), wp, (i + NS) * BK, gl.full([S, BN, BK], is_step, gl.int1, copy), w_left)
             of_x = gl.full([S, BM, BK], is_step, gl.int1, copy)
             fetch(xs.index(i % NS), xp, (i + NS) * BK, of_x & real if P.GUARD else of_x, x_left)
             async_copy.commit_group()
+            acc = mma_v2(wt, xt, acc)
+            async_copy.wait_group(NS - 1)
+            wt, xt = half_of_step(ws.index((i + 1) % NS), xs.index((i + 1) % NS), 0, left, right)
             acc = mma_v2(w_next, x_next, acc)
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
