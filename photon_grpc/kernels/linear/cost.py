@@ -23,7 +23,9 @@ from photon_grpc.kernels.linear.tiles import (
     Tile,
     fits,
     holds_heads,
+    num_parts,
     num_steps,
+    operand_registers,
     shared_bytes,
     step_bytes,
 )
@@ -77,7 +79,7 @@ class TileConstants(NamedTuple):
     matrix: tuple[float, float] = (3.0e6, 1.09e7)
     latency: tuple[float, float] = (1.06, 1.17)
     step: tuple[float, float] = (0.28, 0.293)
-    chain: tuple[float, float] = (0.028, 0.02)
+    chain: tuple[float, float] = (0.02, 0.02)
     issue: tuple[float, float] = (2.1e4, 1.46e4)
     start: tuple[float, float] = (1.86, 1.48)
     rotary: float = 1.11
@@ -186,7 +188,8 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
     """Return the programs that fit into a multiprocessor's shared memory and registers at a time."""
     rows, slices = product.rows, product.slices
     if tile.kind == "gemv":
-        registers = 48 + 3 * tile.BN * rows * slices // (32 * tile.KW)
+        step = operand_registers(tile.BN, tile.BK, rows, tile.KW // slices)
+        registers = 60 + tile.BN * rows * slices // (32 * tile.KW) + 2 * step // num_parts(tile.BK, step)
     else:
         registers = 60 + tile.BN * rows // (32 * tile.KW)
     by_registers = 65_536 // (32 * tile.KW * min(255, registers))

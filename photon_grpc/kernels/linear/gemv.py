@@ -11,7 +11,14 @@ that one wait serves both.
 
 from __future__ import annotations
 
-from photon_grpc.kernels.lang.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
+from photon_grpc.kernels.lang.gluon import (
+    async_copy,
+    gdc_launch_dependents,
+    gdc_wait,
+    gl,
+    gluon_jit,
+    mma_v2,
+)
 from photon_grpc.kernels.lang.squares import load_partials, padded_groups, totals, totals_at_once
 from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, packed_layout, packed_swizzle, unshifted
@@ -25,7 +32,7 @@ from photon_grpc.kernels.linear.sides import (
     ring_of_groups,
     ring_of_norm,
 )
-from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
+from photon_grpc.kernels.linear.tiles import num_parts, num_pieces, operand_registers, stored_width
 
 
 @gluon_jit
@@ -120,21 +127,29 @@ def gemv_kernel(
                 fetch(xs.index(i % NS), xp, (i + NS) * BK, real, x_left)
             async_copy.commit_group()
     else:
-        # A product of 16 columns waits for the one before it: the next half of a step is loaded, and another step
-        # asked for, while one half is multiplied. There is no branch, past which instructions would not be moved.
+        # A product of 16 columns waits for the one before it: the next part of a step is loaded, and another step asked
+        # for, while a part is multiplied. There is no branch, past which instructions would not be moved.
+        PARTS: gl.constexpr = num_parts(BK, operand_registers(BN, BK, BM, WN))
         async_copy.wait_group(NS - 1)
-        wt, xt = half_of_step(ws.index(0), xs.index(0), 0, left, right)
+        wt, xt = part_of_step(ws.index(0), xs.index(0), 0, PARTS, left, right)
         for i in range(STEPS):
-            w_next, x_next = half_of_step(ws.index(i % NS), xs.index(i % NS), 1, left, right)
-            is_step = i + NS < STEPS
-            fetch(ws.index(i % NS), wp, (i + NS) * BK, gl.full([S, BN, BK], is_step, gl.int1, copy), w_left)
-            of_x = gl.full([S, BM, BK], is_step, gl.int1, copy)
-            fetch(xs.index(i % NS), xp, (i + NS) * BK, of_x & real if P.GUARD else of_x, x_left)
-            async_copy.commit_group()
-            acc = mma_v2(wt, xt, acc)
+            for number in gl.static_range(1, PARTS):
+                w_next, x_next = part_of_step(ws.index(i % NS), xs.index(i % NS), number, PARTS, left, right)
+                if number == PARTS - 1:
+                    is_step = i + NS < STEPS
+                    of_w = gl.full([S, BN, BK], is_step, gl.int1, copy)
+                    of_x = gl.full([S, BM, BK], is_step, gl.int1, copy)
+                    fetch(ws.index(i % NS), wp, (i + NS) * BK, of_w, w_left)
+                    fetch(xs.index(i % NS), xp, (i + NS) * BK, of_x & real if P.GUARD else of_x, x_left)
+                    async_copy.commit_group()
+                acc = mma_v2(wt, xt, acc)
+                wt = w_next
+                xt = x_next
             async_copy.wait_group(NS - 1)
-            wt, xt = half_of_step(ws.index((i + 1) % NS), xs.index((i + 1) % NS), 0, left, right)
-            acc = mma_v2(w_next, x_next, acc)
+            w_next, x_next = part_of_step(ws.index((i + 1) % NS), xs.index((i + 1) % NS), 0, PARTS, left, right)
+            acc = mma_v2(wt, xt, acc)
+            wt = w_next
+            xt = x_next
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
         total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
@@ -142,11 +157,11 @@ def gemv_kernel(
 
 
 @gluon_jit
-def half_of_step(w, x, half: gl.constexpr, left: gl.constexpr, right: gl.constexpr):
-    """Return one half of a step's columns of W [S, BN, BK] and of x, as operands of a product."""
-    HALF: gl.constexpr = w.shape[2] // 2
-    x_half = x.slice(half * HALF, HALF, dim=2).permute([0, 2, 1])
-    return w.slice(half * HALF, HALF, dim=2).load(left), x_half.load(right)
+def part_of_step(w, x, number: gl.constexpr, PARTS: gl.constexpr, left: gl.constexpr, right: gl.constexpr):
+    """Return one of PARTS parts of a step's columns of W [S, BN, BK] and of x, as operands of a product."""
+    COLUMNS: gl.constexpr = w.shape[2] // PARTS
+    x_part = x.slice(number * COLUMNS, COLUMNS, dim=2).permute([0, 2, 1])
+    return w.slice(number * COLUMNS, COLUMNS, dim=2).load(left), x_part.load(right)
 
 
 @gluon_jit

@@ -60,6 +60,8 @@ BUCKETS = (8, 16, 32, 64, 128)
 SHARED_BYTES = 200_000
 #: Bytes that a program takes beside them, for exchanging sums between threads.
 EXCHANGE_BYTES = 32_448
+#: Registers of a thread that two parts of a step of gemv may have.
+PART_REGISTERS = 96
 
 #: (rows of W, columns of W) -> bucket -> tile.
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
@@ -196,6 +198,18 @@ def num_pieces(group: int, bk: int, k: int, slices: int) -> int:
         return 1
     is_aligned = slices == 1 or slice_columns(k, slices) % group == 0
     return bk // min(bk, group if is_aligned else GRAIN)
+
+
+@constexpr_function
+def operand_registers(bn: int, bk: int, rows: int, warps: int) -> int:
+    """Return the registers of a thread in which gemv has a step of W and of x, by the warps of a slice."""
+    return bk * (bn // warps + rows) // 64
+
+
+@constexpr_function
+def num_parts(bk: int, registers: int) -> int:
+    """Return the parts in which gemv multiplies a step of so many registers: two are in registers at a time."""
+    return 4 if bk >= 128 and registers > PART_REGISTERS else 2
 
 
 def step_bytes(tile: Tile, weight: WeightKind, k: int, slices: int) -> int:
