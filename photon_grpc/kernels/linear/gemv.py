@@ -150,6 +150,8 @@ def gemv_kernel(
             acc = mma_v2(wt, xt, acc)
             wt = w_next
             xt = x_next
+        # Copies that are masked write zeros, and the ring's memory has another use behind this.
+        async_copy.wait_group(0)
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
         total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
