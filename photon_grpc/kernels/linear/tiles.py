@@ -75,7 +75,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # output
     (2048, 2048): {
-        8: Tile("gemv", 16, 256, 1, 8),
+        8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("gemv", 32, 256, 1, 7),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
@@ -83,7 +83,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # gate and up
     (16384, 2048): {
-        8: Tile("gemv", 64, 128, 4, 5),
+        8: Tile("gemv", 64, 128, 4, 6),
         16: Tile("wgmma", 64, 64, 4, 10),
         32: Tile("wgmma", 64, 64, 4, 8),
         64: Tile("wgmma", 128, 64, 4, 8),
@@ -94,12 +94,12 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         8: Tile("gemv", 16, 256, 2, 7),
         16: Tile("gemv", 16, 256, 2, 5),
         32: Tile("gemv", 16, 256, 2, 3),
-        64: None,
+        64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
     },
     # Llama-3.1-8B: qkv
     (6144, 4096): {
-        8: Tile("gemv", 16, 256, 1, 5),
+        8: Tile("gemv", 32, 128, 2, 10),
         16: Tile("wgmma", 64, 128, 4, 8),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 64, 4, 10),
@@ -107,7 +107,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # output
     (4096, 4096): {
-        8: Tile("gemv", 64, 256, 4, 5),
+        8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("gemv", 16, 256, 1, 6),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
@@ -115,7 +115,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # gate and up
     (28672, 4096): {
-        8: Tile("gemv", 64, 128, 4, 3),
+        8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("gemv", 64, 128, 2, 2),
         64: Tile("wgmma", 128, 64, 8, 8),
@@ -123,7 +123,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # down
     (4096, 14336): {
-        8: Tile("gemv", 32, 256, 1, 6),
+        8: Tile("gemv", 16, 256, 1, 9),
         16: Tile("gemv", 16, 256, 1, 6),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: None,
@@ -153,7 +153,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     (128256, 4096): {
         8: Tile("gemv", 64, 256, 2, 2),
-        16: Tile("wgmma", 128, 64, 4, 10),
+        16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("wgmma", 128, 64, 4, 8),
         64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
