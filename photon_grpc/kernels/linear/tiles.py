@@ -1,6 +1,7 @@
 """Ways to multiply a weight of a given shape with few rows.
 
-The table has those of two models and a few that were timed where the cost model is wrong; `cost.py` chooses all others.
+The table has those of two models and some that were timed in layers where the cost model is wrong; `cost.py` chooses
+all others.
 
 The matrix library, with the kernels that it needs beside it, was faster where the table has None and for more rows than
 the largest bucket.
@@ -133,6 +134,21 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (5120, 27648): {
         16: None,
     },
+    # Llama-3.2-3B: output, down
+    (3072, 3072): {8: Tile("gemv", 16, 256, 1, 9)},
+    (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4)},
+    # Qwen2.5-7B
+    (4608, 3584): {16: Tile("wgmma", 64, 128, 4, 8)},
+    (3584, 3584): {8: Tile("gemv", 16, 256, 1, 9)},
+    (37888, 3584): {16: Tile("wgmma", 64, 128, 4, 8)},
+    (3584, 18944): {8: Tile("gemv", 16, 256, 1, 9)},
+    # Qwen3-8B: gate and up, down
+    (24576, 4096): {64: Tile("wgmma", 64, 64, 4, 4)},
+    (4096, 12288): {8: Tile("gemv", 16, 256, 1, 8)},
+    # Qwen3-0.6B: output, gate and up, down
+    (1024, 2048): {8: Tile("gemv", 32, 256, 2, 8)},
+    (6144, 1024): {8: Tile("gemv", 32, 128, 2, 10)},
+    (1024, 3072): {64: Tile("wgmma", 64, 128, 4, 6)},
     # Heads of Llama-3.2-3B and of Qwen3-0.6B, for which the model of cost considers too few sizes.
     (128256, 3072): {
         8: Tile("gemv", 64, 256, 2, 2),
