@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from photon_grpc.errors import ModelLoadError
 from photon_grpc.layers.attention import Attention, ProjectionNormAttention, QKNorm
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import OnceRoundedRMSNorm, RMSNorm
+from photon_grpc.layers.parallel.group import share_of
+from photon_grpc.layers.parallel.norms import GatheredRMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner
 from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.decoder_builder import DecoderBuilder
@@ -52,13 +53,6 @@ class Olmo2Builder(DecoderBuilder):
     norm_class: ClassVar[type[RMSNorm]] = OnceRoundedRMSNorm
     attention_class: ClassVar[type[Attention]] = ProjectionNormAttention
 
-    def check_shares(self) -> None:
-        """Raise ModelLoadError for several ranks: each would normalise its own heads only."""
-        if self.mesh.tp.size > 1:
-            raise ModelLoadError(
-                f"q_norm cannot be shared out over {self.mesh.tp.size} ranks: it is of all heads", field="q_norm"
-            )
-
     def layer(self, layer: int) -> DecoderLayer:
         prefix = self.named(f"model.layers.{layer}.")
         return PostNormLayer(
@@ -69,6 +63,14 @@ class Olmo2Builder(DecoderBuilder):
         )
 
     def qk_norm(self, prefix: str) -> QKNorm:
-        config = self.config
-        sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        return QKNorm(self.norm(prefix + "q_norm", sizes[0]), self.norm(prefix + "k_norm", sizes[1]))
+        return QKNorm(*(self.heads_norm(prefix + name, heads) for name, heads in
+                        (("q_norm", self.config.num_heads), ("k_norm", self.config.num_kv_heads))))  # fmt: skip
+
+    def heads_norm(self, name: str, num_heads: int) -> RMSNorm:
+        """Build the norm over all heads of queries, or of keys."""
+        group, size = self.mesh.tp, num_heads * self.config.head_dim
+        if group.size == 1:
+            return self.norm(name, size)
+        shared: dict[str, Any] = {"dtype": self.dtype, "kernels": self.kernels}
+        share = share_of(group, num_heads)
+        return GatheredRMSNorm(name + ".weight", size, self.config.rms_norm_eps, group=group, share=share, **shared)

@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.quantization import WeightFormat
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
-from photon_grpc.layers.parallel.group import Mesh
+from photon_grpc.layers.parallel.group import Mesh, Rehearsal
+from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build
 from photon_grpc.models.chains import CHAINS
 from photon_grpc.models.decoder import DecoderLayer
@@ -204,16 +206,15 @@ def test_the_text_part_of_a_model_with_images_is_transformers_own(is_tied: bool,
         read_model_dir(path)
 
 
-class TwoRanks:
-    rank, size = 0, 2
-
-
-@pytest.mark.parametrize(("variant", "name"), [("phi3", "qkv_proj"), ("olmo2", "q_norm")])
-def test_what_cannot_be_shared_out_is_refused_by_name(variant: str, name: str, tmp_path: Path) -> None:
-    card = read_model_dir(reference.save(reference.make_model(variant), tmp_path))
-    sizes = {"dtype": torch.float32, "device": "cpu", "kernels": select("torch", "cpu"), "max_model_len": 8}
-    with pytest.raises(ModelLoadError, match=f"{name} cannot be shared out over 2 ranks"):
-        build(card, mesh=Mesh(TwoRanks(), world=TwoRanks()), **sizes)  # type: ignore[arg-type]
+def test_quantized_rows_of_merged_projections_cannot_be_shared_out(tmp_path: Path) -> None:
+    card = read_model_dir(reference.save(reference.make_model("phi3"), tmp_path))
+    form = WeightFormat("int4", (1, 32), layout="gptq")
+    two = Rehearsal(0, 2)
+    with pytest.raises(ModelLoadError, match="qkv_proj: quantized rows of merged projections cannot be shared out"):
+        build(
+            card, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=8,
+            mesh=Mesh(tp=two, world=two), method=methods(form),
+        )  # fmt: skip
 
 
 def long_decoder(path: Path, max_model_len: int) -> Decoder:

@@ -99,6 +99,7 @@ def chunked_logits(decoder: Decoder) -> list[torch.Tensor]:
     [
         *("llama3-tied", "llama-biases", "llama-untied-linear", "qwen2", "qwen3", "mistral-window", "smollm3"),
         *("gemma3", "qwen3moe", "qwen3moe-between", "mixtral", "deepseek2", "deepseek2-yarn-query-latent"),
+        *("phi3", "phi3-window-partial-longrope-tied", "olmo2", "olmo2-tied-bias"),
     ],
 )
 def test_two_ranks_equal_transformers(variant: str, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_program_whose_rank_is_killed_fails_its_calls() -> None:
 
 @pytest.mark.full
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
-    reference.save(reference.make_model("olmo2"), tmp_path)
+    reference.save(reference.make_model("qwen3"), tmp_path)
     assert read_model_dir(tmp_path)
-    with pytest.raises(StartupError, match="q_norm cannot be shared out over 2 ranks"):
-        LLM(str(tmp_path), device="cpu", tensor_parallel_size=2)
+    with pytest.raises(StartupError, match="num_heads 4 cannot be shared out over 3 ranks"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits, PartialSums
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parallel.group import Group, RankShare, share_of
-from photon_grpc.layers.parameter_owner import Part
+from photon_grpc.layers.parameter_owner import Part, Target
 from photon_grpc.layers.workspace import Workspace
 
 #: The ends that leave sums as they are, in float32: without a workspace, and with one.
@@ -41,6 +41,32 @@ class ColumnParallelLinear(Linear):
         self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
     ) -> Part | None:
         return None if rows is None else part_of(shape, rows, self._shares[output])
+
+
+class MergedParallelLinear(Linear):
+    """A ColumnParallelLinear whose `outputs` are one tensor in the checkpoint, `name`, one above the other."""
+
+    def __init__(
+        self, prefix: str, in_features: int, name: str, outputs: Mapping[str, int], *, group: Group,
+        most: Mapping[str, int] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        own, begin = [], 0
+        for output, features in outputs.items():
+            rows = share_of(group, (most or {}).get(output, group.size)).of(features)
+            own.append(torch.arange(begin + rows.start, begin + rows.stop))
+            begin += features
+        #: The numbers of the rows here, of so many.
+        self._own, self._num_rows = torch.cat(own), begin
+        super().__init__(prefix, in_features, {name: len(self._own)}, **options)
+
+    def part(
+        self, output: str, shape: tuple[int, ...], *, rows: int | None = 0, columns: int | None = 1
+    ) -> Part | None:
+        whole = tuple(self._num_rows if at == rows else size for at, size in enumerate(shape))
+        return Part((slice(None),) * len(shape), whole)
+
+    def targets(self) -> Iterator[Target]:
+        return (target._replace(order=self._own) for target in super().targets())
 
 
 class RowPartLinear(Linear):
