@@ -48,8 +48,14 @@ class Simulation:
         self.cost = cost
         self.shares = shares
         self.rng = random.Random(1)
-        request = Request("r", (1,), SamplingParams(0.0), StopParams(9), 0.0, max_drafts=max_drafts)
-        self.seqs = [Sequence(request, at, 0, 0, (0.0, at)) for at in range(len(shares))]
+        self.request = Request("r", (1,), SamplingParams(0.0), StopParams(9), 0.0, max_drafts=max_drafts)
+        #: Steps with drafts.
+        self.num_drafted = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Let other sequences take the places of all."""
+        self.seqs = [Sequence(self.request, at, 0, 0, (0.0, at)) for at in range(len(self.shares))]
         for seq in self.seqs:
             seq.slot = 1
 
@@ -61,6 +67,7 @@ class Simulation:
             k = self.drafting.num_drafts(rows, bool)
             drafts = [self.drafting.of(seq, k) for seq in self.seqs] if k else [0] * rows
             k = k if max(drafts) else 0
+            self.num_drafted += k > 0
             duration_s = self.cost(rows, k) * self.rng.uniform(0.97, 1.03)
             for seq, share, count in zip(self.seqs, self.shares, drafts, strict=True):
                 right = next((at for at in range(count) if self.rng.random() >= share), count)
@@ -110,6 +117,22 @@ def test_no_phase_of_a_ramp_of_load_is_slower_than_without_drafts(share: float) 
         simulation.seqs, simulation.shares = everyone[:rows], [share] * rows
         found, plain = simulation.run(512)
         assert found > 0.98 * plain, rows
+
+
+def test_a_busy_machine_does_not_make_drafts_that_are_wrong_look_cheap() -> None:
+    simulation = Simulation(free, [0.0] * 4)
+    cost, rng = simulation.cost, random.Random(4)
+    simulation.run(500)
+    num_drafted, steps = 0, 4000
+    for _ in range(steps // 20):
+        # Other processes make all steps of a while longer.
+        busy = rng.choice((1.0, 1.0, 1.6, 2.5))
+        simulation.cost = lambda rows, drafts, busy=busy: busy * cost(rows, drafts)  # type: ignore[misc]
+        before = simulation.num_drafted
+        simulation.begin()
+        simulation.run(20)
+        num_drafted += simulation.num_drafted - before
+    assert num_drafted < 0.03 * steps
 
 
 def test_steps_that_would_be_too_long_for_a_graph_are_not_even_probed() -> None:

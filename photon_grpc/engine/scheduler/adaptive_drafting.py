@@ -100,7 +100,9 @@ class AdaptiveDrafting:
     def _best(self, bucket: int, counts: list[int]) -> int:
         best, most = 0, _LEAST_GAIN / (plain_s := self._step_s[bucket, 0])
         for k in counts:
-            gain = self._share.expected(k) / (self._step_s.get((bucket, k)) or plain_s * self._assumed(bucket, k))
+            step_s = self._step_s.get((bucket, k)) or plain_s * self._assumed(bucket, k)
+            # One measured as shorter than a plain step is old: the machine was less busy then.
+            gain = self._share.expected(k) / max(step_s, plain_s)
             if gain > most:
                 best, most = k, gain
         return best
