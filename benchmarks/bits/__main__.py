@@ -279,7 +279,9 @@ class Run:
             size = request_of(drawn, "").logprobs.num_records * RECORD.size
             tail = again.prompt_records[len(again.prompt_records) - len(outcome.records) :]
             if tail != outcome.records:
-                at = next(at for at, (a, b) in enumerate(zip(tail, outcome.records, strict=True)) if a != b)
+                pairs = enumerate(zip(tail, outcome.records, strict=False))
+                # One that failed has no records.
+                at = next((at for at, (a, b) in pairs if a != b), len(tail))
                 firsts.append(at // size)
         self.rescored = len(found), len(firsts), firsts
         self.clock.say(f"prompt_logprobs of prompt + output: {len(found)} outputs, {len(firsts)} differ")

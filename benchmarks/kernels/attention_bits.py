@@ -282,8 +282,11 @@ def compile_all(shapes: list[int], blocks: list[int], windows: list[int], *, in_
 # -- times ---------------------------------------------------------------------------------------------------------
 
 
-def layer_us(heads: tuple[int, int, int], counts: list[int], contexts: list[int], block_size: int = 64) -> float:
+def layer_us(
+    heads: tuple[int, int, int], counts: list[int], contexts: list[int], *, in_8_bits: bool = False
+) -> float:  # fmt: skip
     """Return microseconds of one layer; decode rows run in a dependent chain."""
+    block_size = 64
     q_heads, kv_heads, head_dim = heads
     pages = -(-max(contexts) // block_size)
     tables = torch.randperm(len(counts) * pages, dtype=torch.int32).view(len(counts), pages) + 1
@@ -297,6 +300,10 @@ def layer_us(heads: tuple[int, int, int], counts: list[int], contexts: list[int]
     layers = max(4, num_copies(num_bytes, DEVICE))
     sizes = tables.numel() + 1, layers, 2, kv_heads, block_size, head_dim
     cache = torch.empty(sizes, device=DEVICE, dtype=torch.bfloat16).normal_()
+    if in_8_bits:
+        cache = cache.to(PAGE_DTYPE)
+        scales = PageScales.ones(kv_heads, torch.zeros(1, dtype=torch.int64, device=DEVICE))
+        meta = dataclasses.replace(meta, kv_scales=(scales,) * layers)
     q = torch.randn(sum(counts), q_heads, head_dim, device=DEVICE).bfloat16()
     out, slots = torch.empty_like(q), torch.zeros(q.shape[0], dtype=torch.int64, device=DEVICE)
     chain = None
@@ -307,7 +314,7 @@ def layer_us(heads: tuple[int, int, int], counts: list[int], contexts: list[int]
     return measure_us([partial(attention.attend, q, layer, out) for layer in range(layers)], DEVICE)
 
 
-def time_all(shapes: list[int]) -> None:
+def time_all(shapes: list[int], *, in_8_bits: bool) -> None:
     print_header("Times of a layer", "µs", "GB/s or TFLOP/s")
     cases = [("decode", [1] * rows, [context] * rows) for rows, context in DECODE]
     cases += [("prompt", [length] * rows, [length] * rows) for rows, length in PROMPTS]
@@ -318,11 +325,11 @@ def time_all(shapes: list[int]) -> None:
     for number, (name, counts, contexts) in itertools.product(shapes, cases):
         heads = SHAPES[number]
         try:
-            us = layer_us(heads, counts, contexts)
+            us = layer_us(heads, counts, contexts, in_8_bits=in_8_bits)
         except Exception as error:
             print(f"| {heads} {name} | {type(error).__name__}: {str(error)[:200]} |", flush=True)
             continue
-        bandwidth = 4e-3 * sum(contexts) * heads[1] * heads[2] / us
+        bandwidth = (2e-3 if in_8_bits else 4e-3) * sum(contexts) * heads[1] * heads[2] / us
         pairs = sum(n * (c - n) + n * (n + 1) / 2 for n, c in zip(counts, contexts, strict=True))
         speed = (
             f"{bandwidth:.0f} GB/s" if max(counts) == 1 else f"{4e-6 * pairs * heads[0] * heads[2] / us:.0f} TFLOP/s"
@@ -339,7 +346,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=numbers, default=None, help=f"numbers of {SHAPES} (bits: all, times: 0,1)")
     parser.add_argument("--blocks", type=numbers, default=list(BLOCK_SIZES), help="tokens of a page")
     parser.add_argument("--windows", type=numbers, default=[0, 512], help="keys that a query sees; 0: all")
-    parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages whose bits count")
+    parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages")
     arguments = parser.parse_args()
     needs_gpu("attention_bits")
     with torch.inference_mode():
@@ -350,7 +357,7 @@ def main() -> None:
             compare_all(shapes, arguments.blocks, arguments.windows, found, in_8_bits=arguments.kv == "fp8")
             found.print()
         if arguments.times or not arguments.bits:
-            time_all(arguments.shapes or [0, 1])
+            time_all(arguments.shapes or [0, 1], in_8_bits=arguments.kv == "fp8")
 
 
 if __name__ == "__main__":

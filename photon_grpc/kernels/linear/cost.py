@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from photon_grpc.kernels.linear.tiles import (
+    NORMED_TABLE,
     PACKED_TABLE,
     SHARED_BYTES,
     TABLE,
@@ -321,8 +322,9 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
         may_decline: whether the library can take it. If it cannot, None means that no tile divides the product.
     """
     n, k, bits = product.n, product.k, product.weight.BITS
-    known = TABLE.get((n, k), {}) if bits == 16 else PACKED_TABLE.get((n, k, bits), {})
-    is_timed = device.has_wgmma and product.end != "normed"
+    of_16_bits = NORMED_TABLE if product.end == "normed" else TABLE
+    known = of_16_bits.get((n, k), {}) if bits == 16 else PACKED_TABLE.get((n, k, bits), {})
+    is_timed = device.has_wgmma and (bits == 16 or product.end != "normed")
     if is_timed and product.rows in known:
         tile = known[product.rows]
         if tile is None or fits(tile, product.problem(product.span), device.max_bytes):

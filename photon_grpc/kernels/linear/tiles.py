@@ -130,6 +130,13 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         64: None,
         128: None,
     },
+    # Gemma-3-1B: gate and up, down
+    (13824, 1152): {8: Tile("gemv", 32, 128, 1, 4)},
+    (1152, 6912): {8: Tile("gemv", 32, 128, 4, 8)},
+    # Gemma-3-4B: output, gate and up, down
+    (2560, 2048): {8: Tile("gemv", 16, 256, 1, 5)},
+    (20480, 2560): {8: Tile("gemv", 64, 128, 2, 3)},
+    (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9)},
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {
         16: None,
@@ -174,6 +181,11 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
+}
+
+#: The same of products whose heads are normalised: of Gemma-3-4B.
+NORMED_TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
+    (4096, 2560): {8: Tile("gemv", 16, 256, 1, 5)},
 }
 
 #: (rows of W, columns of W, bits) -> bucket -> tile of packed weights.
