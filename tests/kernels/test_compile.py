@@ -149,10 +149,24 @@ def kept_report(ptx: str) -> str:
     return report
 
 
+def barriers(ptx: str) -> set[int]:
+    """Return the offsets in shared memory of all mbarriers."""
+    offsets = dict(re.findall(r"add\.s32\s+(%r\d+), %r\d+, (\d+);", ptx))
+    places = re.findall(r"mbarrier\.init\S*\s+\[(%r\d+)\]", ptx)
+    return {int(offsets.get(place, 0)) for place in places}
+
+
+def stores(ptx: str) -> set[int]:
+    """Return the offsets in shared memory that ordinary stores begin at."""
+    return {int(offset) for offset in re.findall(r"(?:st\.shared|stmatrix)[^\[\n]*\[\w*%?\w*\+(\d+)\]", ptx)}
+
+
 def check(built: Compiled, instruction: str = "", max_spilled_bytes: int = 0) -> None:
     assert built.spilled_bytes <= max_spilled_bytes
     assert built.shared_bytes <= MAX_SHARED_BYTES
     assert instruction in built.ptx
+    # A barrier's memory may hold nothing else before it is invalidated, and the compiler gives away what is not used.
+    assert not barriers(built.ptx) & stores(built.ptx)
 
 
 @each_model

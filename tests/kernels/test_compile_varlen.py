@@ -23,18 +23,6 @@ from tests.kernels.test_compile_fused import compiled_gluon
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 
-def barriers(ptx: str) -> set[int]:
-    """Return the offsets in shared memory of all mbarriers."""
-    offsets = dict(re.findall(r"add\.s32\s+(%r\d+), %r\d+, (\d+);", ptx))
-    places = re.findall(r"mbarrier\.init\S*\s+\[(%r\d+)\]", ptx)
-    return {int(offsets[place]) for place in places}
-
-
-def stores(ptx: str) -> set[int]:
-    """Return the offsets in shared memory that ordinary stores begin at."""
-    return {int(offset) for offset in re.findall(r"(?:st\.shared|stmatrix)[^\[\n]*\[\w*%?\w*\+(\d+)\]", ptx)}
-
-
 def varlen_tile(shape: PageShape, kind: str, consumers: int, max_spilled_bytes: int = 0) -> Compiled:
     tile = hopper_varlen.tile(shape, consumers)
     types: dict[str, Any] = dict.fromkeys(["q", "out"], "*" + kind)
@@ -48,7 +36,6 @@ def varlen_tile(shape: PageShape, kind: str, consumers: int, max_spilled_bytes: 
     built = compiled_gluon(varlen_tile_kernel, {"SHAPE": shape, "TILE": tile}, 4, **types)
     check(built, "wgmma.mma_async", max_spilled_bytes)
     assert ("cp.async.bulk.tensor.2d" in built.ptx) == (shape.CHUNK == 8)
-    assert not barriers(built.ptx) & stores(built.ptx)
     # Each consumer's four warps hold the registers that the launcher shares out.
     registers = tile.CONSUMER_REGISTERS if consumers > 1 else 256
     assert re.search(rf"setmaxnreg.inc\S*\s+{registers};", built.ptx)

@@ -93,6 +93,15 @@ def test_the_table_comes_first_and_fits_its_products() -> None:
                     assert_can(tile, product._replace(rows=rows), H200)
 
 
+def test_heads_that_are_normalised_have_a_table_of_their_own() -> None:
+    for (n, k), by_rows in tiles.NORMED_TABLE.items():
+        for rows, tile in by_rows.items():
+            product = Product(n, k, rows, 128, "normed", num_slices(n, k))
+            assert cost.choose(product) == tile != cost.choose(product._replace(end="rotary"))
+            assert tile is not None
+            assert_can(tile, product, H200)
+
+
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("kind", [WeightKind(8), WeightKind(8, 32), WeightKind(4, 128, True, True)], ids=str)
 def test_every_public_shape_has_tiles_for_packed_weights_and_no_row_of_the_table(kind: WeightKind, rows: int) -> None:

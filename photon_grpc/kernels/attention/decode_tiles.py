@@ -22,8 +22,8 @@ TILES = {
     128: ((256, (4, 4)), (512, (4, 1)), (math.inf, (2, 2))),
     256: ((132, (4, 2)), (math.inf, (4, 1))),
 }
-#: The same of pages of 8 bits, whose updates have half the bytes.
-TILES_OF_8_BITS = TILES | {128: ((512, (4, 3)), (math.inf, (2, 2)))}
+#: The same of pages of 8 bits, whose updates have half the bytes. Two programs a multiprocessor have long rings.
+TILES_OF_8_BITS = TILES | {128: ((132, (4, 3)), (264, (4, 6)), (512, (4, 3)), (math.inf, (2, 2)))}
 
 
 class Limits(NamedTuple):
