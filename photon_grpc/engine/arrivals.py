@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from photon_grpc.core.frames import Abort, Add, Down
 from photon_grpc.core.ports import Event, Inbox
 
-#: Most frames and events of one turn, and most ids and handles in them. The frame that exceeds the latter is the last.
-MAX_FRAMES, MAX_IDS = 64, 65_536
+#: Most frames and events of one turn, most ids in them; the frame that exceeds the latter is the last. An abort is no
+#: frame and so many ids: a call that is cancelled with a thousand requests leaves the engine in one turn.
+MAX_FRAMES, MAX_IDS, IDS_PER_ABORT = 64, 65_536, 64
 
 
 class Arrivals:
@@ -34,16 +35,15 @@ class Arrivals:
         """
         if not self._waiting:
             self._waiting.extend(self._inbox.drain(timeout_s))
-        num_ids = 0
-        for _ in range(min(len(self._waiting), MAX_FRAMES)):
+        num_frames = num_ids = 0
+        while self._waiting and num_frames < MAX_FRAMES and num_ids < MAX_IDS:
             taken = self._waiting.popleft()
             yield taken
+            num_frames += not isinstance(taken[1], Abort)
             num_ids += _num_ids(taken[1])
-            if num_ids >= MAX_IDS:
-                return
 
 
 def _num_ids(frame: Down | Event) -> int:
     if isinstance(frame, Add):
         return frame.request.num_given * max(frame.request.num_outputs, 1)
-    return len(frame.handles) if isinstance(frame, Abort) else 0
+    return IDS_PER_ABORT * len(frame.handles) if isinstance(frame, Abort) else 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.frames import Abort, Add, Control, Down
 from photon_grpc.core.ports import Event
-from photon_grpc.engine.arrivals import MAX_FRAMES, MAX_IDS
+from photon_grpc.engine.arrivals import IDS_PER_ABORT, MAX_FRAMES, MAX_IDS
 from photon_grpc.engine.engine import Engine
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import Table, TableMatcher
@@ -80,7 +80,8 @@ def test_a_turn_takes_in_a_bounded_share(many: list[tuple[str, int, int]]) -> No
         beats = len(turns.post.beats)
         turns.turn()
         taken = turns.taken[-1]
-        assert len(taken) <= MAX_FRAMES
+        assert len(taken) - num_aborts_of(taken) <= MAX_FRAMES
+        assert num_aborts_of(taken) <= MAX_IDS // IDS_PER_ABORT
         assert sum(map(num_ids_of, taken[:-1])) < MAX_IDS
         assert len(turns.post.beats) - beats == len(taken) + 1, "the supervisor sees a sign of life behind each"
     assert len(turns.grammars.preparations) <= put and turns.num_walked == 0
@@ -88,7 +89,22 @@ def test_a_turn_takes_in_a_bounded_share(many: list[tuple[str, int, int]]) -> No
     assert [frame for _, frame in waiting] == came
 
 
+def num_aborts_of(taken: list[Down | Event]) -> int:
+    return sum(isinstance(frame, Abort) for frame in taken)
+
+
+def test_requests_that_are_cancelled_together_end_together() -> None:
+    turns = Turns()
+    handles = [turns.add([1, 2, 3], 9, request_id=f"r{number}") for number in range(500)]
+    for _ in range(-(-len(handles) // MAX_FRAMES)):
+        turns.turn()
+    for handle in handles:
+        turns.abort(handle)
+    turns.turn()
+    assert not turns.engine.scheduler.live.has_work()
+
+
 def num_ids_of(frame: Down | Event) -> int:
     if isinstance(frame, Add):
         return frame.request.num_given * frame.request.num_outputs
-    return len(frame.handles) if isinstance(frame, Abort) else 0
+    return IDS_PER_ABORT * len(frame.handles) if isinstance(frame, Abort) else 0
