@@ -30,14 +30,16 @@ class ExpertKeys(RopeKeys, kw_only=True):
     norm_topk_prob: bool = False
     decoder_sparse_step: _Number = 1
     mlp_only_layers: list[_Number] | None = None
-    scoring_func: str = "softmax"
+    scoring_func: str | None = None
     #: DeepSeek's name of num_experts.
     n_routed_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
     n_shared_experts: Annotated[int, Meta(ge=0, le=64)] | None = None
     first_k_dense_replace: _Number = 0
     moe_layer_freq: Annotated[int, Meta(ge=1, le=1024)] = 1
     routed_scaling_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
-    topk_method: str = "greedy"
+    topk_method: str | None = None
+    n_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] = 1
+    topk_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class ExpertSpec:
     shared_size: int = 0
     #: Of a token's weights.
     scale: float = 1.0
+    #: Whether experts are chosen by their numbers and a bias.
+    has_bias: bool = False
+    #: Groups of experts, and those that a token chooses from; 0: there are none.
+    groups: int = 0
+    groups_taken: int = 0
 
     @property
     def num_shared(self) -> int:
@@ -78,22 +85,39 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
     layers = _sparse_layers(config, kind, num_layers)
     if not num_experts or not any(layers):
         return None
-    if config.scoring_func not in SCORINGS:
-        problem = f"must be one of {', '.join(SCORINGS)}, is {shown(config.scoring_func)}"
-        raise refusal(CONFIG_FILE, "scoring_func", problem)
-    size = _size(values, kind)
+    scoring = config.scoring_func or ("sigmoid" if kind.has_bias else "softmax")
+    if scoring not in SCORINGS or (kind.has_bias and scoring != "sigmoid"):
+        allowed = SCORINGS[1:] if kind.has_bias else SCORINGS
+        raise refusal(CONFIG_FILE, "scoring_func", f"must be one of {', '.join(allowed)}, is {shown(scoring)}")
+    size, top_k = _size(values, kind), _top_k(config, num_experts)
     if kind.is_deepseek:
-        _refuse_other_methods(config)
+        _refuse_other_methods(config, kind)
+    groups, groups_taken = _groups(config, num_experts, top_k) if kind.has_bias else (0, 0)
     return ExpertSpec(
         num_experts,
-        _top_k(config, num_experts),
+        top_k,
         size,
-        "softmax" if config.scoring_func == "softmax" else "sigmoid",
+        "softmax" if scoring == "softmax" else "sigmoid",
         config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
         layers,
         (config.n_shared_experts or 0) * size if kind.is_deepseek else 0,
         config.routed_scaling_factor if kind.is_deepseek else 1.0,
+        kind.has_bias,
+        groups,
+        groups_taken,
     )
+
+
+def _groups(config: ExpertKeys, num_experts: int, top_k: int) -> tuple[int, int]:
+    """Return the groups of experts and those that are taken. Raise ModelLoadError for those that do not divide."""
+    groups, taken = config.n_group, config.topk_group
+    if num_experts % groups or num_experts // groups < 2:
+        problem = f"is {groups}; {num_experts} experts are not that many groups of at least two"
+        raise refusal(CONFIG_FILE, "n_group", problem)
+    if taken > groups or taken * (num_experts // groups) < top_k:
+        problem = f"is {taken}; must be at most {groups}, of groups with {top_k} experts or more together"
+        raise refusal(CONFIG_FILE, "topk_group", problem)
+    return (groups, taken) if taken < groups else (0, 0)
 
 
 def _refuse_capacities(values: Mapping[str, Any]) -> None:
@@ -104,11 +128,12 @@ def _refuse_capacities(values: Mapping[str, Any]) -> None:
             raise refusal(CONFIG_FILE, key, problem)
 
 
-def _refuse_other_methods(config: ExpertKeys) -> None:
-    if config.topk_method != "greedy":
-        problem = f"is {shown(config.topk_method)}; only greedy is supported, of all experts"
+def _refuse_other_methods(config: ExpertKeys, kind: ExpertKind) -> None:
+    method = "noaux_tc" if kind.has_bias else "greedy"
+    if config.topk_method not in (None, method):
+        problem = f"is {shown(config.topk_method)}; only {method} is supported for this architecture"
         raise refusal(CONFIG_FILE, "topk_method", problem)
-    if config.norm_topk_prob:
+    if config.norm_topk_prob and not kind.has_bias:
         raise refusal(CONFIG_FILE, "norm_topk_prob", "is true, which is not supported for this architecture")
 
 

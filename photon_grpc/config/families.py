@@ -31,6 +31,8 @@ class ExpertKind:
     may_mix: bool = False
     #: Whether the first layers may have none, and the others may have some that every token reaches.
     is_deepseek: bool = False
+    #: Whether experts are chosen by sigmoids and a bias, within groups.
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,24 @@ FAMILIES = {
         has_yarn=True,
         experts=ExpertKind("moe_intermediate_size", 64, renormalises=False, is_deepseek=True),
         defaults={"q_lora_rank": 1536, "moe_intermediate_size": 1407, "vocab_size": 102_400},
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3",
+        is_latent=True,
+        has_yarn=True,
+        experts=ExpertKind("moe_intermediate_size", 256, is_deepseek=True, has_bias=True),
+        defaults={
+            "q_lora_rank": 1536,
+            "moe_intermediate_size": 2048,
+            "vocab_size": 129_280,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 3,
+        },
     ),
     "MistralForCausalLM": Family(
         "mistral", qkv_bias=False, output_bias=False, mlp_bias=False, slides="every_layer", defaults=_WINDOW

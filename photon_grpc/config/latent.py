@@ -67,6 +67,8 @@ def read_latent(config: LatentKeys, values: Mapping[str, Any], family: Family) -
     for key in _SIZES:
         if values.get(key, 0) is None:
             raise refusal(CONFIG_FILE, key, "is null, which says no size")
+    if values.get("rope_interleave") is False:
+        raise refusal(CONFIG_FILE, "rope_interleave", "is false; only interleaved pairs are supported")
     if config.qk_rope_head_dim % 2:
         raise refusal(CONFIG_FILE, "qk_rope_head_dim", f"must be even, is {config.qk_rope_head_dim}")
     query_rank = 0 if values.get("q_lora_rank") is None else config.q_lora_rank or 0

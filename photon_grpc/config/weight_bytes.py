@@ -10,7 +10,7 @@ from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.config.quantization import FORMATS, HEAD, WeightBytes, WeightFormat, chosen_format
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, ModelLoadError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -27,6 +27,19 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
         rows * columns * itemsize if form is None or not form.covers(name) else _bytes(form, rows, columns, itemsize)
         for name, rows, columns in _projections(model)
     ) + _head_bytes(model, form, itemsize)
+
+
+def refuse_without_room(model: ModelConfig, form: WeightFormat | None, num_bytes: int, num_gpus: int) -> None:
+    """Raise ModelLoadError if a GPU's part of the weights is more than the bytes that it has."""
+    embedding = model.vocab_size * model.hidden_size * _BYTES[model.dtype]
+    needed = (linear_bytes(model, form) + embedding) // num_gpus
+    if needed > num_bytes:
+        raise ModelLoadError(
+            f"the weights need {needed / 1e9:,.1f} GB on each of {num_gpus} GPUs, which has {num_bytes / 1e9:,.1f} GB",
+            field="model",
+            needed=needed,
+            limit=num_bytes,
+        )
 
 
 def step_bytes(model: ModelConfig, num_tokens: int) -> float:

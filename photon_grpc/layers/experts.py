@@ -45,6 +45,7 @@ class Router:
         *,
         dtype: torch.dtype,
         kernels: Kernels,
+        has_bias: bool = False,
     ) -> None:
         self.names = names
         self.name = names[0]
@@ -53,25 +54,32 @@ class Router:
         self.tally: torch.Tensor | None = None
         self.dtype = dtype
         self.weight = torch.empty(sizes, dtype=dtype, device="meta")
+        #: Of the choice, float32; None: there is none.
+        self.bias = torch.empty(sizes[0], device="meta") if has_bias else None
         self._route = route.launch if kernels.stacks_experts else route.reference
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
-        return self._route(x, self.weight, self.form, ctx.num_real, self.tally)
+        return self._route(x, self.weight, self.form, ctx.num_real, self.tally, self.bias)
 
     def behind(self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext) -> tuple[torch.Tensor, Routing]:
         """Return the stream normalised and its routing, by the kernels of stacks."""
         normed = StreamNorm(stream.partial, norm.weight, norm.eps, torch.empty_like(stream.h))
-        return normed.y, route.launch(stream.h, self.weight, self.form, ctx.num_real, self.tally, norm=normed)
+        routed = route.launch(stream.h, self.weight, self.form, ctx.num_real, self.tally, self.bias, norm=normed)
+        return normed.y, routed
 
     @property
     def num_parameters(self) -> int:
-        return self.weight.numel()
+        return self.weight.numel() + (0 if self.bias is None else self.bias.numel())
 
     def allocate(self, device: torch.device) -> None:
         self.weight = torch.empty(self.weight.shape, dtype=self.dtype, device=device)
+        if self.bias is not None:
+            self.bias = torch.empty(self.bias.shape, device=device)
 
     def targets(self) -> Iterator[Target]:
         yield Target(self.name, self.weight)
+        if self.bias is not None:
+            yield Target(self.name.removesuffix("weight") + "e_score_correction_bias", self.bias)
 
     def after_load(self) -> None:
         if self.weight.device.type == "cpu":

@@ -21,6 +21,7 @@ from photon_grpc.models.sparse import MixtralBuilder, SparseBuilder
 #: Architecture -> its builder, for those that have one of their own.
 BUILDERS: dict[str, type[DecoderBuilder]] = {
     "DeepseekV2ForCausalLM": DeepseekBuilder,
+    "DeepseekV3ForCausalLM": DeepseekBuilder,
     "Gemma3ForCausalLM": Gemma3Builder,
     "Gemma3ForConditionalGeneration": Gemma3Builder,
     "MixtralForCausalLM": MixtralBuilder,

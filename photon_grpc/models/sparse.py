@@ -61,11 +61,16 @@ class SparseBuilder(DecoderBuilder):
         own = numbers[self.mesh.experts.of(spec.num_experts)]
         kept = (own.start, len(own)) if len(own) < len(numbers) else (0, 0)
         shared = self.shared_experts(prefix)
-        form = RouterForm(spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, *kept, len(shared))
+        form = RouterForm(
+            spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, spec.groups, spec.groups_taken, *kept,
+            len(shared),
+        )  # fmt: skip
         block, stacked = prefix + self.names.block, prefix + STACKED
         router_names = block + "gate.weight", stacked + "gate.weight"
         sizes = spec.num_experts, self.config.hidden_size
-        router = Router(router_names, sizes, form, dtype=self.dtype, kernels=self.kernels)
+        router = Router(
+            router_names, sizes, form, dtype=self.dtype, kernels=self.kernels, has_bias=spec.has_bias
+        )  # fmt: skip
         prefixes = [f"{block}experts.{number}." for number in numbers]
         self.elsewhere.update(prefixes[number] for number in numbers if number not in own)
         names = StackNames(stacked + "experts.gate_up_proj", stacked + "experts.down_proj")

@@ -12,6 +12,7 @@ import transformers
 from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.weight_bytes import refuse_without_room
 from photon_grpc.errors import ModelLoadError
 
 #: As deepseek-ai/DeepSeek-V2-Lite has it.
@@ -101,10 +102,83 @@ def test_what_transformers_takes_for_missing_keys(tmp_path: Path) -> None:
         ({"v_head_dim": None}, "v_head_dim is null, which says no size"),
         ({"kv_lora_rank": None}, "kv_lora_rank is null, which says no size"),
         ({"qk_rope_head_dim": 63}, "qk_rope_head_dim must be even, is 63"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
+        ({"rope_interleave": False}, "rope_interleave is false; only interleaved pairs are supported"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelLoadError) as refused:
         read(tmp_path, LITE | keys)
     assert said in str(refused.value)
+
+
+#: As deepseek-ai/DeepSeek-V3 has it, without its quantization_config.
+V3: dict[str, Any] = LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+
+
+def test_a_router_with_a_bias_and_groups_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, V3)
+    assert found.latent == LatentSpec(512, 1536, 128, 64, 128)
+    spec = found.experts
+    assert spec is not None and (spec.num_experts, spec.top_k, spec.num_shared) == (256, 8, 1)
+    assert (spec.scoring, spec.renormalises, spec.scale) == ("sigmoid", True, 2.5)
+    assert (spec.has_bias, spec.groups, spec.groups_taken) == (True, 8, 4)
+
+
+def test_what_transformers_takes_for_missing_keys_of_v3(tmp_path: Path) -> None:
+    theirs = transformers.DeepseekV3Config()
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    found = read(
+        tmp_path, {key: getattr(theirs, key) for key in sizes} | {"architectures": ["DeepseekV3ForCausalLM"]}
+    ).experts
+    assert found is not None
+    assert (found.groups, found.groups_taken, found.top_k) == (theirs.n_group, theirs.topk_group, 8)
+    assert (found.scale, found.renormalises, found.num_shared) == (theirs.routed_scaling_factor, True, 1)
+    assert found.layers.index(True) == theirs.first_k_dense_replace
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"n_group": 7}, "n_group is 7; 256 experts are not that many groups of at least two"),
+        ({"topk_group": 9}, "topk_group is 9; must be at most 8, of groups with 8 experts or more together"),
+        ({"scoring_func": "softmax"}, "scoring_func must be one of sigmoid, is 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'; only noaux_tc is supported for this architecture"),
+    ],
+)
+def test_what_is_not_computed_of_v3_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        read(tmp_path, V3 | keys)
+    assert said in str(refused.value)
+
+
+def test_weights_that_a_gpu_has_no_room_for_are_refused_with_their_bytes(tmp_path: Path) -> None:
+    model = read(tmp_path, V3)
+    with pytest.raises(ModelLoadError) as refused:
+        refuse_without_room(model, None, 141 * 10**9, 1)
+    # 671 billion parameters of two bytes, but for what expands latents and for norms.
+    assert refused.value.needed == pytest.approx(1.342e12, rel=0.01)
+    assert "the weights need 1,3" in str(refused.value) and "which has 141.0 GB" in str(refused.value)
+    refuse_without_room(model, None, 141 * 10**9, 16)
+    refuse_without_room(read(tmp_path, LITE), None, 32 * 10**9, 1)

@@ -10,6 +10,7 @@ import torch
 
 from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
 from photon_grpc.kernels.moe.stacks import Stack
@@ -34,12 +35,14 @@ def test_routing(name: str, is_one: bool, dtype: torch.dtype) -> None:
     types = {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
     constants = route.scores_config(1 if is_one else 2048, num_experts, hidden, dtype) | {"PDL": True}
     check(compiled(route.scores_kernel, types, constants), "mma" if dtype == torch.bfloat16 else "fma")
-    types = {"scores": "*fp32", "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
+    types = {"scores": "*fp32", "bias": None, "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
     types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
     kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
     for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):
         constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "IS_ONE": is_one, "PDL": True}
-        check(compiled(route.choose_kernel, types, constants), "" if is_one else "atom")
+        check(compiled(choose_kernel, types, constants), "" if is_one else "atom")
+    constants |= route.choose_config(256, RouterForm(8, is_softmax=False, groups=8, groups_taken=4))
+    check(compiled(choose_kernel, types | {"bias": "*fp32"}, constants))
 
 
 FORMS = {

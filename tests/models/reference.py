@@ -115,6 +115,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"qk_rope_head_dim": 6, "v_head_dim": 14, "n_routed_experts": 4, "n_shared_experts": 1}
         | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4},
     ),
+    "deepseek3": (
+        "DeepseekV3",
+        {"rope_parameters": YARN_ROPE, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10}
+        | {"qk_rope_head_dim": 6, "v_head_dim": 14, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4}
+        | {"topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "num_key_value_heads": 4}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+    ),
     "mistral": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": None, "head_dim": 20}),
     "mistral-window": ("Mistral", {"rope_parameters": DEFAULT_ROPE, "sliding_window": 13}),
     "phi3": ("Phi3", {"rope_parameters": DEFAULT_ROPE, "pad_token_id": 0}),
@@ -200,6 +207,9 @@ def make_model(variant: str, **sizes: int) -> Any:
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name and prefix != "Gemma3" else 0.0
             parameter.normal_(center, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

@@ -16,7 +16,7 @@ from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.models import build
 from tests.models import reference
 
-VARIANTS = ("deepseek2", "deepseek2-yarn-query-latent")
+VARIANTS = ("deepseek2", "deepseek2-yarn-query-latent", "deepseek3")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

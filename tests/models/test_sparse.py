@@ -153,7 +153,7 @@ def test_stacks_of_every_format_give_the_products_of_their_linears(
 
 
 @pytest.mark.parametrize("form", [None, FORMATS["int8"]])
-@pytest.mark.parametrize("variant", ["qwen3moe-between", "deepseek2", "deepseek2-yarn-query-latent"])
+@pytest.mark.parametrize("variant", ["qwen3moe-between", "deepseek2", "deepseek2-yarn-query-latent", "deepseek3"])
 def test_bytes_told_before_a_start_are_those_held(
     variant: str, form: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

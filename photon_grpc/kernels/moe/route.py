@@ -4,6 +4,9 @@
     experts: the top_k largest of s, of equal ones the lower numbers, in falling order
     weights: softmax(s) or 1 / (1 + exp(-s)) at those, divided by their sum if the form renormalises, times scale
 
+With a bias b [E] experts are chosen by p = 1 / (1 + exp(-s)) + b instead, and with groups only from those groups that
+have the largest sums of two p; weights are without b.
+
 `tally` int64 [4] counts calls, experts that were reached, pairs of the busiest expert, all pairs.
 
 Behind its own each token has the experts E … E + num_shared - 1, which every token reaches, with weight 1.
@@ -28,6 +31,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel
 
 
 class RouterForm(NamedTuple):
@@ -42,6 +46,9 @@ class RouterForm(NamedTuple):
     is_softmax: bool = True
     renormalises: bool = True
     scale: float = 1.0
+    #: Of neighbouring experts; 0: none. A token chooses from `groups_taken` of them.
+    groups: int = 0
+    groups_taken: int = 0
     first_kept: int = 0
     num_kept: int = 0
     num_shared: int = 0
@@ -72,11 +79,12 @@ class Routing(NamedTuple):
 
 def reference(
     x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
-    tally: torch.Tensor | None = None,
+    tally: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> Routing:  # fmt: skip
     """Route in torch; add to the tally."""
     scores = x.float() @ weight.float().t()
-    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]
+    preferred = scores if bias is None else _of_groups(scores.sigmoid() + bias.float(), form)
+    chosen = preferred.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]
     weights = (scores.softmax(-1) if form.is_softmax else scores.sigmoid()).gather(1, chosen)
     if form.renormalises:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -101,6 +109,16 @@ def reference(
         counts = torch.bincount(routed + 1, minlength=weight.shape[0] + 1)[1:]
         tally += torch.stack(((counts.max() > 0).long(), (counts > 0).sum(), counts.max(), counts.sum()))
     return Routing(experts, weights)
+
+
+def _of_groups(preferred: torch.Tensor, form: RouterForm) -> torch.Tensor:
+    """Return [T, E] with -inf for the experts of groups that are not taken."""
+    if not form.groups:
+        return preferred
+    groups = preferred.unflatten(-1, (form.groups, -1))
+    order = groups.topk(2, dim=-1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices
+    is_out = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : form.groups_taken], value=False)
+    return groups.masked_fill(is_out[:, :, None], -torch.inf).flatten(1)
 
 
 @jit
@@ -139,152 +157,6 @@ def scores_kernel(
         acc = tl.dot(w, tl.trans(values), acc, input_precision=PRECISION)
     scores += tl.program_id(2).to(tl.int64) * num_tokens * EXPERTS
     tl.store(scores + token[None, :] * EXPERTS + expert[:, None], acc, mask=tl.trans(of_token) & of_expert)
-
-
-@jit
-def chosen_of(s, number, inside, place, C: tl.constexpr):
-    """Return the experts and the weights of one token with scores s, as `reference` does."""
-    TOP_K: tl.constexpr = C.TOP_K
-    fails = tl.sum((s != s).to(tl.int32), 0) > 0
-    most = tl.max(s, 0)
-    total = tl.sum(tl.where(inside, tl.exp(s - most), 0.0), 0)
-    # Integers that rise with the numbers; of equal ones the lowest expert is taken.
-    bits = tl.where(s == 0.0, 0.0, s).to(tl.int32, bitcast=True)
-    rank = tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), -2147483648)
-    chosen = place * 0 - 1
-    value = place * 0.0
-    for j in tl.static_range(TOP_K):
-        best = tl.max(rank, 0)
-        at = tl.min(tl.where(inside & (rank == best), number, 2147483647), 0)
-        inside = inside & (number != at)
-        rank = tl.where(number == at, -2147483648, rank)
-        chosen = tl.where(place == j, at, chosen)
-        bits = tl.where(best < 0, best ^ 0x7FFFFFFF, best)
-        value = tl.where(place == j, bits.to(tl.float32, bitcast=True), value)
-    chosen = tl.where(fails & (place < C.TOP_K), place, chosen)
-    if C.IS_SOFTMAX:
-        weight = tl.exp(value - most) / total
-    else:
-        weight = 1.0 / (1.0 + tl.exp(-value))
-    weight = tl.where(place < C.TOP_K, weight, 0.0)
-    if C.RENORMALISES:
-        weight = weight / tl.sum(weight, 0)
-    weight = tl.where(fails, float("nan"), weight * C.SCALE)
-    if C.NUM_KEPT > 0:
-        is_kept = (chosen >= C.FIRST_KEPT) & (chosen < C.FIRST_KEPT + C.NUM_KEPT)
-        chosen = tl.where(is_kept, chosen - C.FIRST_KEPT, -1)
-        weight = tl.where(is_kept, weight, 0.0)
-    is_shared = (place >= C.TOP_K) & (place < C.ALL)
-    return tl.where(is_shared, C.OWN + place - C.TOP_K, chosen), tl.where(is_shared, 1.0, weight)
-
-
-@jit
-def add_to_tally(tally, most, reached, pairs):
-    """Count a call whose busiest expert has `most` pairs."""
-    if tally is not None:
-        tl.store(tally, tl.load(tally) + tl.minimum(most, 1).to(tl.int64))
-        tl.store(tally + 1, tl.load(tally + 1) + reached.to(tl.int64))
-        tl.store(tally + 2, tl.load(tally + 2) + most.to(tl.int64))
-        tl.store(tally + 3, tl.load(tally + 3) + pairs.to(tl.int64))
-
-
-@jit
-def list_one(work, tally, chosen, place, C: tl.constexpr):
-    """Make the work list of a single token: an entry for each of its experts."""
-    work_expert, work_first, work_count, work_size, pairs = work
-    takes = (chosen >= 0) & (place < C.ALL)
-    entry = tl.cumsum(takes.to(tl.int32), 0) - 1
-    tl.store(work_expert + entry, chosen, mask=takes)
-    tl.store(work_first + entry, entry * 0, mask=takes)
-    tl.store(work_count + entry, entry * 0 + 1, mask=takes)
-    tl.store(pairs + chosen, place, mask=takes)
-    tl.store(work_size, tl.sum(takes.to(tl.int32), 0))
-    routed = tl.sum((takes & (place < C.TOP_K)).to(tl.int32), 0)
-    add_to_tally(tally, tl.minimum(routed, 1), routed, routed)
-
-
-@jit
-def list_all(work, counters, tally, BLOCK: tl.constexpr, C: tl.constexpr):
-    """Make the work list from the pairs of each expert, and leave the counters zero."""
-    work_expert, work_first, work_count, work_size, _pairs = work
-    number = tl.arange(0, C.EXPERTS_PAD)
-    inside = number < C.OWN + C.ALL - C.TOP_K
-    count = tl.load(counters + number, mask=inside, other=0, cache_modifier=".cg")
-    tl.store(counters + number, 0, mask=inside)
-    tl.store(counters + C.OWN + C.ALL - C.TOP_K, 0)
-    blocks = (count + BLOCK - 1) // BLOCK
-    begin = tl.cumsum(blocks, 0) - blocks
-    tl.store(work_size, tl.sum(blocks, 0))
-    routed = tl.where(number < C.OWN, count, 0)
-    add_to_tally(tally, tl.max(routed, 0), tl.sum((routed > 0).to(tl.int32), 0), tl.sum(routed, 0))
-    for block in range(tl.max(blocks, 0)):
-        has = blocks > block
-        tl.store(work_expert + begin + block, number, mask=has)
-        tl.store(work_first + begin + block, number * 0 + block * BLOCK, mask=has)
-        tl.store(work_count + begin + block, count, mask=has)
-
-
-class ChoiceForm(NamedTuple):
-    """The constants of a choice.
-
-    ALL: the experts of a token, those that every token reaches included. OWN: the experts that stay.
-    """
-
-    EXPERTS_PAD: int
-    OWN: int
-    TOP_K: int
-    ALL: int
-    PLACES_PAD: int
-    IS_SOFTMAX: bool
-    RENORMALISES: bool
-    SCALE: float
-    FIRST_KEPT: int
-    NUM_KEPT: int
-
-
-@jit
-def choose_kernel(
-    scores, num_real, experts, weights, work, counters, tally, num_tokens,
-    EXPERTS: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, IS_ONE: tl.constexpr, C: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Choose for one token per program; the last to finish makes the work list. IS_ONE: there is one token.
-
-    counters: int32 [experts + 1], zero before and after: the pairs of each expert, the programs that are done.
-    """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    token = tl.program_id(0)
-    number = tl.arange(0, C.EXPERTS_PAD)
-    inside = number < EXPERTS
-    is_real = token >= 0
-    if num_real is not None:
-        is_real = token < tl.load(num_real)
-    place = tl.arange(0, C.PLACES_PAD)
-    chosen = place * 0 - 1
-    value = place * 0.0
-    if is_real:
-        s = tl.load(scores + token.to(tl.int64) * EXPERTS + number, mask=inside, other=-float("inf"))
-        for part in tl.static_range(1, SLICES):
-            at = (part * num_tokens + token).to(tl.int64) * EXPERTS + number
-            s += tl.load(scores + at, mask=inside, other=0.0)
-        chosen, value = chosen_of(s, number, inside, place, C)
-    to = token * C.ALL + place
-    tl.store(experts + to, chosen, mask=place < C.ALL)
-    tl.store(weights + to, value, mask=place < C.ALL)
-    if IS_ONE:
-        list_one(work, tally, chosen, place, C)
-    else:
-        takes = (chosen >= 0) & (place < C.ALL)
-        expert = tl.maximum(chosen, 0)
-        rank = tl.atomic_add(counters + expert, 1, mask=takes, sem="relaxed")
-        tl.store(work[4] + expert.to(tl.int64) * num_tokens + rank, to, mask=takes)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counters + C.OWN + C.ALL - C.TOP_K, 1, sem="acq_rel")
-        if arrived == num_tokens - 1:
-            tl.debug_barrier()
-            list_all(work, counters, tally, BLOCK, C)
 
 
 #: Sizes of a program of scores: the same for any number of tokens. The sum is cut into slices of COLUMNS, which are
@@ -329,14 +201,15 @@ class StreamNorm(NamedTuple):
 
 def launch(
     x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
-    tally: torch.Tensor | None = None, block: int = 0, norm: StreamNorm | None = None,
+    tally: torch.Tensor | None = None, bias: torch.Tensor | None = None, *,
+    block: int = 0, norm: StreamNorm | None = None,
 ) -> Routing:  # fmt: skip
     """Return what `reference` returns, with a work list of `block` pairs at a time, by default `block_of`.
 
     With a norm fill norm.y and route by it.
     """
     if not launches(x):
-        return reference(_normalised(x, norm), weight, form, num_real, tally)
+        return reference(_normalised(x, norm), weight, form, num_real, tally, bias)
     (num_tokens, hidden), num_experts, device = x.shape, weight.shape[0], x.device
     slices, places = cdiv(hidden, COLUMNS), form.top_k + form.num_shared
     scores = torch.empty((slices, num_tokens, num_experts), dtype=torch.float32, device=device)
@@ -353,7 +226,7 @@ def launch(
         grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]), slices
         scores_kernel[grid](x, norm, weight, scores, num_tokens, **constants, **dependent)
         choose_kernel[(num_tokens,)](
-            scores, num_real, experts, weights, work, _counters(device, total), tally, num_tokens,
+            scores, bias, num_real, experts, weights, work, _counters(device, total), tally, num_tokens,
             **choose_config(num_experts, form), SLICES=slices, BLOCK=block, IS_ONE=num_tokens == 1, **dependent,
         )  # fmt: skip
     return Routing(experts, weights, work, block)
@@ -376,5 +249,6 @@ def choose_config(num_experts: int, form: RouterForm) -> dict[str, Any]:
     choice = ChoiceForm(
         next_power_of_2(max(num_experts, own + form.num_shared)), own, form.top_k, places, next_power_of_2(places),
         form.is_softmax, form.renormalises, form.scale, form.first_kept, form.num_kept,
+        form.groups, form.groups_taken, next_power_of_2(max(1, form.groups)), num_experts // max(1, form.groups),
     )  # fmt: skip
     return {"EXPERTS": num_experts, "C": choice, "num_warps": 1}

@@ -39,7 +39,7 @@ from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import decide_sizes
-from photon_grpc.config.weight_bytes import format_of
+from photon_grpc.config.weight_bytes import format_of, refuse_without_room
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.experts import Experts, Router
@@ -145,7 +145,10 @@ def check_model(config: ServeConfig) -> None:
     # Behind the sizes: they are checked also where the device is missing.
     choose_kv_form(config, model_config, *pick_kernels(config))
     check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
-    method = methods(format_of(model_config, config.model))
+    weight_format = format_of(model_config, config.model)
+    if on_cuda:
+        refuse_without_room(model_config, weight_format, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
+    method = methods(weight_format)
     split = mesh_sizes(config.parallel)
     # Ranks that have parts of the same tensors are alike.
     for rank in range(0, config.parallel.num_ranks, split.tensor):

@@ -26,6 +26,23 @@ def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+@pytest.mark.parametrize("groups", [(0, 0), (4, 2), (2, 1)])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_experts_of_a_bias_and_groups_are_those_of_torch(groups: tuple[int, int], num_tokens: int) -> None:
+    x, weight, bias = numbers(1, num_tokens, 40), numbers(2, 12, 40), numbers(3, 12, scale=0.5)
+    form = RouterForm(3, is_softmax=False, groups=groups[0], groups_taken=groups[1], num_shared=1)
+    found, expected = (
+        route.launch(x, weight, form, None, None, bias),
+        route.reference(x, weight, form, None, None, bias),
+    )
+    assert torch.equal(found.experts, expected.experts)
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+    if groups[0]:
+        size = 12 // groups[0]
+        assert all(len(set(row)) <= groups[1] for row in (found.experts[:, :3] // size).tolist())
+    check_work(found, 13)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (5, None), (33, 20), (4, 0)])
 def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: int | None) -> None:
