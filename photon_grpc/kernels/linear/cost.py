@@ -190,7 +190,8 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
     rows, slices = product.rows, product.slices
     if tile.kind == "gemv":
         step = operand_registers(tile.BN, tile.BK, rows, tile.KW // slices)
-        registers = 60 + tile.BN * rows * slices // (32 * tile.KW) + 2 * step // num_parts(tile.BK, step)
+        parts = num_parts(tile.BK, step, product.span > 0)
+        registers = 60 + tile.BN * rows * slices // (32 * tile.KW) + 2 * step // parts
     else:
         registers = 60 + tile.BN * rows // (32 * tile.KW)
     by_registers = 65_536 // (32 * tile.KW * min(255, registers))

@@ -129,7 +129,7 @@ def gemv_kernel(
     else:
         # A product of 16 columns waits for the one before it: the next part of a step is loaded, and another step asked
         # for, while a part is multiplied. There is no branch, past which instructions would not be moved.
-        PARTS: gl.constexpr = num_parts(BK, operand_registers(BN, BK, BM, WN))
+        PARTS: gl.constexpr = num_parts(BK, operand_registers(BN, BK, BM, WN), P.SPAN > 0)
         async_copy.wait_group(NS - 1)
         wt, xt = part_of_step(ws.index(0), xs.index(0), 0, PARTS, left, right)
         for i in range(STEPS):

@@ -61,8 +61,8 @@ BUCKETS = (8, 16, 32, 64, 128)
 SHARED_BYTES = 200_000
 #: Bytes that a program takes beside them, for exchanging sums between threads.
 EXCHANGE_BYTES = 32_448
-#: Registers of a thread that two parts of a step of gemv may have.
-PART_REGISTERS = 96
+#: Registers of a thread that two parts of a step of gemv may have, without pairs of rows in the end and with them.
+PART_REGISTERS = 128, 96
 
 #: (rows of W, columns of W) -> bucket -> tile.
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
@@ -235,9 +235,9 @@ def operand_registers(bn: int, bk: int, rows: int, warps: int) -> int:
 
 
 @constexpr_function
-def num_parts(bk: int, registers: int) -> int:
+def num_parts(bk: int, registers: int, has_pairs: bool) -> int:
     """Return the parts in which gemv multiplies a step of so many registers: two are in registers at a time."""
-    return 4 if bk >= 128 and registers > PART_REGISTERS else 2
+    return 4 if bk >= 128 and registers > PART_REGISTERS[has_pairs] else 2
 
 
 def step_bytes(tile: Tile, weight: WeightKind, k: int, slices: int) -> int:
