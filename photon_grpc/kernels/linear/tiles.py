@@ -138,9 +138,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (20480, 2560): {8: Tile("gemv", 64, 128, 2, 3)},
     (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9)},
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
-    (5120, 27648): {
-        16: None,
-    },
+    (5120, 27648): {16: None},
     # Llama-3.2-3B: output, down
     (3072, 3072): {8: Tile("gemv", 16, 256, 1, 9)},
     (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4)},
