@@ -18,8 +18,9 @@ from photon_grpc.service.processes.child import CANNOT_START, behave_as_child
 
 log = logging.getLogger(__name__)
 
-#: A rank whose threads all stand still for longer is stopped from outside, and ended.
-_SILENCE_S = 2.0
+#: A rank whose threads all stand still for longer is ended. Loading a kernel for the first time may keep them waiting;
+#: rank 0 sees by itself that a process is stopped.
+_SILENCE_S = 10.0
 
 
 def main(argv: list[str]) -> int:
