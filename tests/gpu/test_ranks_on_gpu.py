@@ -30,10 +30,13 @@ def answers(address: str) -> list[list[int]]:
 def test_two_gpus_answer_as_one_and_go_on_after_a_rank_was_killed() -> None:
     flags = ["--dtype", "float32"]
     with started([*SERVE, *flags]) as one, started([*SERVE, *flags, "--tensor-parallel-size", "2"]) as two:
-        expected = answers(one.wait_ready()[0])
-        assert answers(two.wait_ready()[0]) == expected
-        engine, (rank,) = two.children()["engine"], rank_pids(two)
-        os.kill(rank, signal.SIGKILL)
-        wait_until_gone(engine, rank)
-        assert answers(two.wait_ready(times=2)[0]) == expected
-        assert one.end() == two.end() == 0
+        try:
+            expected = answers(one.wait_ready()[0])
+            assert answers(two.wait_ready()[0]) == expected
+            engine, (rank,) = two.children()["engine"], rank_pids(two)
+            os.kill(rank, signal.SIGKILL)
+            wait_until_gone(engine, rank)
+            assert answers(two.wait_ready(times=2)[0]) == expected
+            assert one.end() == two.end() == 0
+        finally:
+            print(*two.lines, sep="\n")

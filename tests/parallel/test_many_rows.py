@@ -6,10 +6,11 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from photon_grpc.bridge.heartbeat import shared_file
 from tests.service.running import ROOT
 
-NUM_RANKS = 3
 PROGRAM = """
     import sys, torch
     from photon_grpc.layers.parallel import processes
@@ -34,10 +35,11 @@ PROGRAM = """
 """
 
 
-def test_rows_that_ranks_share_out_have_the_bits_of_those_that_all_add() -> None:
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_rows_that_ranks_share_out_have_the_bits_of_those_that_all_add(num_ranks: int) -> None:
     file, program = shared_file("rendezvous"), textwrap.dedent(PROGRAM)
-    commands = [[sys.executable, "-c", program, str(rank), str(file), str(NUM_RANKS)] for rank in range(NUM_RANKS)]
+    commands = [[sys.executable, "-c", program, str(rank), str(file), str(num_ranks)] for rank in range(num_ranks)]
     ranks = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, pass_fds=(file,)) for command in commands
     ]
-    assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == ["equal"] * NUM_RANKS
+    assert [rank.communicate(timeout=120)[0].strip() for rank in ranks] == ["equal"] * num_ranks
