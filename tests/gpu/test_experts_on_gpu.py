@@ -53,6 +53,23 @@ class Case:
         return experts.launch(x, self.route(x), self.stacks)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 40, 700])
+def test_experts_of_a_bias_and_groups_are_those_of_torch(num_tokens: int) -> None:
+    torch.manual_seed(8)
+    x = torch.randn(num_tokens, 512, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(256, 512, dtype=torch.bfloat16, device="cuda") * 512**-0.5
+    bias = torch.randn(256, device="cuda") * 0.1
+    form = RouterForm(8, is_softmax=False, scale=2.5, groups=8, groups_taken=4, num_shared=1)
+    found, expected = (
+        route.launch(x, weight, form, None, None, bias),
+        route.reference(x, weight, form, None, None, bias),
+    )
+    same = (found.experts == expected.experts).all(-1)
+    assert same.float().mean() > 0.99
+    torch.testing.assert_close(found.weights[same], expected.weights[same], atol=1e-5, rtol=1e-4)
+    check_work(found, 257)
+
+
 @each_case
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (16, 11), (64, 0), (700, 650), (2200, None)])
 def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: int, num_real: int | None) -> None:
