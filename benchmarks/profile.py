@@ -37,7 +37,10 @@ GROUPS = (
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("experts", r"gate_up_kernel|down_kernel|scores_kernel|choose_kernel|\bsum_kernel"),
-    ("attention", r"latent_kernel|attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
+    (
+        "attention",
+        r"latent_(ring_)?kernel|query_kernel|value_kernel|attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel",
+    ),
     (
         "fused projections",
         r"gemv_kernel|wgmma8?_kernel|wide8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices",
