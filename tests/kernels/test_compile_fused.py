@@ -8,6 +8,7 @@ Needs Triton and its ptxas, no GPU.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -208,6 +209,14 @@ def test_tiles_that_are_chosen_for_gemma(name: str, rows: int) -> None:
 @pytest.mark.parametrize("weight", [WeightKind(), WeightKind(8, 128), WeightKind(4, 32, True, True)], ids=str)
 def test_the_last_slice_may_be_shorter(tile: Tile, rows: int, weight: WeightKind) -> None:
     check(projection("plain", tile, Problem(64, 1152, rows, SLICES=4, WEIGHT=weight)))
+
+
+def test_a_step_asks_for_another_where_it_is_multiplied() -> None:
+    """No branch is between: instructions are not moved past one, and a product's wait would not hide them."""
+    built = projection("add", Tile("gemv", 16, 256, 1, 8), problem_of(4096, 4096, 8))
+    blocks = re.split(r"^\$L__BB\w+:", built.ptx, flags=re.MULTILINE)
+    (multiplied,) = [block.split("bra")[0] for block in blocks if "mma.sync" in block]
+    assert (multiplied.count("mma.sync"), multiplied.count("cp.async.cg")) == (16, 24)
 
 
 @pytest.mark.parametrize(("arch", "shared_bytes", "num_multiprocessors"), [(80, 166_912, 108), (89, 101_376, 128)])
