@@ -176,6 +176,7 @@ def test_every_workload_without_the_wire_is_a_row_of_a_table(
         "products8",
         "many_rows",
         "packed_sweep --out x.json",
+        "format_chains",
         "__main__ fused_linear",
     ],
 )
