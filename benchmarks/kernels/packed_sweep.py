@@ -131,8 +131,8 @@ def timed(projection: Projection, rows: int, name: str, right: list[Tile], devic
     }  # fmt: skip
 
 
-def _num_slices(projection: Projection) -> int:
-    return num_slices(projection.n, projection.k, is_packed=True)
+def _num_slices(projection: Projection, kind: WeightKind) -> int:
+    return num_slices(projection.n, projection.k, bits=kind.BITS)
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def main() -> None:
     needs_gpu("benchmarks.kernels.packed_sweep")
     device, lines = torch.device("cuda"), []
     wanted = [
-        (replace(projection, slices=arguments.slices or _num_slices(projection)), rows, name)
+        (replace(projection, slices=arguments.slices or _num_slices(projection, KINDS[name])), rows, name)
         for projection in dict.fromkeys(
             p for name in arguments.shape for p in projections(SHAPES[name]) if p.end != "head"
         )

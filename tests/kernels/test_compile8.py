@@ -22,7 +22,7 @@ from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
 from photon_grpc.kernels.linear.wide8 import GROUP_ROWS, Size, tile_of, wide8_kernel
 from photon_grpc.kernels.linear.wide8_sums import box_layout, scale_layout
 from tests.kernels.eight import FORMATS, each_format
-from tests.kernels.test_compile import MODELS, Compiled, check, compiled
+from tests.kernels.test_compile import MODELS, Compiled, check, compiled, kept_report
 from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon
 
 triton = pytest.importorskip("triton")
@@ -162,6 +162,7 @@ def test_many_rows(name: str, which: str, size: Size) -> None:
         pytest.skip("blocks have one part")
     built = wide(name, end, size, problem)
     check(built, TYPES[FORMATS[name][0]][1], max_spilled_bytes=16)
+    assert "serialized" not in kept_report(built.ptx)
     # Values of each half of W and of each part of x; scales of blocks beside them.
     assert built.ptx.count("cp.async.bulk.tensor.5d") == (size.halves if problem.SPAN else 0)
     scales = size.parts if FORMATS[name][1] else 0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, tiles, wide, wide_sums
+from photon_grpc.kernels.linear import cost, dequantize, tiles, wide, wide_sums, wide_tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import WeightKind
 from tests.kernels.packed import KINDS, packed_weight
-from tests.kernels.test_compile import Compiled, check, compiled
+from tests.kernels.test_compile import Compiled, check, compiled, kept_report
 from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon, projection
 
 pytest.importorskip("triton")
@@ -27,7 +27,7 @@ SAMPLE = [WeightKind(8), WeightKind(8, 128), WeightKind(4, 32), WeightKind(4, 12
 
 def considered(end: str, n: int, k: int, span: int, rows: int, kind: WeightKind) -> tuple[Product, list[Tile]]:
     """Return the product and its tiles, the best by the model of cost first."""
-    product = Product(n, k, rows, span, "head" if end == "plain" else end, num_slices(n, k, is_packed=True), kind)
+    product = Product(n, k, rows, span, "head" if end == "plain" else end, num_slices(n, k, bits=kind.BITS), kind)
     return product, sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))
 
 
@@ -56,10 +56,12 @@ def test_a_head_of_8_bits_that_samples(n: int, k: int, rows: int) -> None:
     check(projection("sample", tile, product.problem(0)._replace(GUARD=True)), "mma", max_spilled_bytes=8)
 
 
-def many_rows(end: str, n: int, k: int, span: int, tile: wide.WideTile, slices: int, kind: WeightKind) -> Compiled:
+def many_rows(
+    end: str, n: int, k: int, span: int, tile: wide_tiles.WideTile, slices: int, kind: WeightKind
+) -> Compiled:
     load, store = EPILOGUES[end]
-    of_program = Problem(n, k, wide.PART, span, SLICES=slices, WEIGHT=kind)
-    width, groups = stored_width(kind.BITS, wide.STEP), num_pieces(kind.GROUP, wide.STEP, k, slices)
+    of_program = Problem(n, k, wide_tiles.PART, span, SLICES=slices, WEIGHT=kind)
+    width, groups = stored_width(kind.BITS, wide_tiles.STEP), num_pieces(kind.GROUP, wide_tiles.STEP, k, slices)
     constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": of_program, "TILE": wide.TILE}
     constants |= {"W": tile, "PDL": True}
     absent = [] if end in OPERANDS else ["operands"]
@@ -70,7 +72,11 @@ def many_rows(end: str, n: int, k: int, span: int, tile: wide.WideTile, slices: 
     rows = described(stored, [1, 4, 2, 8, width] if span else [64, width], width)
     sides = described("bf16", [groups, 1, 4, 2, 8] if span else [groups, 64], 0)
     types: dict[str, Any] = {"w": rows, "scales": sides, "zeros": sides, "norm": described("bf16", [1, 64], 0)}
-    types |= {"x": described("bf16", [tile.BM, 64], 128), "y": "*fp32" if tile.IS_SPLIT else "*bf16", "norms": "*fp32"}
+    types |= {
+        "x": described("bf16", [wide_sums.x_box(), 64], 128),
+        "y": "*fp32" if tile.IS_SPLIT else "*bf16",
+        "norms": "*fp32",
+    }
     types["operands"] = OPERANDS.get(end)
     return compiled_gluon(wide.wide_kernel, constants | dict.fromkeys(absent), wide.TILE.KW, **types)
 
@@ -84,15 +90,17 @@ def described(kind: str, box: list[int], swizzle: int) -> str:
 @pytest.mark.parametrize(
     ("end", "shape", "tile", "slices", "kind"),
     [
-        ("swiglu", (28672, 4096, 14336), wide.WideTile(256, 4), 1, SAMPLE[3]),
-        ("add", (4096, 14336, 0), wide.WideTile(128, 6), 2, SAMPLE[1]),
-        ("plain", (1536, 8960, 0), wide.WideTile(256, 4, True), 4, SAMPLE[2]),
-        ("add", (4096, 14336, 0), wide.SHARED, 2, SAMPLE[1]),
-        pytest.param("plain", (6144, 4096, 0), wide.WideTile(256, 4), 1, SAMPLE[0], marks=pytest.mark.full),
+        ("swiglu", (28672, 4096, 14336), wide_tiles.WideTile(256, 4), 1, SAMPLE[3]),
+        ("add", (4096, 14336, 0), wide_tiles.WideTile(128, 6), 2, SAMPLE[1]),
+        ("add", (4096, 14336, 0), wide_tiles.WideTile(128, 6), 4, SAMPLE[2]),
+        ("plain", (1536, 8960, 0), wide_tiles.WideTile(256, 4, True), 4, SAMPLE[2]),
+        ("add", (4096, 14336, 0), wide_tiles.SHARED, 2, SAMPLE[1]),
+        ("add", (4096, 14336, 0), wide_tiles.SHARED, 4, SAMPLE[1]),
+        pytest.param("plain", (6144, 4096, 0), wide_tiles.WideTile(256, 4), 1, SAMPLE[0], marks=pytest.mark.full),
     ],
 )
 def test_tiles_of_many_rows(
-    end: str, shape: tuple[int, int, int], tile: wide.WideTile, slices: int, kind: WeightKind
+    end: str, shape: tuple[int, int, int], tile: wide_tiles.WideTile, slices: int, kind: WeightKind
 ) -> None:
     n, k, span = shape
     built = many_rows(end, n, k, span, tile, slices, kind)
@@ -100,6 +108,8 @@ def test_tiles_of_many_rows(
     assert "cp.async.bulk.tensor" in built.ptx
     # The fetching and the multiplying warps share the registers of a multiprocessor.
     assert "setmaxnreg.dec" in built.ptx
+    # ptxas says so where it waits for every product.
+    assert "serialized" not in kept_report(built.ptx)
 
 
 @pytest.mark.full

@@ -274,10 +274,13 @@ PACKED_GEMV = {
     ),
     32: ((16, 64, 1), (16, 128, 1), (32, 64, 2), (32, 128, 2), (64, 128, 2), (64, 128, 4)),
 }
+#: More of 4 bits at 8 rows, and fewer bytes: all programs side by side, and steps that take longer than a barrier.
+OF_4_BITS = (64, 512, 4), (32, 512, 2), (128, 256, 8)
+OF_4_BITS_IN_FLIGHT = (40 << 10, 48 << 10, *IN_FLIGHT)
 PACKED_WGMMA = {
     16: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
     32: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
-    64: ((64, 128, 4, 6), (64, 128, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8), (128, 128, 8, 6)),
+    64: ((64, 128, 4, 5), (64, 128, 4, 6), (64, 128, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8), (128, 128, 8, 6)),
     128: ((64, 128, 4, 5), (64, 64, 4, 8), (128, 64, 8, 8), (128, 128, 8, 4)),
 }
 
@@ -305,10 +308,13 @@ def num_programs(tile: Tile, product: Product) -> int:
 @cache
 def _menu(rows: int, slices: int, bits: int, has_wgmma: bool) -> tuple[Tile, ...]:
     of_gemv, of_wgmma, most = (GEMV, WGMMA, 16) if bits == 16 else (PACKED_GEMV, PACKED_WGMMA, 24)
+    sizes, bytes_in_flight = of_gemv.get(rows, ()), IN_FLIGHT
+    if (rows, bits) == (8, 4):
+        sizes, bytes_in_flight = sizes + OF_4_BITS, OF_4_BITS_IN_FLIGHT
     gemv = [
         Tile("gemv", bn, bk, warps * slices, min(most, in_flight // (slices * bk * (bn * bits // 8 + 2 * rows))))
-        for bn, bk, warps in of_gemv.get(rows, ())
-        for in_flight in IN_FLIGHT
+        for bn, bk, warps in sizes
+        for in_flight in bytes_in_flight
     ]
     wgmma = [Tile("wgmma", *sizes) for sizes in of_wgmma.get(rows, ())]
     found = dict.fromkeys((*gemv, *wgmma) if has_wgmma else gemv)

@@ -188,7 +188,7 @@ NORMED_TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
 
 #: (rows of W, columns of W, bits) -> bucket -> tile of packed weights.
 PACKED_TABLE: dict[tuple[int, int, int], dict[int, Tile | None]] = {
-    # Llama-3.1-8B: output, gate and up, down
+    # Llama-3.1-8B: output, gate and up, down, qkv
     (4096, 4096, 8): {
         8: Tile("gemv", 32, 256, 4, 5),
         64: Tile("wgmma", 64, 128, 4, 8),
@@ -196,13 +196,19 @@ PACKED_TABLE: dict[tuple[int, int, int], dict[int, Tile | None]] = {
     },
     (4096, 4096, 4): {8: Tile("gemv", 64, 256, 8, 7), 64: Tile("wgmma", 64, 128, 4, 8)},
     (28672, 4096, 8): {64: Tile("wgmma", 128, 128, 8, 6)},
-    (28672, 4096, 4): {8: Tile("gemv", 64, 256, 2, 5), 64: Tile("wgmma", 128, 128, 8, 6)},
+    (28672, 4096, 4): {8: Tile("gemv", 128, 256, 8, 4), 64: Tile("wgmma", 128, 128, 8, 6)},
     (4096, 14336, 8): {
         8: Tile("gemv", 16, 256, 2, 6),
         64: Tile("wgmma", 64, 128, 4, 8),
         128: Tile("wgmma", 64, 64, 4, 8),
     },
-    (4096, 14336, 4): {8: Tile("gemv", 16, 256, 2, 8), 64: Tile("wgmma", 64, 128, 4, 8)},
+    (4096, 14336, 4): {8: Tile("gemv", 32, 256, 8, 5), 64: Tile("wgmma", 64, 128, 4, 5)},
+    (6144, 4096, 4): {8: Tile("gemv", 16, 256, 2, 4), 64: Tile("wgmma", 64, 128, 4, 5)},
+    # Llama-3.1-70B: qkv, output, gate and up, down
+    (10240, 8192, 4): {8: Tile("gemv", 32, 512, 4, 2)},
+    (8192, 8192, 4): {8: Tile("gemv", 32, 256, 4, 5)},
+    (57344, 8192, 4): {8: Tile("gemv", 64, 256, 4, 4)},
+    (8192, 28672, 4): {8: Tile("gemv", 64, 512, 8, 3)},
 }
 
 

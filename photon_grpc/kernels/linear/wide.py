@@ -3,11 +3,11 @@
 `fused_linear.py` has the formulas, `epilogue.py` the ends. The bits are those of `wgmma.py`, and of the matrix library
 with the dequantized weight.
 
-A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other, as in `wide8.py`: one warp fetches
-steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in their registers and multiply.
+A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other, as in `wide8.py`: one warp
+fetches steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in registers and multiply.
 Slices of K are added in registers, or are tiles of their own, whose sums another kernel adds: where there are few
-tiles, more multiprocessors are busy so. Of two slices each group may have one, of the same 64 rows of W: the second
-gives its sums to the first by way of shared memory.
+tiles, more multiprocessors are busy so. Of several slices each group may have half, of the same 64 rows of W: the
+second gives its sums to the first by way of shared memory, slice by slice.
 
 Shapes: x [T, K] contiguous, W as of an arranged QuantizedWeight, N a multiple of 128. bf16 and fp16; ends in bf16.
 Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, from the second-level cache x once for 128 rows of W.
@@ -15,15 +15,13 @@ Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, from the second-l
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     fence_async_shared,
-    gdc_launch_dependents,
     gdc_wait,
     gl,
     gluon_jit,
@@ -31,7 +29,7 @@ from photon_grpc.kernels.lang.gluon import (
     has_wgmma,
     mbarrier,
 )
-from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
+from photon_grpc.kernels.lang.jit import compiled_once, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
@@ -48,10 +46,19 @@ from photon_grpc.kernels.linear.wide_sums import (
     num_slice_steps,
     produce,
     sums_layout,
+    x_box,
+)
+from photon_grpc.kernels.linear.wide_tiles import (
+    GROUP_ROWS,
+    PART,
+    ROWS,
+    STEP,
+    WideTile,
+    fastest,
+    num_tiles,
+    tiles,
 )
 
-#: Columns of a step; rows of W of a group of warps and of all; rows of x that an end takes at a time.
-STEP, GROUP_ROWS, ROWS, PART = 64, 64, 128, 128
 #: Rows of x that are multiplied at once: indices of results have 32 bits.
 MAX_ROWS = 1 << 15
 #: What the ends and the groups of warps of a tile are compiled for.
@@ -61,54 +68,36 @@ _COMPILED: set[Any] = set()
 PLAIN = Fusion(epilogue.load_nothing, epilogue.store_sums)
 
 
-class WideTile(NamedTuple):
-    """Constants that the kernel is compiled for: BM rows of x, NS stages.
-
-    IS_SPLIT: each slice of K has tiles. IS_SHARED: each group of warps has one of two slices.
-    """
-
-    BM: int
-    NS: int
-    IS_SPLIT: bool = False
-    IS_SHARED: bool = False
-
-
-#: The tile whose groups have a slice each, and microseconds of a step of both on an H200.
-SHARED, SHARED_US = WideTile(128, 4, IS_SHARED=True), 0.44
-#: What that takes longer where rows of x do not fill its tiles (measured at 192 rows).
-UNFILLED = 1.5
-
-
-#: Rows of x of a tile -> stages, and microseconds of a step on an H200.
-SIZES = {128: (6, 0.38), 256: (4, 0.7)}
-#: Microseconds of a launch and of the end of a tile; bytes a microsecond of sums that another kernel adds.
-START, SUMMED = 4.0, 3.8e6
-#: The library on an H200: operations a microsecond; bytes a microsecond of the kernel that writes W for it.
-LIBRARY_MATRIX, WRITTEN = 7.7e8, 3.8e6
-
-
 @gluon_jit
 def consume(
     factors, result, ring, given, x_tiles,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, GROUP: gl.constexpr,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of W of every tile: the program of one group of four warps.
 
-    given: where the second group leaves its slice, which the first adds to its own and ends; as of `add_given`.
+    given: where the second group leaves its slices, which the first adds to its own and ends; as of `add_given`.
     """
     y, operands, num_rows = result
     N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
     PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
-    ADDED: gl.constexpr = 1 if W.IS_SPLIT or W.IS_SHARED else P.SLICES
+    #: Slices that a group gives or is given, and those that it adds up by itself.
+    HALF: gl.constexpr = P.SLICES // 2 if W.IS_SHARED else 1
+    ADDED: gl.constexpr = HALF if W.IS_SHARED and GROUP == 0 else 1 if W.IS_SPLIT or W.IS_SHARED else P.SLICES
     FIRST: gl.constexpr = num_slice_steps(P.K, P.SLICES, 0)
     LAST: gl.constexpr = num_slice_steps(P.K, P.SLICES, P.SLICES - 1)
+    if PDL:
+        gdc_wait()
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
         part = number % PARTS
-        sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
-        for added in gl.static_range(1, ADDED):
-            more, count = multiply_steps(ring, count, num_slice_steps(P.K, P.SLICES, added), P, W, GROUP)
+        if FIRST == LAST:
+            sums, count = multiply_steps(ring, count, FIRST, P, W, GROUP)
+        else:
+            sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
+        for added in range(1, ADDED):
+            more, count = multiply_steps(ring, count, gl.where(added == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
             sums = sums + more
         of_part = y + part.to(gl.int64) * num_rows * P.N
         program = n_tile if W.IS_SHARED else n_tile * 2 + GROUP
@@ -116,6 +105,9 @@ def consume(
         to = (of_part, operands, num_rows, (program, token))
         if W.IS_SHARED and GROUP == 1:
             give(sums, given, count // FIRST)
+            for _ in gl.static_range(1, HALF):
+                sums, count = multiply_steps(ring, count, FIRST, P, W, GROUP)
+                give(sums, given, count // FIRST)
         elif W.BM == 256:
             half: gl.constexpr = sums_layout(128)
             sums, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
@@ -128,7 +120,8 @@ def consume(
             STORE(tile, LOAD(to, P, TILE), to, P, TILE)
         else:
             if W.IS_SHARED:
-                sums = add_given(sums, given, count // FIRST)
+                for added in gl.static_range(HALF):
+                    sums = add_given(sums, given, count // FIRST - HALF + 1 + added)
             tile = exchanged(sums, factors, to, P, TILE)
             STORE(tile, LOAD(to, P, TILE), to, P, TILE)
 
@@ -142,7 +135,7 @@ def wide_kernel(
 
     w, scales, zeros, norm, x: descriptors, zeros and norm as P.WEIGHT says. norms: float32 [num_rows], what the product
     is multiplied by after it is rounded, or None. y: of IS_SPLIT the sums [SLICES, num_rows, N]. LOAD and STORE are a
-    pair of `epilogue.py`, `operands` what they take; P is a Problem with BM 128, W a WideTile.
+    pair of `epilogue.py`, `operands` what they take; P is a Problem with the rows of x of an end, W a WideTile.
     """
     NS: gl.constexpr = W.NS
     BM: gl.constexpr = W.BM
@@ -170,9 +163,6 @@ def wide_kernel(
         for number in gl.static_range(2):
             mbarrier.init(of_given.index(number), count=1)
     fence_async_shared()
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     x_tiles = (num_rows + W.BM - 1) // W.BM
     ring = (ws, xs, of_scales, of_zeros, of_norm, ready, free)
     result = (y, operands, num_rows)
@@ -181,12 +171,12 @@ def wide_kernel(
         given = (gl.allocate_shared_memory(gl.float32, [64, BM], given_layout()), of_given.index(0), of_given.index(1))
     gl.warp_specialize(
         [
-            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, 0)),
-            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, 1)),
-            (produce, ((w, x, scales, zeros, norm), ring, x_tiles, P, W)),
+            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, PDL, 0)),
+            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, PDL, 1)),
+            (produce, ((w, x, scales, zeros, norm), ring, (num_rows, x_tiles), P, W, PDL)),
         ],
         [4, 1],
-        [232, 40],
+        [224, 56],
     )
 
 
@@ -196,37 +186,8 @@ def choose(x: torch.Tensor, linear: Affine) -> WideTile | None:
     if not isinstance(w, QuantizedWeight) or not w.is_arranged or not has_wgmma(x.device):
         return None
     fits = 0 < x.shape[0] <= MAX_ROWS and w.shape[0] % ROWS == 0 and x.is_contiguous()
-    return _choose(x.shape[0], *w.shape, linear.slices, w.kind.BITS, num_multiprocessors(x.device)) if fits else None
-
-
-@cache
-def _choose(rows: int, n: int, k: int, slices: int, bits: int, multiprocessors: int) -> WideTile | None:
-    def us(tile: WideTile) -> float:
-        """Return the microseconds of its waves of tiles."""
-        parts = slices if tile.IS_SPLIT or tile.IS_SHARED else 1
-        waves = cdiv(num_tiles(tile, rows, n, slices), multiprocessors)
-        summed = START + 8 * slices * rows * n / SUMMED if tile.IS_SPLIT else 0.0
-        shared_us = SHARED_US if rows % tile.BM == 0 else SHARED_US * UNFILLED
-        step_us = shared_us if tile.IS_SHARED else SIZES[tile.BM][1]
-        return START + waves * cdiv(k, parts * STEP) * step_us + summed
-
-    best = min(tiles(slices, k), key=us)
-    written = START + n * k * (2 * rows / LIBRARY_MATRIX + (2 + bits / 8) / WRITTEN)
-    return best if us(best) < written else None
-
-
-def tiles(slices: int, k: int) -> list[WideTile]:
-    """Return the tiles that are considered: registers hold the sums of two slices of 128 rows of x, not of more."""
-    others = [WideTile(size, SIZES[size][0], IS_SPLIT=True) for size in SIZES] if slices > 1 else []
-    if slices == 2 and k % (2 * STEP) == 0:
-        others.append(SHARED)
-    return [WideTile(size, SIZES[size][0]) for size in SIZES if slices == 1 or (slices == 2 and size == PART)] + others
-
-
-def num_tiles(tile: WideTile, rows: int, n: int, slices: int) -> int:
-    """Return the tiles of all of W and x."""
-    of_w = n // GROUP_ROWS if tile.IS_SHARED else n // ROWS
-    return of_w * cdiv(rows, tile.BM) * (slices if tile.IS_SPLIT else 1)
+    sizes = x.shape[0], *w.shape, linear.slices, w.kind.BITS, num_multiprocessors(x.device)
+    return fastest(*sizes)[1] if fits else None
 
 
 def sums(x: torch.Tensor, linear: Affine, tile: WideTile) -> torch.Tensor:
@@ -255,7 +216,7 @@ def launch(
     bias = linear.b if norms is not None else None
 
     def arguments(tile: WideTile) -> tuple[Any, ...]:
-        of_x = _descriptor(x, [tile.BM, STEP], 128)
+        of_x = _descriptor(x, [x_box(), STEP], 128)
         tensors = of_w, *sides, of_norm, bias, of_x, y, num_rows, norms, fusion.operands, fusion.load, fusion.store
         return (*tensors, problem, TILE, tile, pdl)
 

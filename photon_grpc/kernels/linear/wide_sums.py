@@ -6,6 +6,8 @@ from typing import Any
 
 from photon_grpc.kernels.lang.gluon import (
     constexpr_function,
+    gdc_launch_dependents,
+    gdc_wait,
     gl,
     gluon_jit,
     mbarrier,
@@ -52,6 +54,13 @@ def num_slice_steps(k: int, slices: int, part: int) -> int:
     return -(-min(columns, k - part * columns) // 64)
 
 
+@constexpr_function
+def steps_at_once(k: int, slices: int) -> int:
+    """Return the steps of which each is decoded while the one before is multiplied: a divisor of those of a slice."""
+    first, last = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1)
+    return 4 if first % 4 == last % 4 == 0 else 2 if first % 2 == last % 2 == 0 else 1
+
+
 @gluon_jit
 def fetch_rows(source, number, column, at, to, P: gl.constexpr):
     """Begin the copy of a group's rows of packed W from byte `column` on."""
@@ -77,55 +86,112 @@ def fetch_sides(source, number, group, at, to, P: gl.constexpr):
         tma.async_copy_global_to_shared(source, [group, pair // P.SPAN, pair % P.SPAN // 8, 0, 0], at, pairs)
 
 
+@constexpr_function
+def x_box() -> int:
+    """Return the rows of x that are copied at once: a copy that reaches beyond the last row is slow."""
+    return 32
+
+
 @gluon_jit
-def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
-    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
-    w, x, scales, zeros, norm = sources
-    ws, xs, of_scales, of_zeros, of_norm, ready, free = ring
-    COLUMNS: gl.constexpr = slice_columns(P.K, P.SLICES)
-    STEPS: gl.constexpr = (P.K + 63) // 64
-    SLICE_STEPS: gl.constexpr = COLUMNS // 64
-    N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
-    PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
+def expect(at, num_boxes, BYTES: gl.constexpr, OF_BOX: gl.constexpr, MOST: gl.constexpr):
+    """Expect BYTES and those of this many boxes of x, at most MOST."""
+    for boxes in gl.static_range(1, MOST + 1):
+        mbarrier.expect(at, BYTES + boxes * OF_BOX, pred=num_boxes == boxes)
+
+
+@gluon_jit
+def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
+    """Begin the copies of a step but those of x. place: the tile of W, boxes of x; at: the step, its stage."""
+    tile, num_boxes = place
+    step, stage = at
+    w, _, scales, zeros, norm = sources
+    ws, xs, of_scales, of_zeros, of_norm, ready, _ = ring
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     SIDES: gl.constexpr = 2 if P.WEIGHT.HAS_ZEROS else 1
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
-    BYTES: gl.constexpr = 128 * (WIDTH + W.BM * XS + 2 * G * SIDES + (XS if P.WEIGHT.HAS_NORM else 0))
-    kind: gl.constexpr = xs.dtype
+    HALF: gl.constexpr = (P.K + 63) // 64 // 2
+    BYTES: gl.constexpr = 128 * (WIDTH + 2 * G * SIDES + (XS if P.WEIGHT.HAS_NORM else 0))
+    bar = ready.index(stage)
+    expect(bar, num_boxes, BYTES, 128 * x_box() * XS, W.BM // x_box())
+    for group in gl.static_range(2):
+        slot = stage * 2 + group
+        rows = tile if W.IS_SHARED else tile * 2 + group
+        of_group = step + group * HALF if W.IS_SHARED else step
+        of_columns = of_group * 64 // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else 0
+        fetch_rows(w, rows, of_group * WIDTH, bar, ws.index(slot), P)
+        fetch_sides(scales, rows, of_columns, bar, of_scales.index(slot), P)
+        if P.WEIGHT.HAS_ZEROS:
+            fetch_sides(zeros, rows, of_columns, bar, of_zeros.index(slot), P)
+    if P.WEIGHT.HAS_NORM:
+        for part in gl.static_range(XS):
+            flat = of_norm.index(stage * XS + part)._reinterpret(xs.dtype, [1, 64], box_layout(2, 16, 0))
+            tma.async_copy_global_to_shared(norm, [0, (step + part * HALF) * 64], bar, flat)
+
+
+@gluon_jit
+def fetch_x(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
+    """Begin the copies of x of a step, by boxes. What is behind the last row stays as it is."""
+    row, num_boxes = place
+    step, stage = at
+    xs = ring[1]
+    XS: gl.constexpr = 2 if W.IS_SHARED else 1
+    HALF: gl.constexpr = (P.K + 63) // 64 // 2
+    BOX: gl.constexpr = x_box()
+    BOXES: gl.constexpr = W.BM // BOX
+    boxes = xs._reinterpret(xs.dtype, [W.NS * XS * BOXES, BOX, 64], box_layout(2, 16, 128))
+    for part in gl.static_range(XS):
+        for box in gl.static_range(BOXES):
+            to = boxes.index((stage * XS + part) * BOXES + box)
+            first = [row + box * BOX, (step + part * HALF) * 64]
+            tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box < num_boxes)
+
+
+@gluon_jit
+def produce(sources, ring, rows, P: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr):
+    """Fetch the tiles of this program, step by step: the program of the fetching warp.
+
+    As much of W as there are stages is on its way before the kernel before has written x. rows: of x, and its tiles.
+    """
+    free = ring[6]
+    num_rows, x_tiles = rows
+    STEPS: gl.constexpr = (P.K + 63) // 64
+    SLICE_STEPS: gl.constexpr = slice_columns(P.K, P.SLICES) // 64
+    N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
+    PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
+    XS: gl.constexpr = 2 if W.IS_SHARED else 1
+    BOX: gl.constexpr = x_box()
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
         first = number % PARTS * SLICE_STEPS
         last = gl.minimum(first + SLICE_STEPS, STEPS) if W.IS_SPLIT else STEPS // XS
+        num_boxes = gl.minimum((num_rows - x_tile * W.BM + BOX - 1) // BOX, W.BM // BOX)
+        ahead = first
+        if count == 0:
+            ahead = gl.minimum(first + W.NS, last)
+            for step in range(first, ahead):
+                fetch_step(sources, ring, (n_tile, num_boxes), (step, step - first), P, W)
+            if PDL:
+                gdc_wait()
+                gdc_launch_dependents()
         for step in range(first, last):
             stage = count % W.NS
-            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
-            at = ready.index(stage)
-            mbarrier.expect(at, BYTES)
-            for group in gl.static_range(2):
-                place = stage * 2 + group
-                rows = n_tile if W.IS_SHARED else n_tile * 2 + group
-                of_group = step + group * SLICE_STEPS if W.IS_SHARED else step
-                of_columns = of_group * 64 // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else 0
-                fetch_rows(w, rows, of_group * WIDTH, at, ws.index(place), P)
-                fetch_sides(scales, rows, of_columns, at, of_scales.index(place), P)
-                if P.WEIGHT.HAS_ZEROS:
-                    fetch_sides(zeros, rows, of_columns, at, of_zeros.index(place), P)
-            for part in gl.static_range(XS):
-                place = stage * XS + part
-                column = (step + part * SLICE_STEPS) * 64
-                tma.async_copy_global_to_shared(x, [x_tile * W.BM, column], at, xs.index(place))
-                if P.WEIGHT.HAS_NORM:
-                    flat = of_norm.index(place)._reinterpret(kind, [1, 64], box_layout(2, 16, 0))
-                    tma.async_copy_global_to_shared(norm, [0, column], at, flat)
+            if step >= ahead:
+                mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
+                fetch_step(sources, ring, (n_tile, num_boxes), (step, stage), P, W)
+            fetch_x(sources[1], ring, (x_tile * W.BM, num_boxes), (step, stage), P, W)
             count += 1
 
 
 @gluon_jit
-def multiply_step(acc, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return acc with a step's product; one half of its columns is decoded while the other is multiplied."""
-    ws, xs, of_scales, of_zeros, of_norm, ready, _ = ring
+def multiply_step(acc, at, IS_FIRST: gl.constexpr, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return acc with a step's product, the second half of its columns still being multiplied.
+
+    Half a step is decoded while the one before it is multiplied; the stage before is free when that is done.
+    """
+    ring, count = at
+    ws, xs, of_scales, of_zeros, of_norm, ready, free = ring
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     HALF_G: gl.constexpr = G // 2 if G > 1 else 1
@@ -147,7 +213,9 @@ def multiply_step(acc, ring, count, P: gl.constexpr, W: gl.constexpr, GROUP: gl.
         a = decoded(words[half], scale, zero, half_of(norm, half, 2), HALF_G, P, layout)
         a = gl.convert_layout(a.reshape([64, 32]), a_layout, assert_trivial=True)
         acc = warpgroup_mma(a, x.slice(half * 32, 32, dim=1).permute([1, 0]), acc, is_async=True)
-        acc = warpgroup_mma_wait(1 - half, deps=[acc])
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        if half == 0 and not IS_FIRST:
+            mbarrier.arrive(free.index((count + W.NS - 1) % W.NS), count=1)
     return acc
 
 
@@ -157,16 +225,19 @@ def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: 
     free = ring[6]
     BM: gl.constexpr = W.BM
     acc = gl.zeros([64, BM], gl.float32, sums_layout(BM))
-    for _ in range(steps):
-        acc = multiply_step(acc, ring, count, P, W, GROUP)
-        mbarrier.arrive(free.index(count % W.NS), count=1)
-        count += 1
+    AT_ONCE: gl.constexpr = steps_at_once(P.K, P.SLICES)
+    for _ in range(steps // AT_ONCE):
+        for step in gl.static_range(AT_ONCE):
+            acc = multiply_step(acc, (ring, count), step == 0, P, W, GROUP)
+            count += 1
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(free.index((count + W.NS - 1) % W.NS), count=1)
     return unshifted(acc, ring[1].dtype, P), count
 
 
 @gluon_jit
 def give(sums, given, number):
-    """Give the sums of the `number`-th tile to the first group of warps, once those before are read."""
+    """Give the first group of warps the `number`-th sums, once those before are read."""
     memory, is_given, is_read = given
     mbarrier.wait(is_read, number & 1)
     memory.store(sums)
@@ -175,7 +246,7 @@ def give(sums, given, number):
 
 @gluon_jit
 def add_given(sums, given, number):
-    """Return the sums of the `number`-th tile, those of the second group added.
+    """Return sums with the `number`-th of the second group added.
 
     given: memory for them, a barrier that says they are there, and one that they are read.
     """

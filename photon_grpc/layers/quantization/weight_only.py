@@ -52,7 +52,7 @@ class WeightOnly(Quantized):
         return Folded.NO if linear.norm is None else self.source.folded
 
     def num_slices(self, linear: Linear) -> int:
-        return cut.num_slices(linear.out_features, linear.in_features, is_packed=True)
+        return cut.num_slices(linear.out_features, linear.in_features, bits=self.source.form.bits)
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         weight = self.fused_weight(linear)

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, epilogue, head, tiles, wide
+from photon_grpc.kernels.linear import cost, dequantize, epilogue, head, tiles, wide, wide_tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, Gate, launch, swiglu_launch
@@ -33,11 +33,11 @@ def dense(weight: QuantizedWeight) -> torch.Tensor:
     return w
 
 
-def sums(w: torch.Tensor | QuantizedWeight, x: torch.Tensor, tile: Tile) -> torch.Tensor:
-    n, k = w.shape
+def sums(w: torch.Tensor | QuantizedWeight, x: torch.Tensor, tile: Tile, slices: int) -> torch.Tensor:
+    n = w.shape[0]
     y = torch.full((x.shape[0], n), torch.nan, device="cuda")
     counters = torch.zeros(n // 16, dtype=torch.int32, device="cuda")
-    launch(SUMS, tile, Affine(w, slices=num_slices(n, k, is_packed=True)), x, y, counters=counters)
+    launch(SUMS, tile, Affine(w, slices=slices), x, y, counters=counters)
     assert not counters.any()
     return y
 
@@ -54,17 +54,17 @@ def test_a_weight_is_dequantized_as_the_reference_does(kind: WeightKind, dtype: 
 
 
 @each_kind
-@pytest.mark.parametrize("rows", [129, 256, 700])
+@pytest.mark.parametrize("rows", [40, 129, 192, 256, 700])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_of_many_rows_have_the_bits_of_the_16_bit_kernel(
     shape: tuple[int, int], rows: int, kind: WeightKind
 ) -> None:
     n, k = shape
-    weight, slices = arranged(packed_weight(n, k, kind, device="cuda")), num_slices(n, k, is_packed=True)
+    weight, slices = arranged(packed_weight(n, k, kind, device="cuda")), num_slices(n, k, bits=kind.BITS)
     x = torch.randn(rows, k, device="cuda").bfloat16()
-    parts = [sums(dense(weight), part, Tile("wgmma", 64, 64, 4, 6)) for part in x.split(64)]
+    parts = [sums(dense(weight), part, Tile("wgmma", 64, 64, 4, 6), slices) for part in x.split(64)]
     linear = Affine(weight, slices=slices)
-    for tile in wide.tiles(slices, k):
+    for tile in wide_tiles.tiles(slices, k):
         found = wide.sums(x, linear, tile)
         assert torch.equal(functools.reduce(torch.add, found), torch.cat(parts)), tile
         if not tile.IS_SPLIT:
@@ -91,9 +91,9 @@ def test_ends_of_many_rows_have_the_bits_of_the_library_with_the_dequantized_wei
     qkv, up = operands(n, hidden, 1), operands(2 * sizes.intermediate, hidden, 1)
     down = operands(hidden, sizes.intermediate, 2)
     results = []
-    for tile in (wide.WideTile(128, 6), wide.WideTile(256, 4), None):
+    for tile in (wide_tiles.WideTile(128, 6), wide_tiles.WideTile(256, 4), None):
         # Registers hold two slices of 128 rows.
-        few = tile and (wide.WideTile(128, 6) if tile.BM == 128 else wide.SHARED)
+        few = tile and (wide_tiles.WideTile(128, 6) if tile.BM == 128 else wide_tiles.SHARED)
         monkeypatch.setattr(wide, "choose", lambda x, linear, t=tile, few=few: t if linear.slices == 1 else few)
         q = torch.empty(rows, sizes.q_heads * sizes.head_dim, dtype=torch.bfloat16, device="cuda")
         out = HeadOutput(q, cache.clone(), LAYER, rotation)
@@ -115,14 +115,14 @@ def test_every_tile_has_the_bits_of_the_16_bit_kernel(shape: tuple[int, int], ro
     n, k = shape
     weight = arranged(packed_weight(n, k, kind, device="cuda"))
     x = torch.randn(rows - 3, k, device="cuda").bfloat16()
-    plain = Product(n, k, rows, 0, "head", num_slices(n, k, is_packed=True))
+    plain = Product(n, k, rows, 0, "head", num_slices(n, k, bits=kind.BITS))
     # The library has the same sums, but this test does not depend on its settings.
     of_16_bits = cost.choose(plain, may_decline=False) or Tile("wgmma", 64, 64, 4, 6)
-    expected = sums(dense(weight), x, of_16_bits)
+    expected = sums(dense(weight), x, of_16_bits, plain.slices)
     found = cost.candidates(plain._replace(weight=kind))
     assert found
     for tile in found:
-        assert torch.equal(sums(weight, x, tile), expected), tile
+        assert torch.equal(sums(weight, x, tile, plain.slices), expected), tile
 
 
 @pytest.mark.parametrize("kind", [WeightKind(8, 128), WeightKind(8), WeightKind(4, 128, True, True)], ids=str)
@@ -152,7 +152,7 @@ def test_a_head_of_8_bits_draws_from_the_logits_of_its_numbers(rows: int, shape:
     (n, k), kind = shape, WeightKind(8)
     weight = head_weight(n, k)
     x = torch.randn((rows, k), generator=torch.Generator().manual_seed(rows)).bfloat16().cuda()
-    product = Product(n, k, tiles.bucket(rows) or 0, 0, "head", num_slices(n, k, is_packed=True), kind)
+    product = Product(n, k, tiles.bucket(rows) or 0, 0, "head", num_slices(n, k, bits=kind.BITS), kind)
     tile = cost.choose(product, may_decline=False)
     assert tile is not None
     logits, w = head.logits_launch(x, Affine(weight), tile), dense(weight)
