@@ -337,6 +337,8 @@ EVERY_KEY: dict[str, dict[str, Any]] = {
         "moe_layer_freq": 1,
         "routed_scaling_factor": 1.5,
         "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
         "kv_lora_rank": 32,
         "q_lora_rank": 24,
         "qk_nope_head_dim": 16,
