@@ -147,5 +147,5 @@ def test_a_program_whose_rank_is_killed_fails_its_calls() -> None:
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     reference.save(reference.make_model("qwen3"), tmp_path)
     assert read_model_dir(tmp_path)
-    with pytest.raises(StartupError, match="num_heads 4 cannot be shared out over 3 ranks"):
+    with pytest.raises(StartupError, match="num_kv_heads 2 cannot be shared out over 3 ranks"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=3)
