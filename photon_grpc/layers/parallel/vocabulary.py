@@ -50,7 +50,8 @@ class VocabularyParallelHead(LMHead):
         # The last rank may have fewer tiles.
         num_tiles = -(-self.width // config()["BLOCK"]) if launches(x) else 1
         parts = self.group.gather(F.pad(packed, (0, num_tiles - packed.shape[2]), value=-torch.inf))
-        value, top, number = (each.reshape(len(x), -1) for each in parts.permute(1, 2, 0, 3))
+        # Of one tile a rank `reshape` makes no copy, and a kernel takes rows that follow each other.
+        value, top, number = (each.reshape(len(x), -1).contiguous() for each in parts.permute(1, 2, 0, 3))
         return merge(TileBest(value, top, number.view(torch.int32)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
