@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from photon_grpc.errors import ConfigError
 
@@ -69,7 +67,7 @@ class WeightFormat:
         return not any(_matches(pattern, name) for pattern in self.ignored)
 
 
-class WeightBytes(msgspec.Struct, frozen=True, array_like=True):
+class WeightBytes(NamedTuple):
     """Bytes of quantized weights, those that they save, and the tokens of KV cache that have room in them."""
 
     held: int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import astuple
-
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig
@@ -68,7 +66,7 @@ def weight_bytes(model: ModelConfig, form: WeightFormat) -> WeightBytes:
 
 def saving(model: ModelConfig, form: WeightFormat) -> str:
     """Return such as "7.1 GB of weights, 6.9 GB less than in bfloat16: room for 52,700 more tokens of KV cache"."""
-    held, saved, tokens = astuple(weight_bytes(model, form))
+    held, saved, tokens = weight_bytes(model, form)
     if not saved:
         more = held - linear_bytes(model, None)
         return f"{held / 1e9:.3g} GB of weights, {more / 1e9:.3g} GB more than in {model.dtype}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import asdict
-
 from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.core.admission import check_count
 from photon_grpc.core.ask import ChatInput, SamplingAsk, TextInput
@@ -124,7 +122,7 @@ def _model_message(facts: ModelFacts, state: State, load: Load) -> pb.Model:
         quantization=facts.quantization,
         numerics_version=facts.numerics.version,
         numerics=_numerics_message(facts.numerics) if facts.numerics.version else None,
-        weight_bytes=None if facts.weight_bytes is None else pb.WeightBytes(**asdict(facts.weight_bytes)),
+        weight_bytes=None if facts.weight_bytes is None else pb.WeightBytes(**facts.weight_bytes._asdict()),
         experts=None if facts.experts is None else _experts_message(facts.experts, load),
     )
 
