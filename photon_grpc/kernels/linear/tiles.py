@@ -77,7 +77,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # output
     (2048, 2048): {
         8: Tile("gemv", 32, 256, 2, 8),
-        16: Tile("gemv", 32, 256, 1, 7),
+        16: Tile("gemv", 32, 128, 2, 12),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 64, 128, 4, 6),
         128: None,
@@ -85,7 +85,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # gate and up
     (16384, 2048): {
         8: Tile("gemv", 64, 128, 4, 6),
-        16: Tile("wgmma", 64, 64, 4, 10),
+        16: Tile("gemv", 64, 128, 4, 5),
         32: Tile("wgmma", 64, 64, 4, 8),
         64: Tile("wgmma", 128, 64, 4, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
