@@ -79,7 +79,7 @@ class Step:
         ]
 
     def route(self, router: torch.Tensor) -> Routing:
-        return route.launch(self.x, router, self.layers.form, None, None, self.block)
+        return route.launch(self.x, router, self.layers.form, None, block=self.block)
 
     @property
     def touched(self) -> float:

@@ -76,18 +76,6 @@ def pairs_of(work, expert, first, count, num_tokens, BM: tl.constexpr):
 
 
 @jit
-def prefetch_rows(weight, expert, row, N: tl.constexpr, LINES: tl.constexpr):
-    """Have rows of W of an expert fetched into the cache, LINES of 128 bytes each."""
-    values = weight[0]
-    WIDTH: tl.constexpr = LINES * 1024 // values.dtype.element_ty.primitive_bitwidth
-    at = (values + (expert * N + tl.minimum(row, N - 1)) * WIDTH).to(tl.int64)
-    for line in tl.static_range(LINES):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at + line * 128], tl.int32, is_pure=False, pack=1
-        )  # fmt: skip
-
-
-@jit
 def gate_up_kernel(
     x, weight, y, work, num_tokens, SIZE: tl.constexpr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr,
@@ -118,20 +106,15 @@ def down_kernel(
     y, weight, z, work, num_tokens, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
-    LINES: tl.constexpr = 0,
 ):  # fmt: skip
     """Write z [pairs, HIDDEN] in float32: BN of its columns for BM pairs of one expert per program.
 
-    The list was complete before the kernel before began, so W is fetched while that one still runs: LINES of 128 bytes
-    a row.
+    The list was complete before the kernel before began.
     """
     is_there, expert, first, count = entry_of(work)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     in_w = (row < HIDDEN)[:, None]
     if PDL:
-        if LINES > 0:  # noqa: SIM102
-            if is_there:
-                prefetch_rows(weight, expert, row, HIDDEN, LINES)
         gdc_wait()
         gdc_launch_dependents()
     if is_there:
@@ -202,8 +185,6 @@ EIGHT_TILES = {
     64: (ProductTile(32, 128), ProductTile(64, 128)),
     128: (ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
 }
-#: Bytes of a row of W that are fetched ahead.
-MOST_PREFETCHED = 4096
 #: Of float32 activations.
 WIDE_TILE = ProductTile(32, 32, 4, 2)
 
@@ -253,17 +234,11 @@ def down_launch(y: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTi
     num_tokens, (_, hidden, size) = routing.experts.shape[0], stack.shape
     meta = config(routing.block, y.element_size(), stack, of_down=True) | (tile._asdict() if tile else {})
     z = torch.empty((y.shape[0], hidden), dtype=torch.float32, device=y.device)
-    shape = {"SIZE": size, "HIDDEN": hidden, "LINES": num_lines(stack, routing.block)} | dependent_launch(y.device)
+    shape = {"SIZE": size, "HIDDEN": hidden} | dependent_launch(y.device)
     down_kernel[(cdiv(hidden, meta["BN"]), num_entries(routing))](
         rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, **shape, **meta
     )
     return z
-
-
-def num_lines(stack: Stack, block: int) -> int:
-    """Return LINES of `down_kernel`: where an expert has few pairs its weight is all that takes time."""
-    row_bytes = stack.values.shape[2] * stack.values.element_size()
-    return row_bytes // 128 if block == min(TILES) and row_bytes % 128 == 0 and row_bytes <= MOST_PREFETCHED else 0
 
 
 def num_entries(routing: Routing) -> int:
