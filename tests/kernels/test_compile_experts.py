@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
 from photon_grpc.kernels.moe.stacks import Stack
-from tests.kernels.test_compile import NAMES, check, compiled
+from tests.kernels.test_compile import NAMES, Compiled, check, compiled
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -34,15 +35,25 @@ def test_routing(name: str, is_one: bool, dtype: torch.dtype) -> None:
     norm = StreamNorm("*fp32", kind, "fp32", kind) if is_one else None  # type: ignore[arg-type]
     types = {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
     constants = route.scores_config(1 if is_one else 2048, num_experts, hidden, dtype) | {"PDL": True}
-    check(compiled(route.scores_kernel, types, constants), "mma" if dtype == torch.bfloat16 else "fma")
+    scores = compiled(route.scores_kernel, types, constants)
+    check(scores, "mma" if dtype == torch.bfloat16 else "fma")
+    assert loads_before_wait(scores) == []
     types = {"scores": "*fp32", "bias": None, "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
     types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
     kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
     for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):
         constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "IS_ONE": is_one, "PDL": True}
-        check(compiled(choose_kernel, types, constants), "" if is_one else "atom")
+        chosen = compiled(choose_kernel, types, constants)
+        check(chosen, "" if is_one else "atom")
+        assert loads_before_wait(chosen) == []
     constants |= route.choose_config(256, RouterForm(8, is_softmax=False, groups=8, groups_taken=4))
     check(compiled(choose_kernel, types | {"bias": "*fp32"}, constants))
+
+
+def loads_before_wait(built: Compiled) -> list[str]:
+    """Return the reads of memory that the kernel before may still write."""
+    before, _ = built.ptx.split("griddepcontrol.wait")
+    return re.findall(r"ld\.global\S*", before)
 
 
 FORMS = {
@@ -82,9 +93,14 @@ def test_products(name: str, form: str, block: int) -> None:
     instruction = "wgmma" if is_wgmma else "mma"
     types = {"x": rows, "weight": weight, "y": kind, "work": WORK, "num_tokens": "i32"}
     first, second = (experts.config(block, dtype.itemsize, stack, of_down=of_down) for of_down in (False, True))
-    check(compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first), instruction)
+    gate_up = compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first)
+    check(gate_up, instruction)
     types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32"}
-    check(compiled(experts.down_kernel, types, shape | second), instruction)
+    down = compiled(experts.down_kernel, types, shape | second)
+    check(down, instruction)
+    # The kernel before gate and up writes the list; of down's, one before that. Nothing else is read early.
+    assert loads_before_wait(gate_up) == []
+    assert loads_before_wait(down) == ["ld.global.cg.b32"] * 4
 
 
 @each_model

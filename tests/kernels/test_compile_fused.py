@@ -7,6 +7,7 @@ Needs Triton and its ptxas, no GPU.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import Any
@@ -20,7 +21,7 @@ from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
-from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
+from photon_grpc.kernels.attention.decode_tiles import RESERVED_BYTES, DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import cost, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
@@ -217,6 +218,11 @@ def test_a_step_asks_for_another_where_it_is_multiplied() -> None:
     blocks = re.split(r"^\$L__BB\w+:", built.ptx, flags=re.MULTILINE)
     (multiplied,) = [block.split("bra")[0] for block in blocks if "mma.sync" in block]
     assert (multiplied.count("mma.sync"), multiplied.count("cp.async.cg")) == (16, 24)
+    # All warps have read a step before another takes its place, and one that has come is seen by all.
+    kinds = r"ldmatrix|bar\.sync|cp\.async\.(?:cg|commit_group|wait_group)|mma\.sync"
+    order = [kind for kind, _ in itertools.groupby(re.findall(kinds, multiplied))]
+    asked = ["ldmatrix", "bar.sync", "cp.async.cg", "cp.async.commit_group", "mma.sync"]
+    assert order == [*asked, "cp.async.wait_group", "bar.sync", "ldmatrix", "mma.sync"]
 
 
 @pytest.mark.parametrize(("arch", "shared_bytes", "num_multiprocessors"), [(80, 166_912, 108), (89, 101_376, 128)])
@@ -336,6 +342,15 @@ def test_decode_attention_of_windows_wide_heads_several_queries_and_8_bits(name:
     tile, _ = choose(num_programs, shape, 131072, H200)
     # ptxas keeps a number or two on the stack rather than a 129th register.
     check(decode_attention(shape, tile, early=True), "mma.sync", max_spilled_bytes=16)
+
+
+def test_two_programs_with_long_rings_fit_a_multiprocessor() -> None:
+    shape = VARIANTS["128, 8 bits"]
+    tile, splits = choose(264, shape, 1, H200)
+    built = decode_attention(shape, tile, early=True)
+    check(built, "mma.sync")
+    assert (tile.NS, splits) == (6, 1)
+    assert 2 * (built.shared_bytes + RESERVED_BYTES) <= H200.shared_bytes + RESERVED_BYTES
 
 
 @pytest.mark.parametrize(("group", "queries", "programs", "pairs"), [(4, 4, 1, 16), (4, 8, 2, 16), (7, 4, 2, 14)])

@@ -108,6 +108,13 @@ def test_tiles_of_many_rows(
     assert "cp.async.bulk.tensor" in built.ptx
     # The fetching and the multiplying warps share the registers of a multiprocessor.
     assert "setmaxnreg.dec" in built.ptx
+    # All four warps have read a stage, or left or read sums, before one thread says so.
+    assert re.search(r"mbarrier\.arrive\.shared", built.ptx)
+    for before in built.ptx.split("mbarrier.arrive.shared")[:-1]:
+        assert re.findall(r"bar\.sync|ldmatrix|ld\.shared|st\.shared|wgmma", before)[-1] == "bar.sync"
+    # Of W copies are on their way before the wait of the warp that makes them.
+    fetching = built.ptx.split("griddepcontrol.launch_dependents")[0]
+    assert fetching.rindex("griddepcontrol.wait") > fetching.rindex("cp.async.bulk.tensor")
     # ptxas says so where it waits for every product.
     assert "serialized" not in kept_report(built.ptx)
 
