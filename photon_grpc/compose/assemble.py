@@ -249,7 +249,7 @@ def _load(
     dtype = pick_dtype(model_config, config)
     weight_format = format_of(model_config, config.model)
     if device.type == "cuda":
-        refuse_without_room(model_config, weight_format, torch.cuda.mem_get_info(device)[0], mesh.world.size)
+        refuse_without_room(model_config, config.model, torch.cuda.mem_get_info(device)[0], mesh.world.size)
     decoder = build(
         model_config,
         dtype=dtype,

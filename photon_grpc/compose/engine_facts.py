@@ -10,7 +10,7 @@ from photon_grpc.compose.kv_form import KVForm
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.config.weight_bytes import format_of, weight_bytes
+from photon_grpc.config.weight_bytes import format_of, served, weight_bytes
 from photon_grpc.core.frames import Facts
 from photon_grpc.kernels import TORCH
 from photon_grpc.models.decoder import Decoder
@@ -57,7 +57,7 @@ def facts_of(
             kv_form=kv_form.name,
             cuts=config.parallel.cuts,
         ),
-        weight_bytes=None if weight_format is None else weight_bytes(model_config, weight_format),
+        weight_bytes=None if weight_format is None else weight_bytes(served(model_config, config.model), weight_format),
     )
 
 

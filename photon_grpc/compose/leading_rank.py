@@ -212,6 +212,7 @@ class LeadingRank(OneRank):
 
         Raise StartupError as soon as one has.
         """
+        self._met.set_running_or_notify_cancel()
         threading.Thread(target=self._meet, args=(device, hidden_size), name="meeting", daemon=True).start()
         either: tuple[Future[Any], ...] = (self._met, self._ended)
         wait(either, return_when=FIRST_COMPLETED)
@@ -234,7 +235,6 @@ class LeadingRank(OneRank):
             yield
         except BaseException as error:
             cause = self._cause(error)
-            self._is_refused = True
             self.close()
             if cause is not None:
                 raise cause from error
@@ -244,8 +244,9 @@ class LeadingRank(OneRank):
         """Return why the start fails if not by this error: what a rank that has ended was needed for fails, too."""
         if self._is_refused:
             return None
+        self._is_refused = True
         report_s = _NOTICE_S if isinstance(error, StartupError) else _REPORT_S
-        return StartupError(self._ended.result().early_end) if wait((self._ended,), report_s).done else None
+        return StartupError(_last_words(self._ended.result())) if wait((self._ended,), report_s).done else None
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class LeadingRank(OneRank):
         for rank in self._ranks:
             rank.close()
         self._group.leave()
-        if self._met.done():
+        if not self._met.running():
             # A meeting that goes on finds the file by its number.
             os.close(self._rendezvous)
 

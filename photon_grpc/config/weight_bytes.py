@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.latent import LatentSpec
@@ -18,6 +19,11 @@ def format_of(model: ModelConfig, flags: ModelFlags) -> WeightFormat | None:
     return chosen_format(model.quantization, flags.quantization, flags.quantization_head)
 
 
+def served(model: ModelConfig, flags: ModelFlags) -> ModelConfig:
+    """Return the model with the dtype in which these flags serve it."""
+    return model if flags.dtype == "auto" else replace(model, dtype=flags.dtype)
+
+
 def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
     """Return the bytes of all projections and of an untied head; None: none is quantized. Biases are not counted."""
     itemsize = _BYTES[model.dtype]
@@ -27,17 +33,15 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
     ) + _head_bytes(model, form, itemsize)
 
 
-def refuse_without_room(model: ModelConfig, form: WeightFormat | None, num_bytes: int, num_gpus: int) -> None:
-    """Raise ModelLoadError if a GPU's part of the weights is more than the bytes that it has."""
+def refuse_without_room(model: ModelConfig, flags: ModelFlags, num_bytes: int, num_gpus: int) -> None:
+    """Raise ModelLoadError if a GPU's part of the weights is more than the bytes that it has room for."""
+    model = served(model, flags)
     embedding = model.vocab_size * model.hidden_size * _BYTES[model.dtype]
-    needed = (linear_bytes(model, form) + embedding) // num_gpus
+    needed = (linear_bytes(model, format_of(model, flags)) + embedding) // num_gpus
     if needed > num_bytes:
-        raise ModelLoadError(
-            f"the weights need {needed / 1e9:,.1f} GB on each of {num_gpus} GPUs, which has {num_bytes / 1e9:,.1f} GB",
-            field="model",
-            needed=needed,
-            limit=num_bytes,
-        )
+        each = "a GPU" if num_gpus == 1 else f"each of {num_gpus} GPUs"
+        message = f"the weights need {needed / 1e9:,.1f} GB on {each}, which has room for {num_bytes / 1e9:,.1f} GB"
+        raise ModelLoadError(message, field="model", needed=needed, limit=num_bytes)
 
 
 def step_bytes(model: ModelConfig, num_tokens: int) -> float:
@@ -81,7 +85,7 @@ def described(model: ModelConfig, flags: ModelFlags) -> str:
     except ConfigError:
         # It is a reason why `serve` would not start.
         form = model.quantization
-    return "none" if form is None else f"{form.name}: {saving(model, form)}"
+    return "none" if form is None else f"{form.name}: {saving(served(model, flags), form)}"
 
 
 def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:

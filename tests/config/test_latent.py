@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from photon_grpc.config.experts import ExpertSpec
+from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.weight_bytes import refuse_without_room
@@ -176,9 +177,18 @@ def test_what_is_not_computed_of_v3_is_refused_by_name(tmp_path: Path, keys: dic
 def test_weights_that_a_gpu_has_no_room_for_are_refused_with_their_bytes(tmp_path: Path) -> None:
     model = read(tmp_path, V3)
     with pytest.raises(ModelLoadError) as refused:
-        refuse_without_room(model, None, 141 * 10**9, 1)
+        refuse_without_room(model, ModelFlags(), 141 * 10**9, 1)
     # 671 billion parameters of two bytes, but for what expands latents and for norms.
     assert refused.value.needed == pytest.approx(1.342e12, rel=0.01)
-    assert "the weights need 1,3" in str(refused.value) and "which has 141.0 GB" in str(refused.value)
-    refuse_without_room(model, None, 141 * 10**9, 16)
-    refuse_without_room(read(tmp_path, LITE), None, 32 * 10**9, 1)
+    assert "the weights need 1,3" in str(refused.value) and "which has room for 141.0 GB" in str(refused.value)
+    refuse_without_room(model, ModelFlags(), 141 * 10**9, 16)
+    refuse_without_room(read(tmp_path, LITE), ModelFlags(), 32 * 10**9, 1)
+
+
+def test_weights_are_counted_in_the_type_that_they_are_computed_in(tmp_path: Path) -> None:
+    model = read(tmp_path, LITE | {"dtype": "float32"})
+    with pytest.raises(ModelLoadError):
+        refuse_without_room(model, ModelFlags(), 48 * 10**9, 1)
+    refuse_without_room(model, ModelFlags(dtype="bfloat16"), 48 * 10**9, 1)
+    with pytest.raises(ModelLoadError):
+        refuse_without_room(read(tmp_path, LITE), ModelFlags(dtype="float32"), 48 * 10**9, 1)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from photon_grpc import demo
+from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS, WeightFormat
-from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes, saving
+from photon_grpc.config.weight_bytes import described, kv_token_bytes, linear_bytes, saving
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.quantization.methods import methods
@@ -45,3 +46,10 @@ def test_what_a_format_saves_is_said_in_tokens_of_kv_cache() -> None:
     assert said.startswith("0.00")
     less = linear_bytes(config, None) - linear_bytes(config, FORMATS["int8"])
     assert said.endswith(f"less than in bfloat16: room for {less // kv_token_bytes(config):,} more tokens of KV cache")
+
+
+def test_savings_are_told_of_the_type_that_is_computed_in() -> None:
+    config = read_model_dir(demo.TARGET)
+    assert "less than in float32" in described(config, ModelFlags(quantization="int8"))
+    in_bfloat16 = described(config, ModelFlags(quantization="int8", dtype="bfloat16"))
+    assert in_bfloat16.endswith(saving(replace(config, dtype="bfloat16"), FORMATS["int8"]))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from photon_grpc import LLM
-from photon_grpc.compose.leading_rank import LeadingRank
-from photon_grpc.errors import StartupError
+from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
+from photon_grpc.compose.leading_rank import LeadingRank, RankProcess
+from photon_grpc.errors import ModelLoadError, StartupError
 from photon_grpc.layers.parallel.processes import ProcessGroup
 from photon_grpc.runner.start import RunnerStart
+from photon_grpc.service.processes.child import CANNOT_START
 from tests.service.running import ROOT, is_alive, wait_until
 
 #: Where rank 0 is when rank 1 ends: the phase's name, and what begins it.
@@ -44,6 +50,12 @@ def followers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(LeadingRank, "_start_and_watch", start_and_watch)
     return pids
+
+
+def rendezvous_files() -> int:
+    """Return how many files by which ranks find each other are open."""
+    links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return sum("rendezvous" in link for link in links)
 
 
 def send_at(phase: str, signum: int, pids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +97,38 @@ def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     send_at(phase, signum, followers, monkeypatch)
+    num_files = rendezvous_files()
     with pytest.raises(StartupError, match="rank 1 has ended by SIGKILL while it started"):
         LLM(device="cpu", tensor_parallel_size=2)
     assert followers and not any(map(is_alive, followers))
     assert list(tmp_path.iterdir()) == [] and not torch.distributed.is_initialized()
+    # A meeting that was given up goes on for a while, with its file.
+    assert phase == "meeting" or rendezvous_files() == num_files
+
+
+class FailingStart(LeadingRank):
+    """A rank 0 whose only other rank has refused to start."""
+
+    def __init__(self, reason: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            RankChannel(theirs).send(Offer(0))
+            RankChannel(theirs).send(RankRefused(reason))
+        process = SimpleNamespace(wait=lambda: CANNOT_START)
+        rank = SimpleNamespace(rank=1, channel=RankChannel(ours), process=process, early_end="rank 1 has ended")
+        self._is_refused = False
+        self._ended = Future()
+        self._ended.set_result(cast(RankProcess, rank))
+
+    def close(self) -> None:
+        self._ended.result().channel.close()
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("of rank 0"), RuntimeError("the peer has closed")])
+def test_the_reason_of_a_rank_is_told_also_where_rank_0_fails_by_itself(error: Exception) -> None:
+    reason = "lm_head has NaN scales"
+    with pytest.raises(StartupError, match=f"rank 1: {reason}"), FailingStart(reason).starting():
+        raise error
 
 
 @pytest.mark.full

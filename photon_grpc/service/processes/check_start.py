@@ -147,7 +147,7 @@ def check_model(config: ServeConfig) -> None:
     check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
     weight_format = format_of(model_config, config.model)
     if on_cuda:
-        refuse_without_room(model_config, weight_format, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
+        refuse_without_room(model_config, config.model, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
     method = methods(weight_format)
     split = mesh_sizes(config.parallel)
     # Ranks that have parts of the same tensors are alike.
