@@ -12,7 +12,7 @@ def json_fault(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
+        return f"byte 0x{error.object[error.start]:02x} of a text is not UTF-8"
     if isinstance(error, UnicodeEncodeError):
         return f"character {error.start} is half of a surrogate pair"
     text = str(error).partition(" - at `")[0].removeprefix("JSON is malformed: ")

@@ -15,7 +15,7 @@ from photon_grpc.core.json_fault import json_fault
     [
         (b"", "it is truncated"),
         (b'{"a": "\\ud800"}', "half of a surrogate pair"),
-        (b'{"a": "\xff"}', "byte 0 is not UTF-8"),
+        (b'{"a": "bc\xff"}', "byte 0xff of a text is not UTF-8"),
         ('{"a": "\udc00"}', "character 7 is half of a surrogate pair"),
         (b'{"a":' * 10_000, "it is nested too deeply"),
         (b"{a}", "object keys must be strings (byte 1)"),
