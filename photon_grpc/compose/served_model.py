@@ -24,4 +24,5 @@ def read_served_model(config: ServeConfig) -> ServedModel:
         max_message_bytes=config.server.max_message_size,
         shares_prefixes=config.cache.shares_prefixes,
         obeys_priority=POLICIES[config.scheduler.scheduling_policy].obeys_priority,
+        expert_shares=config.parallel.expert_parallel_size,
     )

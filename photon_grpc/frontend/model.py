@@ -72,6 +72,8 @@ class ModelFacts:
     weight_bytes: WeightBytes | None = None
     #: None for a model without experts.
     experts: ExpertSpec | None = None
+    #: The shares of the experts on ranks, of which one is counted.
+    expert_shares: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class ServedModel:
     #: Whether the scheduling policy uses priorities.
     obeys_priority: bool = True
     experts: ExpertSpec | None = None
+    expert_shares: int = 1
 
     @classmethod
     def from_config(
@@ -109,6 +112,7 @@ class ServedModel:
         max_message_bytes: int = 2**25,
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
+        expert_shares: int = 1,
     ) -> ServedModel:
         """Return the model in `model_config.path`, by default named like the directory; read its tokenizer.
 
@@ -136,6 +140,7 @@ class ServedModel:
             shares_prefixes=shares_prefixes,
             obeys_priority=obeys_priority,
             experts=model_config.experts,
+            expert_shares=expert_shares,
         )
 
     def facts(self, engine: Facts | None) -> ModelFacts:
@@ -165,6 +170,7 @@ class ServedModel:
             numerics=NO_NUMERICS if engine is None else engine.numerics,
             weight_bytes=None if engine is None else engine.weight_bytes,
             experts=self.experts,
+            expert_shares=self.expert_shares,
         )
 
     @property

@@ -123,18 +123,19 @@ def _model_message(facts: ModelFacts, state: State, load: Load) -> pb.Model:
         numerics_version=facts.numerics.version,
         numerics=_numerics_message(facts.numerics) if facts.numerics.version else None,
         weight_bytes=None if facts.weight_bytes is None else pb.WeightBytes(**facts.weight_bytes._asdict()),
-        experts=None if facts.experts is None else _experts_message(facts.experts, load),
+        experts=None if facts.experts is None else _experts_message(facts.experts, facts.expert_shares, load),
     )
 
 
-def _experts_message(experts: ExpertSpec, load: Load) -> pb.Experts:
+def _experts_message(experts: ExpertSpec, shares: int, load: Load) -> pb.Experts:
+    """Return the experts of all ranks; how they are reached is estimated from one rank's share of them."""
     return pb.Experts(
         count=experts.num_experts,
         per_token=experts.top_k,
         shared=experts.num_shared,
         sparse_layers=sum(experts.layers),
-        reached_per_step=load.experts_reached_per_step,
-        imbalance=load.expert_imbalance(experts.num_experts),
+        reached_per_step=load.experts_reached_per_step * shares,
+        imbalance=load.expert_imbalance(experts.num_experts // shares),
     )
 
 

@@ -85,6 +85,10 @@ def test_a_model_with_experts_reports_them_and_how_steps_reach_them() -> None:
     model = read_model(_model_message(known, State.SERVING, load))
     # A layer's busiest expert has 3 tokens of 48, 64 share them.
     assert model.experts == fixed | {"reached_per_step": 22.5, "imbalance": 4.0}
+    # The same on each of two ranks, of which one is counted, with 32 of the experts.
+    known = dataclasses.replace(known, expert_shares=2)
+    model = read_model(_model_message(known, State.SERVING, load))
+    assert model.experts == fixed | {"reached_per_step": 45.0, "imbalance": 2.0}
 
 
 @pytest.mark.parametrize(
