@@ -218,7 +218,7 @@ class LeadingRank(OneRank):
         wait(either, return_when=FIRST_COMPLETED)
         if not self._met.done():
             self._is_refused = True
-            raise StartupError(self._ended.result().early_end)
+            raise StartupError(_last_words(self._ended.result()))
         self._met.result()
 
     def _meet(self, device: torch.device, hidden_size: int) -> None:

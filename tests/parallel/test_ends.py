@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -119,6 +120,10 @@ class FailingStart(LeadingRank):
         self._is_refused = False
         self._ended = Future()
         self._ended.set_result(cast(RankProcess, rank))
+        self._met = Future()
+
+    def _meet(self, device: torch.device, hidden_size: int) -> None:
+        """Wait for ever."""
 
     def close(self) -> None:
         self._ended.result().channel.close()
@@ -129,6 +134,8 @@ def test_the_reason_of_a_rank_is_told_also_where_rank_0_fails_by_itself(error: E
     reason = "lm_head has NaN scales"
     with pytest.raises(StartupError, match=f"rank 1: {reason}"), FailingStart(reason).starting():
         raise error
+    with pytest.raises(StartupError, match=f"rank 1: {reason}"), contextlib.closing(FailingStart(reason)) as rank_0:
+        rank_0.join(torch.device("cpu"), 16)
 
 
 @pytest.mark.full
