@@ -157,7 +157,7 @@ class LeadingRank(OneRank):
         self._size = config.parallel.num_ranks
         self._rendezvous = shared_file("rendezvous")
         super().__init__(0, config, self._rendezvous)
-        self._on_refused = on_refused or (lambda reason: self._group.abort())
+        self._on_refused = on_refused
         self._on_lost = on_lost or (lambda code: self._group.abort())
         self._is_started = self._is_refused = self._is_closed = False
         #: The first rank that has ended.
@@ -327,13 +327,16 @@ class LeadingRank(OneRank):
 
     def _lost_early(self, rank: RankProcess) -> None:
         """Report why a rank that has ended could not start, unless this rank does."""
-        if rank.process.wait() < 0:
-            self._on_refused(rank.early_end)
+        if rank.process.wait() >= 0:
+            # Where this rank waits for the other one on its socket, it reports the reason by itself.
+            time.sleep(_GRACE_S)
+        if self._is_refused:
             return
-        # Where this rank waits for the other one on its socket, it reports the reason by itself.
-        time.sleep(_GRACE_S)
-        if not self._is_refused:
+        if self._on_refused is not None:
             self._on_refused(_last_words(rank))
+        else:
+            # What fails by it reads the reason.
+            self._group.abort()
 
 
 def _last_words(rank: RankProcess) -> str:

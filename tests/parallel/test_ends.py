@@ -22,9 +22,10 @@ import torch
 
 from photon_grpc import LLM
 from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
+from photon_grpc.compose import leading_rank
 from photon_grpc.compose.leading_rank import LeadingRank, RankProcess
 from photon_grpc.errors import ModelLoadError, StartupError
-from photon_grpc.layers.parallel.processes import ProcessGroup
+from photon_grpc.layers.parallel.processes import ProcessGroup, ProcessMesh
 from photon_grpc.runner.start import RunnerStart
 from photon_grpc.service.processes.child import CANNOT_START
 from tests.service.running import ROOT, is_alive, wait_until
@@ -121,6 +122,8 @@ class FailingStart(LeadingRank):
         self._ended = Future()
         self._ended.set_result(cast(RankProcess, rank))
         self._met = Future()
+        self._on_refused = None
+        self._group = cast(ProcessMesh, SimpleNamespace(abort=lambda: None))
 
     def _meet(self, device: torch.device, hidden_size: int) -> None:
         """Wait for ever."""
@@ -136,6 +139,17 @@ def test_the_reason_of_a_rank_is_told_also_where_rank_0_fails_by_itself(error: E
         raise error
     with pytest.raises(StartupError, match=f"rank 1: {reason}"), contextlib.closing(FailingStart(reason)) as rank_0:
         rank_0.join(torch.device("cpu"), 16)
+
+
+def test_the_reason_of_a_rank_is_there_for_a_program_that_loads_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading_rank, "_GRACE_S", 0.0)
+    reason = "lm_head has NaN scales"
+    with contextlib.closing(FailingStart(reason)) as rank_0:
+        rank = rank_0._ended.result()
+        rank_0._lost_early(rank)
+        assert rank_0._offer(rank) == 0
+        with pytest.raises(StartupError, match=f"rank 1: {reason}"):
+            rank_0._offer(rank)
 
 
 @pytest.mark.full
