@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from photon_grpc import demo
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
@@ -17,12 +19,12 @@ def read_served_model(config: ServeConfig) -> ServedModel:
     model = config.model
     names = model.served_model_name or (() if model.model else (DEMO_NAME,))
     model_config = read_model_dir(model.model or demo.TARGET)
-    return ServedModel.from_config(
+    served = ServedModel.from_config(
         model_config,
         names,
         max_model_len=model.max_model_len,
         max_message_bytes=config.server.max_message_size,
         shares_prefixes=config.cache.shares_prefixes,
         obeys_priority=POLICIES[config.scheduler.scheduling_policy].obeys_priority,
-        expert_shares=config.parallel.expert_parallel_size,
     )
+    return replace(served, expert_shares=config.parallel.expert_parallel_size)

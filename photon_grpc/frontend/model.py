@@ -112,7 +112,6 @@ class ServedModel:
         max_message_bytes: int = 2**25,
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
-        expert_shares: int = 1,
     ) -> ServedModel:
         """Return the model in `model_config.path`, by default named like the directory; read its tokenizer.
 
@@ -140,7 +139,6 @@ class ServedModel:
             shares_prefixes=shares_prefixes,
             obeys_priority=obeys_priority,
             experts=model_config.experts,
-            expert_shares=expert_shares,
         )
 
     def facts(self, engine: Facts | None) -> ModelFacts:
