@@ -37,6 +37,14 @@ def stand_ins_are_importable(monkeypatch):
         monkeypatch.setenv(f"STAND_IN_{who}_ALLOWED_S", "60")
 
 
+@pytest.fixture(autouse=True)
+def sighup_is_not_ignored() -> Iterator[None]:
+    # The supervisor leaves SIGHUP ignored where nohup has started it, and so would one that nohup's pytest runs.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def allow_a_second_of_silence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """To the engines that start from here on, or to the front ends."""
     who = "ENGINE" if name.lower() == "engine" else "FRONTEND"
