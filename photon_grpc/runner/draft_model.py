@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -23,7 +22,8 @@ from photon_grpc.core.kv import KVGroup
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.draft_graphs import MAX_ROWS, DraftGraphs
-from photon_grpc.runner.drafting import Drafter, write_drafts
+from photon_grpc.runner.draft_passes import PassDrafter
+from photon_grpc.runner.drafting import Drafter
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
@@ -38,14 +38,7 @@ _WIDTHS = (2, 8)
 _LEAST_MISSING = 2
 
 
-class _Part(NamedTuple):
-    """Tokens of one row that the draft model computes."""
-
-    slot: int
-    count: int
-
-
-class ModelDrafter:
+class ModelDrafter(PassDrafter):
     """A drafter that is a smaller model.
 
     Args:
@@ -56,37 +49,24 @@ class ModelDrafter:
         graphs: replay forwards.
     """
 
+    LAG = 1
+
     def __init__(
         self, max_drafts: int, decoder: Decoder, table: SlotTable, cache: KVCache, graphs: DraftGraphs
     ) -> None:
-        self._graphs = graphs
-        self.max_drafts = max_drafts
-        self._table = table
-        self._kernels: Kernels = decoder.kernels
+        super().__init__(max_drafts, table, Sampler(decoder, table, decoder.kernels, has_masks=False), graphs)
         max_rows = max(table.num_slots, MAX_ROWS)
         self._step = Step(decoder, table, cache.pages, decoder.kernels, max_rows, is_guest=True)
-        self._sampler = Sampler(decoder, table, decoder.kernels, has_masks=False)
         #: Slot -> its newest known tokens whose keys are missing. Not for slots whose prompt is not computed.
         self._missing: dict[int, int] = {}
 
-    def draft(self, batch: Batch) -> None:
-        numbers = {slot: yields - 1 for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields > 1}
-        # Those with most drafts first, so that the rows of every pass are the first ones.
-        slots = sorted(numbers, key=lambda slot: -numbers[slot])
-        level = self._sampler.draft_level(slots)
-        sent = self._draft_first([_Part(slot, self._width(slot)) for slot in slots], level)
-        for number in range(1, numbers[slots[0]]):
-            slots = slots[: sum(numbers[slot] > number for slot in slots)]
-            sent = self._draft_next(slots, sent[: len(slots)], number, level)
-
     def ingest(self, batch: Batch) -> None:
         rows = zip(batch.slots, batch.counts, batch.yields, strict=True)
-        known = [_Part(slot, count - max(yields - 1, 0)) for slot, count, yields in rows]
+        known = [(slot, count - max(yields - 1, 0)) for slot, count, yields in rows]
         new = {admission.slot for admission in batch.admissions}
-        prompts = [part for part in known if part.count > 1 or part.slot in new]
+        prompts = [(slot, count) for slot, count in known if count > 1 or slot in new]
         if prompts:
-            rows_sent, shape, bounds = self._send(prompts)
-            self._step.forward(rows_sent, shape, bounds)
+            self._step.forward(*self._send(prompts, self.max_drafts))
         for (slot, count), yields in zip(known, batch.yields, strict=True):
             is_decoded = count == 1 and yields == 1 and slot not in new
             self._missing[slot] = self._missing.get(slot, 1) + 1 if is_decoded else _LEAST_MISSING
@@ -96,25 +76,14 @@ class ModelDrafter:
         missing = self._missing.get(slot, _LEAST_MISSING)
         return min(missing, _MAX_MISSING, self._table.min_computed(slot) + 1)
 
-    def _send(self, parts: list[_Part]) -> tuple[Rows, StepShape, Bounds]:
-        """Return the rows that compute these tokens."""
-        table, counts = self._table, [part.count for part in parts]
-        odd = [(0, 0)] * (len(parts) % 2)
-        # Both columns begin at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
-        sent = table.to_device(list(zip(*parts, *odd, strict=True)), torch.int64)[:, : len(parts)]
-        context_len = torch.empty(len(parts), dtype=torch.int32, device=table.device)
-        longest = max(table.max_computed[part.slot] + part.count for part in parts) + self.max_drafts
-        bounds = Bounds(max(counts), min(counts), min(longest, table.token_ids.shape[1]))
-        return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
-
-    def _draft_first(self, parts: list[_Part], level: SamplingLevel) -> torch.Tensor:
+    def _draft_first(self, slots: list[int], level: SamplingLevel) -> torch.Tensor:
         """Compute the tokens up to the newest known one, and write the draft behind it; return the slots."""
-        slots, counts = zip(*parts, strict=True)
-        self._prepare(len(parts))
+        counts = [self._width(slot) for slot in slots]
+        self._prepare(len(slots))
         width = next((width for width in _WIDTHS if width >= max(counts)), 0)
         replayed = self._graphs(width, slots, counts)
         if replayed is None:
-            rows, shape, bounds = self._send(parts)
+            rows, shape, bounds = self._send(list(zip(slots, counts, strict=True)), self.max_drafts)
             replayed = rows.slots, self._first(rows, shape, bounds)
         sent, hidden = replayed
         self._write(hidden, sent, 0, level)
@@ -140,28 +109,12 @@ class ModelDrafter:
         found, hidden = self._step.forward(rows, shape, bounds, table.state._replace(num_computed=first))
         return hidden[found.last]
 
-    def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
-        """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
-        table, graphs = self._table, self._graphs
-        graphs.behind.fill_(number - 1)
-        replayed = graphs("further", slots)
-        if replayed is None:
-            rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
-            longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-            replayed = sent, self._next(rows, number - 1, longest)
-        sent, hidden = replayed
-        self._write(hidden, sent, number, level)
-        return sent
-
     def _next(self, rows: Rows, behind: int | torch.Tensor, longest: int) -> torch.Tensor:
         """Compute the draft `behind` the first of every row; return the hidden states behind them."""
         # Slot 0, which captures compute, knows nothing: it has no position -1.
         first = (self._table.num_known + behind).clamp(min=0)
         state = self._table.state._replace(num_computed=first)
         return self._step.decode(rows, Bounds(1, 1, longest), state)
-
-    def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
-        write_drafts(self._table, slots, number, lambda slots, places: self._sampler(hidden, slots, places, level).ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.slot_state import Inputs
 from photon_grpc.models.eagle3 import Eagle3Head
 from photon_grpc.runner.draft_graphs import MAX_ROWS, DraftGraphs
-from photon_grpc.runner.drafting import Drafter, write_drafts
+from photon_grpc.runner.draft_passes import PassDrafter
+from photon_grpc.runner.drafting import Drafter
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
@@ -31,7 +32,7 @@ from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Bounds, Rows, Step, StepShape
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(PassDrafter):
     """A drafter that is a head on the served model.
 
     Args:
@@ -42,15 +43,14 @@ class Eagle3Drafter:
         graphs: replay forwards.
     """
 
+    LAG = 2
+
     def __init__(
         self, max_drafts: int, head: Eagle3Head, table: SlotTable, cache: KVCache, graphs: DraftGraphs
     ) -> None:
-        self._graphs = graphs
-        self.max_drafts = max_drafts
+        super().__init__(max_drafts, table, Sampler(head, table, head.kernels, has_masks=False), graphs)
         self._head = head
-        self._table = table
         self._step = Step(head, table, cache.pages, head.kernels, max(table.num_slots, MAX_ROWS), is_guest=True)
-        self._sampler = Sampler(head, table, head.kernels, has_masks=False)
         #: States of the last tokens of every slot that the model has computed, and the position of the first of them.
         states = head.states
         self._width = 1 + max_drafts
@@ -71,16 +71,6 @@ class Eagle3Drafter:
         else:
             self._carry(batch, kept)
         self._compute_prompts(batch)
-
-    def draft(self, batch: Batch) -> None:
-        numbers = {slot: yields - 1 for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields > 1}
-        # Those with most drafts first, so that the rows of every pass are the first ones.
-        slots = sorted(numbers, key=lambda slot: -numbers[slot])
-        level = self._sampler.draft_level(slots)
-        sent = self._draft_first(slots, level)
-        for number in range(1, numbers[slots[0]]):
-            slots = slots[: sum(numbers[slot] > number for slot in slots)]
-            sent = self._draft_next(slots, sent[: len(slots)], number, level)
 
     def _carry_one(self, slots: tuple[int, ...]) -> None:
         """Keep the state of the only token of every row: under load all steps are so, of the same rows."""
@@ -120,17 +110,6 @@ class Eagle3Drafter:
         states = self._head.states[self._table.to_device(tokens, torch.int64)]
         _, row = _rows_of(found, shape.num_tokens)
         self._head.draft(self._following(rows.slots[row], found.position), states, ctx)
-
-    def _send(self, parts: list[tuple[int, int]]) -> tuple[Rows, StepShape, Bounds]:
-        """Return the rows (slot, tokens) that the head computes."""
-        table, counts = self._table, [count for _, count in parts]
-        odd = [(0, 0)] * (len(parts) % 2)
-        # Both columns begin at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
-        sent = table.to_device(list(zip(*parts, *odd, strict=True)), torch.int64)[:, : len(parts)]
-        context_len = torch.empty(len(parts), dtype=torch.int32, device=table.device)
-        longest = min(max(table.max_computed[slot] + count for slot, count in parts), table.token_ids.shape[1])
-        bounds = Bounds(max(counts), min(counts), longest)
-        return Rows(sent[0], sent[1], sent[1], context_len), StepShape("mixed", sum(counts), len(parts)), bounds
 
     def _following(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids behind these positions; behind the newest of a prompt, any."""
@@ -177,19 +156,6 @@ class Eagle3Drafter:
         self._newest[: len(newest)] = states[newest]
         return hidden[newest]
 
-    def _draft_next(self, slots: list[int], sent: torch.Tensor, number: int, level: SamplingLevel) -> torch.Tensor:
-        """Compute draft `number` of every row, and write the one behind it; return the slots, `sent` before."""
-        table, graphs = self._table, self._graphs
-        graphs.behind.fill_(number - 2)
-        replayed = graphs("further", slots)
-        if replayed is None:
-            rows = Rows(sent, sent, sent, torch.empty(len(sent), dtype=torch.int32, device=table.device))
-            longest = min(max(table.max_computed) + self.max_drafts + 1, table.token_ids.shape[1])
-            replayed = sent, self._next(rows, number - 2, longest)
-        sent, hidden = replayed
-        self._write(hidden, sent, number, level)
-        return sent
-
     def _next(self, rows: Rows, behind: int | torch.Tensor, longest: int) -> torch.Tensor:
         """Compute the position `behind` the newest id of every row; return the hidden states behind it.
 
@@ -204,9 +170,6 @@ class Eagle3Drafter:
         hidden, following = self._head.draft(found.token, states, ctx)
         states.copy_(following)
         return hidden
-
-    def _write(self, hidden: torch.Tensor, slots: torch.Tensor, number: int, level: SamplingLevel) -> None:
-        write_drafts(self._table, slots, number, lambda slots, places: self._sampler(hidden, slots, places, level).ids)
 
 
 def _rows_of(found: Inputs, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
