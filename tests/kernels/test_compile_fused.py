@@ -344,6 +344,14 @@ def test_decode_attention_of_windows_wide_heads_several_queries_and_8_bits(name:
     check(decode_attention(shape, tile, early=True), "mma.sync", max_spilled_bytes=16)
 
 
+@pytest.mark.parametrize("rows", [pytest.param(8, marks=pytest.mark.full), 16, 32, 64])
+@pytest.mark.parametrize("name", ["64, 8 bits", "128, 8 bits", "256, 8 bits, window"])
+def test_decode_attention_of_8_bits_with_the_tile_of_every_number_of_rows(name: str, rows: int) -> None:
+    shape = VARIANTS[name]
+    tile, _ = choose(rows * shape.KV_HEADS, shape, 131072, H200)
+    check(decode_attention(shape, tile, early=True), "mma.sync", max_spilled_bytes=16)
+
+
 def test_two_programs_with_long_rings_fit_a_multiprocessor() -> None:
     shape = VARIANTS["128, 8 bits"]
     tile, splits = choose(264, shape, 1, H200)

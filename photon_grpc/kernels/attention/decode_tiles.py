@@ -23,7 +23,11 @@ TILES = {
     256: ((132, (4, 2)), (math.inf, (4, 1))),
 }
 #: The same of pages of 8 bits, whose updates have half the bytes. Two programs a multiprocessor have long rings.
-TILES_OF_8_BITS = TILES | {128: ((132, (4, 3)), (264, (4, 6)), (512, (4, 3)), (math.inf, (2, 2)))}
+TILES_OF_8_BITS = {
+    64: ((8, (4, 3)), (128, (2, 3)), (256, (2, 6)), (512, (4, 1)), (1024, (2, 2)), (math.inf, (2, 1))),
+    128: ((64, (4, 3)), (132, (4, 4)), (264, (4, 6)), (512, (4, 3)), (math.inf, (2, 2))),
+    256: ((64, (4, 2)), (256, (4, 3)), (math.inf, (4, 1))),
+}
 
 
 class Limits(NamedTuple):

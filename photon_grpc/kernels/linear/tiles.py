@@ -132,7 +132,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # Gemma-3-1B: gate and up, down
     (13824, 1152): {8: Tile("gemv", 32, 128, 1, 4)},
-    (1152, 6912): {8: Tile("gemv", 32, 128, 4, 8)},
+    (1152, 6912): {8: Tile("gemv", 16, 128, 2, 16)},
     # Gemma-3-4B: output, gate and up, down
     (2560, 2048): {8: Tile("gemv", 16, 256, 1, 5)},
     (20480, 2560): {8: Tile("gemv", 64, 128, 2, 3)},
