@@ -100,6 +100,7 @@ _GEMMA3: Config = {
     "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6,
 }  # fmt: skip
+_GEMMA3_FULL = _GEMMA3 | {"sliding_window": 2**20}
 _PHI4_MINI: Config = {
     "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}, "rope_theta": 10000.0,
@@ -122,6 +123,9 @@ OF_OTHER_FORMS: dict[str, Config] = {
     "phi-4-mini": _config("Phi3", (3072, 32, 24, 8, 128, 8192, 200064), tied=True, **_PHI4_MINI),
     "gemma3-1b": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, sliding_window=512, **_GEMMA3),
     "gemma3-4b": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, sliding_window=1024, **_GEMMA3),
+    # With full attention in every layer, to compare.
+    "gemma3-1b-full": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, **_GEMMA3_FULL),
+    "gemma3-4b-full": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, **_GEMMA3_FULL),
     "qwen3-30b-a3b": _config("Qwen3Moe", (2048, 48, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
     # Two of its layers, which fit in float32.
     "qwen3-30b-a3b-2": _config("Qwen3Moe", (2048, 2, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),

@@ -314,7 +314,8 @@ def layer_us(
     return measure_us([partial(attention.attend, q, layer, out) for layer in range(layers)], DEVICE)
 
 
-def time_all(shapes: list[int], *, in_8_bits: bool) -> None:
+def time_all(shapes: list[int], named: str, *, in_8_bits: bool) -> None:
+    """Time the cases whose names begin with `named`."""
     print_header("Times of a layer", "µs", "GB/s or TFLOP/s")
     cases = [("decode", [1] * rows, [context] * rows) for rows, context in DECODE]
     cases += [("prompt", [length] * rows, [length] * rows) for rows, length in PROMPTS]
@@ -322,6 +323,7 @@ def time_all(shapes: list[int], *, in_8_bits: bool) -> None:
         ("chunk of 512 at 4,096", [512], [4096]),
         ("512 beside 63 of decode", [512] + [1] * 63, [512] + [272] * 63),
     ]
+    cases = [case for case in cases if case[0].startswith(named)]
     for number, (name, counts, contexts) in itertools.product(shapes, cases):
         heads = SHAPES[number]
         try:
@@ -347,6 +349,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=numbers, default=list(BLOCK_SIZES), help="tokens of a page")
     parser.add_argument("--windows", type=numbers, default=[0, 512], help="keys that a query sees; 0: all")
     parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages")
+    parser.add_argument("--only", default="", help="what names of timed cases begin with: decode, prompt, chunk, 512")
     arguments = parser.parse_args()
     needs_gpu("attention_bits")
     with torch.inference_mode():
@@ -357,7 +360,7 @@ def main() -> None:
             compare_all(shapes, arguments.blocks, arguments.windows, found, in_8_bits=arguments.kv == "fp8")
             found.print()
         if arguments.times or not arguments.bits:
-            time_all(arguments.shapes or [0, 1], in_8_bits=arguments.kv == "fp8")
+            time_all(arguments.shapes or [0, 1], arguments.only, in_8_bits=arguments.kv == "fp8")
 
 
 if __name__ == "__main__":

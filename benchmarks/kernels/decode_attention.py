@@ -3,7 +3,7 @@
 At many rows, lengths equal and mixed; and few rows of long contexts. Alone it takes other heads, windows and queries:
 
 python -m benchmarks.kernels.decode_attention [--heads 8,4,256] [--rows 1,64] [--contexts 272,8192] [--windows 0,512]
-    [--queries 1,4] [--kv fp8]
+    [--queries 1,4] [--kv fp8] [--library]
 """
 
 from __future__ import annotations
@@ -91,6 +91,16 @@ def row_us(
     return measure_us([partial(step, layer) for layer in range(layers)], device) - before
 
 
+def library_us(shape: Shape, rows: int, context: int, device: torch.device) -> float:
+    """Return microseconds of PyTorch's attention over keys and values without pages, of rows of equal length."""
+    layers = max(4, num_copies(kv_bytes(shape, [context] * rows), device))
+    sizes = layers, 2, rows, shape.kv_heads, context, shape.head_dim
+    cache = torch.empty(sizes, dtype=shape.dtype, device=device).normal_()
+    q = torch.randn(rows, shape.q_heads, 1, shape.head_dim, device=device).to(shape.dtype)
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+    return measure_us([partial(attend, q, *cache[layer]) for layer in range(layers)], device)
+
+
 def kv_bytes(shape: Shape, contexts: list[int], window: int = 0) -> int:
     return (
         2
@@ -123,6 +133,7 @@ def main() -> None:
     parser.add_argument("--windows", type=numbers, default=[0], help="keys that a query sees; 0: all")
     parser.add_argument("--queries", type=numbers, default=[1], help="of each row")
     parser.add_argument("--kv", choices=["auto", "fp8"], default="auto", help="numbers of the pages")
+    parser.add_argument("--library", action="store_true", help="also PyTorch's scaled_dot_product_attention")
     arguments = parser.parse_args()
     needs_gpu("decode_attention")
     device, shape = torch.device("cuda"), Shape(0, *arguments.heads, 0, torch.bfloat16)
@@ -134,6 +145,9 @@ def main() -> None:
         case = f"rows {rows} context {context} window {window} queries {queries}"
         num_bytes = kv_bytes(shape, [context] * rows, window) // (2 if kv else 1)
         report(case, us, num_bytes, device, bytes_per_second=READ_BYTES_PER_SECOND)
+        if arguments.library and (window, queries, kv) == (0, 1, None):
+            us = library_us(shape, rows, context, device)
+            report(f"{case}, the library", us, num_bytes, device, bytes_per_second=READ_BYTES_PER_SECOND)
 
 
 if __name__ == "__main__":
