@@ -6,6 +6,7 @@ can go on without the others, and rank 0 may be waiting for one on the device, s
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import select
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from photon_grpc.bridge.codec import encode
-from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, is_stopped, shared_file
+from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, exit_code, is_stopped, shared_file
 from photon_grpc.bridge.ranks import (
     BeginRank,
     Launch,
@@ -52,8 +53,9 @@ MODULE = "photon_grpc.service.processes.rank"
 _GRACE_S = 2.0
 #: Time for that thread to report the end of a rank before what failed by it.
 _REPORT_S = 1.0
-#: Time in which it notices an end.
-_NOTICE_S = 0.1
+#: Time in which it notices an end, and its interval of looking for one.
+_NOTICE_S, _LOOK_S = 0.1, 0.02
+_LOOKS_A_TICK = round(TICK_S / _LOOK_S)
 #: A rank may be stopped for so long.
 _STOPPED_S = 2.0
 
@@ -129,9 +131,19 @@ class RankProcess:
         os.close(self.pidfd)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its main thread has ended, or all of it."""
+        return exit_code(self.process.pid) is not None or self.process.poll() is not None
+
+    @property
+    def code(self) -> int:
+        """The exit code, negative for a signal, of a rank that has ended."""
+        return exit_code(self.process.pid) or self.process.wait()
+
+    @property
     def end(self) -> str:
         """Return how it ended."""
-        code = self.process.wait()
+        code = self.code
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     @property
@@ -302,17 +314,18 @@ class LeadingRank(OneRank):
 
     def _watch(self) -> None:
         poll = select.poll()
-        by_file = {rank.pidfd: rank for rank in self._ranks}
-        for pidfd in by_file:
-            poll.register(pidfd, select.POLLIN)
-        while not (ended := poll.poll(TICK_S * 1000)):
+        for rank in self._ranks:
+            poll.register(rank.pidfd, select.POLLIN)
+        for look in itertools.count(1):
+            poll.poll(_LOOK_S * 1000)
             if self._is_closed:
                 return
-            for rank in self._ranks:
+            if ended := [rank for rank in self._ranks if rank.has_ended]:
+                return self._lost(ended[0])
+            for rank in self._ranks if look % _LOOKS_A_TICK == 0 else ():
                 if complaint := rank.tick():
                     log.error("rank %d %s: it is killed", rank.rank, complaint)
                     rank.process.kill()
-        self._lost(by_file[ended[0][0]])
 
     def _lost(self, rank: RankProcess) -> None:
         """End this process as the rank has ended."""
@@ -323,7 +336,7 @@ class LeadingRank(OneRank):
             self._lost_early(rank)
             return
         log.error("rank %d has ended %s: the engine ends as well", rank.rank, rank.end)
-        self._on_lost(rank.process.wait())
+        self._on_lost(rank.code)
 
     def _lost_early(self, rank: RankProcess) -> None:
         """Report why a rank that has ended could not start, unless this rank does."""

@@ -67,3 +67,18 @@ def test_a_beat_crosses_to_another_process(monkeypatch, has_memfd):
     assert "7 tokens" in told
     watchdog.close()
     watchdog.close()
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("os._exit(0)", None)])
+def test_the_code_of_a_child_is_known_before_its_parent_asks_for_it(end, code):
+    program = f"import os, sys; print(flush=True); sys.stdin.read(); {end}"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    assert heartbeat.exit_code(child.pid) is None
+    child.stdin.close()
+    # Waits for its end, and leaves the code where it is.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert heartbeat.exit_code(child.pid) == code
+    child.wait()
+    child.stdout.close()
+    assert heartbeat.exit_code(child.pid) is None
