@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from safetensors.torch import load_file, save_file
 
 from benchmarks.bits.company import Company, Outcome, Scenario
 from benchmarks.bits.requests import Drawn, Limits, draw_requests
@@ -96,19 +100,25 @@ class Story(NamedTuple):
     num_drafts: int
     depth: int
     num_requests: int = 4
+    #: Whether the embedded draft model is served, for which its own first layer drafts: a step costs a third.
+    is_small: bool = False
 
 
 @cache
-def loaded(depth: int, num_drafts: int, contiguous: bool = False, drafter: str = "") -> Assembled:
-    """Return the embedded model; with drafts a step of it drafts that many, by prompt lookup or a draft model.
+def loaded(
+    depth: int, num_drafts: int, contiguous: bool = False, drafter: str = "", is_small: bool = False
+) -> Assembled:
+    """Return an embedded model; with drafts a step of it drafts that many, by prompt lookup or a draft model.
 
     Without the name of a `drafter` any may take its place.
     """
     flags = ["--device", "cpu", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16", "--block-size", "8"]
     flags += ["--num-blocks", "800", "--async-depth", str(depth)]
+    flags += ["--model", str(demo.DRAFT)] if is_small else []
     flags += ["--kv-layout", "contiguous"] if contiguous else []
     if num_drafts:
-        model = {"model": str(demo.DRAFT), "nan": str(demo.DRAFT), "eagle3": head_dir(), "grammar": "grammar"}
+        smaller = first_layer_dir() if is_small else str(demo.DRAFT)
+        model = {"model": smaller, "nan": smaller, "eagle3": head_dir(), "grammar": "grammar"}
         flags += ["--speculative-model", model.get(drafter, "ngram"), "--speculation-control", "fixed"]
         flags += ["--num-speculative-tokens", str(num_drafts)]
     assembled = assemble(config_of(flags), lambda *_: None)
@@ -123,6 +133,21 @@ def head_dir() -> str:
     directory = tempfile.TemporaryDirectory()
     _KEPT.append(directory)
     random_head(Path(directory.name))
+    return directory.name
+
+
+@cache
+def first_layer_dir() -> str:
+    """Write the embedded draft model without its other layers, once."""
+    directory = tempfile.TemporaryDirectory()
+    _KEPT.append(directory)
+    path = Path(directory.name)
+    shutil.copytree(demo.DRAFT, path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text()) | {"num_hidden_layers": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    weights = load_file(path / "model.safetensors")
+    kept = {name: each for name, each in weights.items() if ".layers." not in name or ".layers.0." in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
     return directory.name
 
 
@@ -158,19 +183,18 @@ def outcomes(
     return found
 
 
-def alone(many: list[Drawn], num_continued: int = 0) -> dict[tuple[int, int], Outcome]:
+def alone(many: list[Drawn], is_small: bool) -> dict[tuple[int, int], Outcome]:
     """Return the outcomes without drafts, one request at a time."""
-    found = outcomes(
-        loaded(0, 0), Scenario("alone", company=1), [(number, one, ()) for number, one in enumerate(many)], 0
-    )
+    asked: list[tuple[int, Drawn, tuple[int, ...]]] = [(number, one, ()) for number, one in enumerate(many)]
+    found = outcomes(loaded(0, 0, is_small=is_small), Scenario("alone", company=1), asked, 0)
     return {(outcome.index, outcome.output): outcome for outcome in found}
 
 
-@lru_cache(maxsize=64)
-def asked_alone(count: int, seed: int) -> tuple[list[Drawn], dict[tuple[int, int], Outcome]]:
+@lru_cache(maxsize=128)
+def asked_alone(count: int, seed: int, is_small: bool) -> tuple[list[Drawn], dict[tuple[int, int], Outcome]]:
     """Return requests, and their outcomes alone."""
     many = requests(count, seed)
-    return many, alone(many)
+    return many, alone(many, is_small)
 
 
 def play(story: Story, asking: int | None = None) -> tuple[int, int, int]:
@@ -179,13 +203,13 @@ def play(story: Story, asking: int | None = None) -> tuple[int, int, int]:
     Args:
         asking: the seed of the requests, by default the story's.
     """
-    many, expected = asked_alone(story.num_requests, story.seed if asking is None else asking)
+    many, expected = asked_alone(story.num_requests, story.seed if asking is None else asking, story.is_small)
     answers = {
         (many[number].options["seed"], output): [*many[number].prompt, *outcome.ids]
         for (number, output), outcome in expected.items()
     }
     own = story.kind if story.kind in OWN else ""
-    assembled = loaded(story.depth, story.num_drafts, story.scenario.contiguous, str(own))
+    assembled = loaded(story.depth, story.num_drafts, story.scenario.contiguous, str(own), story.is_small)
     assert isinstance(assembled.runner, ModelRunner)
     drafter = None if own else ScriptedDrafter(assembled.runner, answers, story.kind, story.seed)
     rng = random.Random(story.seed)
