@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,14 +31,13 @@ from benchmarks import shapes, workloads
 from benchmarks.bits import doors
 from benchmarks.bits.company import Company, Outcome, Scenario
 from benchmarks.bits.compare import Reference, Report, Tally, digest
+from benchmarks.bits.drafters import head, shorter
 from benchmarks.bits.requests import Drawn, Limits, draw_requests, request_of
 from benchmarks.bits.scenarios import ALONE, INSTANCES, Instance, more
 from benchmarks.engine import config_of
 from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags
-from benchmarks.shapes import eagle3_config
-from photon_grpc import demo
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.runner.model_runner import ModelRunner
@@ -126,8 +124,7 @@ class Run:
             if instance.acceptance is not None:
                 assert isinstance(assembled.runner, ModelRunner)
                 KnownAnswers(assembled.runner, self._answers(), instance.acceptance)
-            for scenario in instance.scenarios:
-                self._try(assembled, instance, scenario)
+            self._rounds(assembled, instance, parts)
             if is_first:
                 self._rescore(assembled)
             if is_first or parts == 1:
@@ -193,10 +190,14 @@ class Run:
         return hashlib.sha256("".join(every).encode()).hexdigest()[:24]
 
     def _outcomes(
-        self, assembled: Assembled, scenario: Scenario, asked: Sequence[tuple[int, Drawn, tuple[int, ...]]]
+        self,
+        assembled: Assembled,
+        scenario: Scenario,
+        asked: Sequence[tuple[int, Drawn, tuple[int, ...]]],
+        seed: int | None = None,
     ) -> tuple[list[Outcome], Company]:
         longest = max(len(drawn.prompt) + drawn.options["max_tokens"] for _, drawn, _ in asked)
-        company = Company(assembled, scenario, longest, self._args.seed)
+        company = Company(assembled, scenario, longest, self._args.seed if seed is None else seed)
         outcomes: list[Outcome] = []
         try:
             for _ in range(scenario.passes):
@@ -205,8 +206,16 @@ class Run:
             company.close()
         return outcomes, company
 
-    def _try(self, assembled: Assembled, instance: Instance, scenario: Scenario) -> None:
-        """Run a scenario unless the time is over, and count what differs."""
+    def _rounds(self, assembled: Assembled, instance: Instance, parts: int) -> None:
+        """Run the scenarios of a model, and run them again in its part of the time that is left."""
+        end_s = time.monotonic() + self.clock.left_s / parts
+        for number in range(self._args.rounds):
+            for scenario in instance.scenarios:
+                if not number or time.monotonic() < end_s:
+                    self._try(assembled, instance, scenario, number)
+
+    def _try(self, assembled: Assembled, instance: Instance, scenario: Scenario, number: int = 0) -> None:
+        """Run a scenario unless the time is over, and count what differs; `number`: of the companies it has."""
         if self.clock.left_s < _REST_S or (self._args.scenario and scenario.name not in self._args.scenario):
             return
         asked = self._asked(scenario)
@@ -214,11 +223,12 @@ class Run:
             return
         begin_s = time.monotonic()
         try:
-            outcomes, company = self._outcomes(assembled, scenario, asked)
+            outcomes, company = self._outcomes(assembled, scenario, asked, self._args.seed + number)
         except TimeoutError:
             self.clock.say(f"cut, no time is left: {scenario.name}")
             return
-        tally = Tally(instance.name, scenario.name, seconds=time.monotonic() - begin_s)
+        tally = self.report.tally(instance.name, scenario.name)
+        tally.seconds += time.monotonic() - begin_s
         self.report.add(tally, outcomes, company.recorder.sizes)
         self.clock.say(
             f"{scenario.name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''} "
@@ -316,37 +326,6 @@ class Run:
         }
 
 
-def shorter(flags: Sequence[str]) -> Path:
-    """Return the directory of a draft model for the one of these flags: a layer less, else alike.
-
-    With random weights of one seed both have the same layers but the last, so that they agree often, and not always.
-    """
-    if "--model" not in flags:
-        return demo.DRAFT
-    model = Path(flags[flags.index("--model") + 1])
-    draft = model / "shorter"
-    if not draft.exists():
-        config = json.loads((model / "config.json").read_text())
-        draft.mkdir()
-        shorter_config = config | {"num_hidden_layers": config["num_hidden_layers"] - 1}
-        (draft / "config.json").write_text(json.dumps(shorter_config))
-        shutil.copy(model / "tokenizer.json", draft)
-    return draft
-
-
-def head(flags: Sequence[str]) -> Path:
-    """Return the directory of an EAGLE-3 head for the model of these flags."""
-    if "--model" not in flags:
-        return demo.EAGLE3
-    model = Path(flags[flags.index("--model") + 1])
-    found = model / "head"
-    if not found.exists():
-        found.mkdir()
-        config = eagle3_config(json.loads((model / "config.json").read_text()))
-        (found / "config.json").write_text(json.dumps(config))
-    return found
-
-
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=[*workloads.SHAPES, *shapes.UNUSUAL, "demo"], default="1b")
@@ -357,6 +336,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=600, help="tokens of most prompts, at most")
     parser.add_argument("--rows", type=int, default=300, help="rows of a step, at most")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1, help="how often each scenario runs, in other companies")
     parser.add_argument("--time-limit-s", type=float, default=500.0)
     parser.add_argument("--alone-s", type=float, default=200.0, help="most seconds of the solitary run")
     parser.add_argument("--llm", type=int, default=0, metavar="N", help="requests to send through LLM as well")

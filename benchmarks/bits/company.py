@@ -28,6 +28,7 @@ from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
+from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
@@ -55,6 +56,8 @@ class Scenario:
     continuations: int = 0
     #: Share of the requests that take part.
     share: float = 1.0
+    #: Whether steps draft, of a model that was loaded with a drafter.
+    may_draft: bool = True
 
 
 class Computed(NamedTuple):
@@ -166,6 +169,8 @@ class Company:
         self._frames: list[tuple[int, Down | Event]] = []
         self._engine = confined.engine(EnginePorts(self, self, NoHeartbeat()))
         self._engine._traces.append(self.recorder)
+        if not scenario.may_draft:
+            self._engine.scheduler.drafting = NoDrafting()
         if scenario.crowded:
             self._engine.scheduler.pool.allocation = Crowded()
         self._handle = 1

@@ -86,6 +86,8 @@ class Tally:
     scenario: str
     equal: int = 0
     differ: int = 0
+    #: Of those that differ, those whose ids do.
+    other_ids: int = 0
     seconds: float = 0.0
     steps: int = 0
     most_rows: int = 0
@@ -122,12 +124,19 @@ class Report:
         return sum(tally.differ for tally in self.tallies)
 
     def add(self, tally: Tally, outcomes: Iterable[Outcome], sizes: Sequence[StepSize]) -> None:
-        tally.steps, tally.most_rows = len(sizes), max((size.rows for size in sizes), default=0)
+        tally.steps += len(sizes)
+        tally.most_rows = max(tally.most_rows, *(size.rows for size in sizes), 0)
         for outcome in outcomes:
             expected = self._reference.get((outcome.index, outcome.output))
             if expected is not None:
                 self._add(tally, outcome, expected, sizes)
-        self.tallies.append(tally)
+        if all(tally is not each for each in self.tallies):
+            self.tallies.append(tally)
+
+    def tally(self, instance: str, scenario: str) -> Tally:
+        """Return the tally of a scenario, which may have run before."""
+        found = (each for each in self.tallies if (each.instance, each.scenario) == (instance, scenario))
+        return next(found, Tally(instance, scenario))
 
     def _add(self, tally: Tally, outcome: Outcome, expected: Outcome, sizes: Sequence[StepSize]) -> None:
         drawn = self._drawn[outcome.index]
@@ -142,6 +151,7 @@ class Report:
         if difference is None:
             tally.equal += 1
         else:
+            tally.other_ids += outcome.ids != expected.ids[outcome.num_continued :]
             self._different(tally, outcome, drawn, difference, sizes)
 
     def _different(
@@ -175,9 +185,9 @@ class Report:
 
     def scenario_table(self) -> str:
         lines = [
-            "| instance | scenario | outputs | equal | differ | first at (median) | kinds | largest Δ logprob "
+            "| instance | scenario | outputs | equal | differ | in ids | first at (median) | kinds | largest Δ logprob "
             "| rows at most | preempted | cached | steps | s |",
-            "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+            "|---|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|",
         ]
         return "\n".join([*lines, *(_scenario_row(tally) for tally in self.tallies)])
 
@@ -197,8 +207,8 @@ def _scenario_row(tally: Tally) -> str:
     first = f"{statistics.median(tally.positions):.0f}" if tally.positions else "–"
     return (
         f"| {tally.instance} | {tally.scenario} | {tally.compared} | {tally.equal} | {tally.differ} "
-        f"| {first} | {kinds} | {tally.largest:.1e} | {tally.most_rows} | {tally.preempted} | {tally.cached} "
-        f"| {tally.steps} | {tally.seconds:.1f} |"
+        f"| {tally.other_ids} | {first} | {kinds} | {tally.largest:.1e} | {tally.most_rows} | {tally.preempted} "
+        f"| {tally.cached} | {tally.steps} | {tally.seconds:.1f} |"
     )
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from benchmarks.bits.company import Scenario
 
-#: Alone: one row a step, the whole prompt at once, nothing cached.
-ALONE = Scenario("alone", company=1, max_num_batched_tokens=1 << 20)
+#: Alone: one row a step, the whole prompt at once, nothing cached, nothing drafted.
+ALONE = Scenario("alone", company=1, max_num_batched_tokens=1 << 20, may_draft=False)
 
 
 class Instance(NamedTuple):

@@ -25,8 +25,10 @@ MEDIUM_ROWS = 64
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
-#: The most tokens of verify steps.
+#: The most tokens of verify steps, and their rows: fewer than of decode steps, since there is a shape for each number
+#: of drafts, and surplus rows of a token each cost next to nothing where products are padded to the same tile.
 MAX_VERIFY_TOKENS = 256
+VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
 class Buckets:
@@ -36,7 +38,9 @@ class Buckets:
         self.rows = decode_buckets(max_num_seqs)
         self.mixed = mixed_buckets(max_num_seqs)
         numbers = [drafts for drafts in DRAFT_COUNTS if drafts <= max_drafts]
-        found = (verify_shape(rows, drafts) for rows in self.rows for drafts in numbers)
+        most = self.rows[-1]
+        self._verify_rows = (*(rows for rows in VERIFY_ROWS if rows < most), most)
+        found = (verify_shape(rows, drafts) for rows in self._verify_rows for drafts in numbers)
         #: The largest first.
         self.verify = sorted({shape for shape in found if shape is not None}, reverse=True)
 
@@ -65,7 +69,7 @@ class Buckets:
         num_rows = len(batch.slots)
         if not is_verify(batch) or num_rows > self.rows[-1]:
             return None
-        shape = verify_shape(self.rows[bisect_left(self.rows, num_rows)], batch.drafts)
+        shape = verify_shape(self._verify_rows[bisect_left(self._verify_rows, num_rows)], batch.drafts)
         return shape if shape in self.verify else None
 
     def mixed_shapes(self) -> Iterator[StepShape]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from photon_grpc.errors import StartupError
-from photon_grpc.runner.buckets import DECODE_BUCKETS
+from photon_grpc.runner.buckets import VERIFY_ROWS
 from photon_grpc.runner.graphs import Capture, Tensors
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Rows
@@ -70,7 +70,7 @@ class DraftGraphs:
         """Return the rows of a shape that holds `num_rows`; 0: they are launched operation by operation."""
         if self._capture is None or num_rows > MAX_ROWS:
             return 0
-        return DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, num_rows)]
+        return VERIFY_ROWS[bisect_left(VERIFY_ROWS, num_rows)]
 
     def _rows(self, size: int) -> Rows:
         slots, counts = self._columns[:, :size]

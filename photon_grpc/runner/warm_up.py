@@ -10,13 +10,13 @@ import torch
 from msgspec import structs
 
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.models.decoder import Decoder, DecoderLayer
-from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS
+from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS, VERIFY_ROWS
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay, Tensors
 from photon_grpc.runner.kv_cache import KVCache
@@ -63,18 +63,26 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
 
 def warm_up_drafts(runner: ModelRunner, sizes: Sizes) -> None:
     """Compute drafts of few and many rows, and steps that verify them. Raise as `compute`."""
-    drafts = runner.drafter.max_drafts
-    if not drafts or sizes.max_model_len < drafts + 4:
+    most = runner.drafter.max_drafts
+    if not most or sizes.max_model_len < most + 4:
         return
-    for sampling, buckets in ((_PENALISED, DECODE_BUCKETS[:1]), (_GREEDY, DECODE_BUCKETS)):
+    # Steps without a graph have the kernels of long prompts: the largest is enough.
+    for sampling, buckets in ((_PENALISED, VERIFY_ROWS[:1]), (_GREEDY, (*VERIFY_ROWS, sizes.max_num_seqs))):
         # The most rows may lie between two buckets; the larger one is theirs.
         for num_rows in dict.fromkeys(min(each, sizes.max_num_seqs) for each in buckets):
+            drafts = _most_captured(num_rows, most)
             if num_rows * (drafts + 1) > sizes.max_num_batched_tokens:
                 break
             slots, counts = tuple(range(1, num_rows + 1)), (drafts + 1,) * num_rows
             prompts = tuple(_row(runner.kv, slot, 2, sampling=sampling) for slot in slots)
             compute(runner, Batch(0, slots, (2,) * num_rows, (1,) * num_rows, admissions=prompts))
             compute(runner, Batch(0, slots, counts, counts, drafts=drafts))
+
+
+def _most_captured(num_rows: int, most: int) -> int:
+    """Return the most drafts of so many rows that are verified by a graph; `most` where no step of theirs is."""
+    numbers = [drafts for drafts in DRAFT_COUNTS if drafts <= most and num_rows * (drafts + 1) <= MAX_VERIFY_TOKENS]
+    return max(numbers, default=most)
 
 
 def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:

@@ -53,6 +53,7 @@ stories = st.builds(
     num_drafts=st.sampled_from([1, 3, 5, 7]),
     depth=st.integers(0, 1),
     num_requests=st.just(4),
+    may_be_small=st.sampled_from([True, True, True, False]),
 )
 #: A smaller story takes as long to find as this one to understand.
 unshrunk = settings(phases=(Phase.explicit, Phase.generate), deadline=None)

@@ -101,7 +101,12 @@ class Story(NamedTuple):
     depth: int
     num_requests: int = 4
     #: Whether the embedded draft model is served, for which its own first layer drafts: a step costs a third.
-    is_small: bool = False
+    may_be_small: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        # A head takes the states of three layers, which the draft model does not have.
+        return self.may_be_small and self.kind != "eagle3"
 
 
 @cache

@@ -80,7 +80,7 @@ def test_drafts_are_those_of_the_published_algorithm(directory: Path, chunk: int
     graphs = replay_drafts(runner) if in_graphs else None
     recorded = Recorded(runner)
     served.complete(PROMPTS, 12)
-    assert graphs is None or {size for _, size in graphs._replays} == {3}
+    assert graphs is None or {size for _, size in graphs._replays} == {4}
     head, target = random_head(directory), embedded_target(torch.device("cpu"))
     assert len(recorded.found) > 20
     for known, drafts in recorded.found:
