@@ -33,25 +33,25 @@ def _window(config: ConfigJson, family: Family) -> int:
     """Return the window of the layers that have one; 0 if none has."""
     has_switch = family.slides in ("from_layer", "without_rotary")
     if family.slides == "never" and config.use_sliding_window:
-        problem = f"is true; {family.model_type} has no sliding-window attention"
-        raise refusal(CONFIG_FILE, "use_sliding_window", problem)
-    if family.slides == "never" or config.sliding_window is None or (has_switch and not config.use_sliding_window):
+        raise refusal(CONFIG_FILE, "use_sliding_window", f"is true; {family.model_type} has no sliding windows")
+    # A pattern needs a window: its layers have another rotary embedding.
+    has_none = config.sliding_window is None and (family.slides != "pattern" or config.layer_types is not None)
+    if family.slides == "never" or has_none or (has_switch and not config.use_sliding_window):
         return 0
     if not config.sliding_window:
         condition = " if use_sliding_window is true" if has_switch else ""
-        raise refusal(CONFIG_FILE, "sliding_window", f"must be at least 1{condition}, is 0")
+        raise refusal(CONFIG_FILE, "sliding_window", f"must be at least 1{condition}, is {config.sliding_window}")
     return config.sliding_window
 
 
 def _sliding_layers(config: ConfigJson, family: Family, rotates: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return which layers have the window, if there is one."""
-    layers = range(config.num_layers)
     if family.slides == "from_layer":
-        return tuple(layer >= config.max_window_layers for layer in layers)
+        return tuple(layer >= config.max_window_layers for layer in range(config.num_layers))
     if family.slides == "without_rotary":
         return tuple(not is_rotated for is_rotated in rotates)
     if family.slides == "pattern":
-        return tuple((layer + 1) % config.sliding_window_pattern != 0 for layer in layers)
+        return tuple((layer + 1) % config.sliding_window_pattern != 0 for layer in range(config.num_layers))
     return (family.slides == "every_layer",) * config.num_layers
 
 

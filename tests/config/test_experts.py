@@ -116,7 +116,7 @@ def test_a_model_without_any_is_dense(tmp_path: Path, keys: dict[str, Any]) -> N
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1, is 0"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size must be at least 1, is 0"),
         ({"num_experts": 4096}, "num_experts"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "qwen3_moe has no sliding-window attention"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "qwen3_moe has no sliding windows"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:

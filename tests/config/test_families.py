@@ -162,6 +162,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3ForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only gelu_pytorch_tanh"),
     ("Gemma3ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ("Gemma3ForCausalLM", {"sliding_window": None}, "layer_types names sliding_attention, but there is no window"),
+    ("Gemma3ForCausalLM", {"sliding_window": None, "layer_types": None}, "sliding_window must be at least 1, is None"),
     ("Gemma3ForCausalLM", {"sliding_window": 0}, "sliding_window must be at least 1, is 0"),
     (
         "Gemma3ForCausalLM",
@@ -210,7 +211,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("SmolLM3ForCausalLM", {"no_rope_layers": [2] * 36}, "no_rope_layers[0] is 2"),
     ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
     ("Olmo2ForCausalLM", {"hidden_act": "relu"}, "hidden_act is 'relu'; only silu"),
-    ("Olmo2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window is true; olmo2 has no sliding-window"),
+    ("Olmo2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window is true; olmo2 has no sliding windows"),
     ("Olmo2ForCausalLM", {"mlp_bias": True}, "mlp_bias is true; olmo2 has no such biases"),
 ]
 

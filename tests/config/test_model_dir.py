@@ -254,7 +254,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes': expected bool, got str"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is missing"),
-    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding-window"),
+    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding windows"),
     ({"layer_types": ["full_attention"] * 15 + ["linear_attention"]}, "layer_types must be a list of full_attention"),
     ({"layer_types": ["full_attention"] * 15 + ["sliding_attention"]}, "layer_types names sliding_attention, but"),
     ({"layer_types": ["full_attention"] * 17}, "layer_types must name each of the 16 layers once, names 17"),
