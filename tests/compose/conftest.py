@@ -7,19 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from photon_grpc import LLM
-from photon_grpc.config.flags import ServerConfig
-from photon_grpc.server.server import Server
+from tests.compose.over_grpc import over_grpc
 
 
 @pytest.fixture(scope="module")
 def target(llm: LLM) -> Iterator[str]:
-    """Start a server on the front end of an LLM: gRPC is real, but there is only one process."""
-    program = llm._program
-
-    async def start() -> tuple[Server, str]:
-        server = Server(program._frontend, config=ServerConfig())
-        return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
-
-    server, address = program.wait(start())
-    yield address
-    program.wait(server.drain_and_stop(0))
+    with over_grpc(llm) as address:
+        yield address
