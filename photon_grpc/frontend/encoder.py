@@ -75,10 +75,10 @@ class ThreadEncoder:
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
-        if isinstance(input, IdsInput) and not stop_strings:
-            # Nothing here takes long, while a thread beside a busy event loop waits for the GIL, 5 ms at a time.
-            return Prepared(input.token_ids, None)
         model = self._model
+        if isinstance(input, IdsInput):
+            # Nothing here takes long, while a thread beside a busy event loop waits for the GIL, 5 ms at a time.
+            return prepare(input, model.tokenizer, model.template, stop_strings, max_tokens)
         place = await self._turns.enter(caller, _num_chars(input))
         work = (input, model.tokenizer, model.template, stop_strings, max_tokens)
         return await self._turns.perform(place, self._pool, prepare, *work)
@@ -96,12 +96,10 @@ class ThreadEncoder:
         return await self._turns.perform(place, self._pool, _try_out, constraint, self._model)
 
 
-def _num_chars(input: TextInput | IdsInput | ChatInput) -> int:
+def _num_chars(input: TextInput | ChatInput) -> int:
     """Return the characters of an input, which are about its bytes."""
     if isinstance(input, TextInput):
         return len(input.text)
-    if isinstance(input, IdsInput):
-        return 0
     num_chars = sum([len(message.content) for message in input.messages])
     return num_chars + sum([len(text) for _, text in json_fields(input)]) if input.has_tools else num_chars
 

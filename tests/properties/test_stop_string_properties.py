@@ -70,3 +70,26 @@ def test_cutting_the_text_elsewhere_changes_nothing(text: str, stops: list[str],
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(borders)]
     assert run(pieces, stops, 0, False)[:2] == run([text], stops, 0, False)[:2]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    beginning=st.text("ab", min_size=1, max_size=6),
+    counts=st.lists(st.integers(1, 8), min_size=1, max_size=12),
+    pieces=PIECES,
+)
+def test_stop_strings_that_begin_alike_are_told_apart(beginning: str, counts: list[int], pieces: list[str]) -> None:
+    stops = [beginning * count + "c" for count in counts]
+    pieces = [beginning * 9, *pieces]
+    assert run(pieces, stops, 0, False)[:2] == oracle(pieces, stops, 0, False)[:2]
+
+
+def test_only_what_a_text_reaches_of_the_largest_stop_strings_is_prepared() -> None:
+    """Else one request with 64 of 1 KiB holds up all other streams of its front end for tens of milliseconds."""
+    stops = StopStrings(tuple("a" * 1000 + chr(0x4E00 + number) for number in range(64)))
+    assert len(stops.depths) == 1
+    matcher = StopMatcher(stops)
+    assert matcher.push("a" * 3000, True) == "a" * 2000
+    assert len(stops.depths) == 1001
+    assert matcher.push("b", True) == "a" * 1000 + "b"
+    assert len(stops.depths) == 1001

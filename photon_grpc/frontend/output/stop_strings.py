@@ -8,42 +8,97 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """The stop strings of one request, prepared for Knuth-Morris-Pratt search and shared by its outputs."""
+    """The stop strings of one request as an Aho-Corasick automaton, shared by its outputs.
 
-    __slots__ = ("fallbacks", "first_chars", "texts")
+    A state is the longest beginning of a stop string that the text ends with. States are created when a text reaches
+    them, so that neither the number nor the length of stop strings costs anything before.
+    """
+
+    __slots__ = ("depths", "first_chars", "found", "_children", "_fallbacks", "_unreached")
 
     def __init__(self, texts: tuple[str, ...]) -> None:
-        self.texts = tuple(dict.fromkeys(texts))
-        self.fallbacks = tuple(_fallbacks(text) for text in self.texts)
-        self.first_chars = frozenset(text[0] for text in self.texts)
+        self.first_chars = frozenset(text[0] for text in texts)
+        #: By state: its characters, and the longest stop string that a text ends with there.
+        self.depths: list[int] = []
+        self.found: list[str] = []
+        #: By state: the states one character further, and the state of its longest proper suffix.
+        self._children: list[dict[str, int]] = []
+        self._fallbacks: list[int] = []
+        #: By state: the stop strings that go on with a character whose state does not exist yet.
+        self._unreached: list[dict[str, list[str]]] = []
+        self._create(0, 0, texts)
+
+    def next(self, state: int, char: str) -> int:
+        """Return the state after one more character."""
+        while True:
+            child = self._children[state].get(char)
+            if child is not None:
+                return child
+            if char in self._unreached[state]:
+                return self._reach(state, char)
+            if not state:
+                return 0
+            state = self._fallbacks[state]
+
+    def _reach(self, state: int, char: str) -> int:
+        """Create the state after `char`. The calls within it are at most as many as there are stop strings."""
+        fallback = self.next(self._fallbacks[state], char) if state else 0
+        texts = self._unreached[state].pop(char)
+        child = self._create(self.depths[state] + 1, fallback, texts)
+        self._children[state][char] = child
+        return child
+
+    def _create(self, depth: int, fallback: int, texts: list[str] | tuple[str, ...]) -> int:
+        """Create the state of the first `depth` characters of `texts`."""
+        unreached: dict[str, list[str]] = {}
+        found = self.found[fallback] if depth else ""
+        for text in texts:
+            if len(text) == depth:
+                found = text
+            else:
+                unreached.setdefault(text[depth], []).append(text)
+        self.depths.append(depth)
+        self.found.append(found)
+        self._children.append({})
+        self._fallbacks.append(fallback)
+        self._unreached.append(unreached)
+        return len(self.depths) - 1
+
+    def num_held(self, state: int) -> int:
+        """Return how many characters at the end of the text may begin a stop string that is longer."""
+        while state and not (self._children[state] or self._unreached[state]):
+            state = self._fallbacks[state]
+        return self.depths[state]
 
 
 class StopMatcher:
     """The search of one output."""
 
-    __slots__ = ("_held", "_include", "_matched_lengths", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, *, include_stop_in_text: bool = False) -> None:
         self._stops = stops
         self._include = include_stop_in_text
-        #: How many first characters of each stop string the text ends with.
-        self._matched_lengths = [0] * len(stops.texts)
+        self._state = 0
         self._held = ""
         #: The stop string that ended the output.
         self.matched: str | None = None
 
     def push(self, text: str, may_end: bool) -> str:
         """Return the text that `text` releases; if `may_end`, a stop string in it sets `matched` and cuts it."""
-        if not self._held and self._stops.first_chars.isdisjoint(text):
+        stops, state = self._stops, self._state
+        if not state and stops.first_chars.isdisjoint(text):
             return text
         buffer = self._held + text
         for i, char in enumerate(text, start=len(self._held)):
-            found = self._advance(char)
+            state = stops.next(state, char)
+            found = stops.found[state]
             if found and may_end:
                 self.matched = found
                 self._held = ""
                 return buffer[: i + 1 if self._include else i + 1 - len(found)]
-        cut = len(buffer) - max(self._matched_lengths)
+        self._state = state
+        cut = len(buffer) - stops.num_held(state)
         self._held = buffer[cut:]
         return buffer[:cut]
 
@@ -51,32 +106,3 @@ class StopMatcher:
         """Return the text that is held back, after the output ended for another reason."""
         held, self._held = self._held, ""
         return held
-
-    def _advance(self, char: str) -> str:
-        found = ""
-        lengths = self._matched_lengths
-        for k, text in enumerate(self._stops.texts):
-            fallback = self._stops.fallbacks[k]
-            n = lengths[k]
-            while n and text[n] != char:
-                n = fallback[n - 1]
-            if text[n] == char:
-                n += 1
-            if n == len(text):
-                found = text if n > len(found) else found
-                n = fallback[n - 1]
-            lengths[k] = n
-        return found
-
-
-def _fallbacks(text: str) -> list[int]:
-    """Return for each prefix the length of its longest proper suffix that is a prefix of `text`."""
-    lengths = [0] * len(text)
-    n = 0
-    for i in range(1, len(text)):
-        while n and text[n] != text[i]:
-            n = lengths[n - 1]
-        if text[n] == text[i]:
-            n += 1
-        lengths[i] = n
-    return lengths
