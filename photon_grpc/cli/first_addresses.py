@@ -1,4 +1,4 @@
-"""The addresses of `make run`: gRPC's, and those of an HTTP door beside it."""
+"""The addresses of `make run`: gRPC's, and those of an HTTP server beside it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def target_of(address: str) -> str:
 
 
 def http_addresses(given: Sequence[str], environ: Mapping[str, str] = os.environ, *, once: bool) -> tuple[str, ...]:
-    """Return the addresses of the HTTP door that the user has given, or else 127.0.0.1:8000, or a free port.
+    """Return the addresses of the HTTP server that the user has given, or else 127.0.0.1:8000, or a free port.
 
     Return none if a variable has them, and if the libraries of the door are missing.
     """

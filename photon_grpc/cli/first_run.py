@@ -1,6 +1,6 @@
 """`make run`: start the service as a new user would, stream one generation through gRPC and show what to try next.
 
-The HTTP door is open beside gRPC.
+The HTTP server is open beside gRPC.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def need_server() -> None:
 
 
 def need_http(server: ServerConfig) -> None:
-    """Raise StartupError if the HTTP door is asked for and its libraries are not installed."""
+    """Raise StartupError if the HTTP server is asked for and its libraries are not installed."""
     if server.http_listen and (missing := missing_for_http()):
         raise StartupError(f"--http-listen needs more libraries ({', '.join(missing)} missing): {HTTP_ADVICE}")
 
@@ -37,7 +37,7 @@ def advice_on_page() -> str:
 
 
 def missing_for_http() -> list[str]:
-    """Return the libraries of the HTTP door that are not installed."""
+    """Return the libraries of the HTTP server that are not installed."""
     return _missing(HTTP_LIBRARIES)
 
 

@@ -24,7 +24,7 @@ class Reachable:
 
     #: Of gRPC.
     target: str
-    #: URL of the page; empty without an HTTP door.
+    #: URL of the page; empty without an HTTP server.
     page: str
     model: str
     #: It answers chats.

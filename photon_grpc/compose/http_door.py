@@ -1,4 +1,4 @@
-"""The HTTP door of a front end, if it has one. Nothing else imports `gateway`, and nothing without --http-listen."""
+"""The HTTP server of a front end, if it has one. Nothing else imports `gateway`, and nothing without --http-listen."""
 
 from __future__ import annotations
 

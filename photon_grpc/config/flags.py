@@ -254,22 +254,22 @@ class ServerConfig:
     )
     http_listen: tuple[str, ...] = flag(
         (),
-        "Address of the HTTP door, HOST:PORT (port 0: any free one): OpenAI's and Anthropic's APIs, /metrics, /health "
-        "and a page at /; repeatable. It needs the extra http. Unset: no HTTP door.",
+        "Address of the HTTP server, HOST:PORT (port 0: any free one): OpenAI's and Anthropic's APIs, /metrics, /health "
+        "and a page at /; repeatable. It needs the extra http. Unset: no HTTP.",
         many=True,
         metavar="ADDR",
     )
     http_allowed_host: tuple[str, ...] = flag(
         (),
-        "Further name that callers of the HTTP door may use for this server (the header Host, without a port), such as "
+        "Further name that HTTP callers may use for this server (the header Host, without a port), such as "
         "that of a proxy; repeatable. Always allowed: the addresses of --http-listen and localhost.",
         many=True,
         metavar="NAME",
     )
     http_allowed_origin: tuple[str, ...] = flag(
         (),
-        "Web page that may call the HTTP door from a browser (CORS), as scheme://host[:port]; repeatable. "
-        "Unset: only the door's own page.",
+        "Web page that may call the HTTP server from a browser (CORS), as scheme://host[:port]; repeatable. "
+        "Unset: only the server's own page.",
         many=True,
         metavar="ORIGIN",
     )
@@ -363,7 +363,7 @@ class ServerConfig:
     metrics_listen: str = flag(
         "",
         "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served, except "
-        "by the HTTP door (--http-listen).",
+        "by the HTTP server (--http-listen).",
         metavar="ADDR",
     )
     metrics_label: tuple[str, ...] = flag(

@@ -1,4 +1,4 @@
-"""Names in the settings of the HTTP door: hosts that callers may address, and web pages that may call it."""
+"""Names in the settings of the HTTP server: hosts that callers may address, and web pages that may call it."""
 
 from __future__ import annotations
 

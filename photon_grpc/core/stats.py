@@ -60,7 +60,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
 
     @property
     def experts_reached_per_step(self) -> float:
-        """Experts that a step reaches in a layer, on the average; 0 if none was counted."""
+        """Experts that a step reaches in a layer, on average; 0 if none was counted."""
         return self.experts_reached / self.expert_layers if self.expert_layers else 0.0
 
     def expert_imbalance(self, num_experts: int) -> float:

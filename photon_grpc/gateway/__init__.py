@@ -1,1 +1,1 @@
-"""The HTTP door: requests and answers of HTTP APIs become asks and token streams; nothing is computed here."""
+"""The HTTP server: requests and answers of HTTP APIs become asks and token streams; nothing is computed here."""

@@ -1,4 +1,4 @@
-"""The routes of the HTTP door. This file lists them."""
+"""The routes of the HTTP server. This file lists them."""
 
 from __future__ import annotations
 

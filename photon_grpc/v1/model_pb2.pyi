@@ -330,7 +330,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def weight_bytes(self) -> Global___WeightBytes:
-        """What the format of the weights takes and saves. Unset while loading, and where weights are not quantized."""
+        """Bytes that the format of the weights takes and saves. Unset while loading, and where weights are not quantized."""
 
     @_builtins.property
     def experts(self) -> Global___Experts:
@@ -377,18 +377,18 @@ class Experts(_message.Message):
     REACHED_PER_STEP_FIELD_NUMBER: _builtins.int
     IMBALANCE_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """Experts of a sparse layer from which each token takes some."""
+    """Experts of a sparse layer, of which each token takes some."""
     per_token: _builtins.int
-    """Experts that each token takes of them."""
+    """How many of them each token takes."""
     shared: _builtins.int
-    """Experts that every token reaches beside those."""
+    """Experts that every token takes in addition."""
     sparse_layers: _builtins.int
     """Layers that have experts."""
     reached_per_step: _builtins.float
-    """Experts of `count` that a step reaches in a layer, on the average. 0: no step has been counted."""
+    """How many of `count` experts a step reaches in a layer, on average. 0: no step has been counted."""
     imbalance: _builtins.float
-    """Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`, on the average. 0: no step has been
-    counted. 1: all are reached alike.
+    """Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`; on average. 0: no step has
+    been counted. 1: all experts get equally many.
     """
     def __init__(
         self,
@@ -418,11 +418,11 @@ class WeightBytes(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     KV_TOKENS_GAINED_FIELD_NUMBER: _builtins.int
     held: _builtins.int
-    """Of all projections and of an untied head, with their scales."""
+    """Of all projections and an untied head, including scales."""
     saved: _builtins.int
-    """Fewer than in `dtype`."""
+    """Bytes saved compared with `dtype`."""
     kv_tokens_gained: _builtins.int
-    """Tokens of KV cache that have room in `saved`."""
+    """Tokens of KV cache that fit into `saved`."""
     def __init__(
         self,
         *,
@@ -440,7 +440,7 @@ Global___WeightBytes: _TypeAlias = WeightBytes  # noqa: Y015
 
 @_typing.final
 class Numerics(_message.Message):
-    """What decides the bits of results beside the weights. Texts are for people; only equality has a meaning."""
+    """What decides the bits of results, apart from the weights. The texts are for people; compare them only for equality."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -460,7 +460,7 @@ class Numerics(_message.Message):
     kernels: _builtins.str
     """"triton" or "torch"."""
     device: _builtins.str
-    """Properties of the device by which sums are cut, for example "compute capability 9.0, 132 multiprocessors"."""
+    """Properties of the device that decide how sums are split, for example "compute capability 9.0, 132 multiprocessors"."""
     dtype: _builtins.str
     """Type in which the layers compute, for example "bfloat16"."""
     weights: _builtins.str

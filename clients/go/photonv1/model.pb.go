@@ -454,7 +454,7 @@ type Model struct {
 	NumericsVersion string `protobuf:"bytes,14,opt,name=numerics_version,json=numericsVersion,proto3" json:"numerics_version,omitempty"`
 	// What numerics_version is made of. Unset while loading.
 	Numerics *Numerics `protobuf:"bytes,15,opt,name=numerics,proto3" json:"numerics,omitempty"`
-	// What the format of the weights takes and saves. Unset while loading, and where weights are not quantized.
+	// Bytes that the format of the weights takes and saves. Unset while loading, and where weights are not quantized.
 	WeightBytes *WeightBytes `protobuf:"bytes,16,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
 	// The experts of its sparse layers. Unset for models without experts.
 	Experts       *Experts `protobuf:"bytes,17,opt,name=experts,proto3" json:"experts,omitempty"`
@@ -607,18 +607,18 @@ func (x *Model) GetExperts() *Experts {
 // The experts of a model's sparse layers, and how steps have reached them since the engine started.
 type Experts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Experts of a sparse layer from which each token takes some.
+	// Experts of a sparse layer, of which each token takes some.
 	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
-	// Experts that each token takes of them.
+	// How many of them each token takes.
 	PerToken uint32 `protobuf:"varint,2,opt,name=per_token,json=perToken,proto3" json:"per_token,omitempty"`
-	// Experts that every token reaches beside those.
+	// Experts that every token takes in addition.
 	Shared uint32 `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`
 	// Layers that have experts.
 	SparseLayers uint32 `protobuf:"varint,4,opt,name=sparse_layers,json=sparseLayers,proto3" json:"sparse_layers,omitempty"`
-	// Experts of `count` that a step reaches in a layer, on the average. 0: no step has been counted.
+	// How many of `count` experts a step reaches in a layer, on average. 0: no step has been counted.
 	ReachedPerStep float64 `protobuf:"fixed64,5,opt,name=reached_per_step,json=reachedPerStep,proto3" json:"reached_per_step,omitempty"`
-	// Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`, on the average. 0: no step has been
-	// counted. 1: all are reached alike.
+	// Tokens of the busiest expert of a layer in a step, divided by the mean over all `count`; on average. 0: no step has
+	// been counted. 1: all experts get equally many.
 	Imbalance     float64 `protobuf:"fixed64,6,opt,name=imbalance,proto3" json:"imbalance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -699,11 +699,11 @@ func (x *Experts) GetImbalance() float64 {
 // Bytes of weights in their format, by the sizes of the model.
 type WeightBytes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of all projections and of an untied head, with their scales.
+	// Of all projections and an untied head, including scales.
 	Held int64 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`
-	// Fewer than in `dtype`.
+	// Bytes saved compared with `dtype`.
 	Saved int64 `protobuf:"varint,2,opt,name=saved,proto3" json:"saved,omitempty"`
-	// Tokens of KV cache that have room in `saved`.
+	// Tokens of KV cache that fit into `saved`.
 	KvTokensGained int64 `protobuf:"varint,3,opt,name=kv_tokens_gained,json=kvTokensGained,proto3" json:"kv_tokens_gained,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -760,7 +760,7 @@ func (x *WeightBytes) GetKvTokensGained() int64 {
 	return 0
 }
 
-// What decides the bits of results beside the weights. Texts are for people; only equality has a meaning.
+// What decides the bits of results, apart from the weights. The texts are for people; compare them only for equality.
 type Numerics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of this server's own arithmetic; it rises when a release may change bits.
@@ -771,7 +771,7 @@ type Numerics struct {
 	Kernels string `protobuf:"bytes,3,opt,name=kernels,proto3" json:"kernels,omitempty"`
 	// Libraries that compute, with their versions, for example "torch 2.11.0" and "cublas 13.1.0".
 	Libraries []string `protobuf:"bytes,4,rep,name=libraries,proto3" json:"libraries,omitempty"`
-	// Properties of the device by which sums are cut, for example "compute capability 9.0, 132 multiprocessors".
+	// Properties of the device that decide how sums are split, for example "compute capability 9.0, 132 multiprocessors".
 	Device string `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
 	// Type in which the layers compute, for example "bfloat16".
 	Dtype string `protobuf:"bytes,6,opt,name=dtype,proto3" json:"dtype,omitempty"`

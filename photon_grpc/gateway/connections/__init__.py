@@ -1,1 +1,1 @@
-"""TCP connections of the HTTP door, with their limits, TLS, and the check of the pages that call."""
+"""TCP connections of the HTTP server, with their limits, TLS, and the check of the pages that call."""

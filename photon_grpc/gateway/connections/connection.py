@@ -1,4 +1,4 @@
-"""One TCP connection of the HTTP door, with its limits and deadlines.
+"""One TCP connection of the HTTP server, with its limits and deadlines.
 
 uvicorn's protocol turns requests into ASGI calls; it has no deadline for a slow head or body and no bound of their
 sizes. Here a head is gathered and checked before the parser sees it, so bytes of a malformed request never reach the

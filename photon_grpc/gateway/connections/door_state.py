@@ -1,4 +1,4 @@
-"""The state that all connections of one HTTP door share."""
+"""The state that all connections of one HTTP server share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of the HTTP door."""
+"""The limits of the HTTP server."""
 
 from __future__ import annotations
 

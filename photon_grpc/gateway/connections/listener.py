@@ -1,4 +1,4 @@
-"""A listening socket of the HTTP door."""
+"""A listening socket of the HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and mTLS of the HTTP door, from the same PEM files as gRPC's; they are read again after a change."""
+"""TLS and mTLS of the HTTP server, from the same PEM files as gRPC's; they are read again after a change."""
 
 from __future__ import annotations
 

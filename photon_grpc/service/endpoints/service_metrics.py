@@ -1,4 +1,4 @@
-"""Metrics of the whole service: served by the supervisor (--metrics-listen), or asked for by the HTTP door."""
+"""Metrics of the whole service: served by the supervisor (--metrics-listen), or asked for by the HTTP server."""
 
 from __future__ import annotations
 
