@@ -23,6 +23,7 @@ from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.chat_json import json_fields, texts_of
 from photon_grpc.frontend.input.prompt import Prepared, prepare
 from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.output.stop_strings import StopStrings
 
 #: Limits of an input for the front end's threads; it takes at most about 40 ms of one core.
 _SMALL_BYTES = 32 * 1024
@@ -75,10 +76,10 @@ class ThreadEncoder:
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
-        model = self._model
         if isinstance(input, IdsInput):
             # Nothing here takes long, while a thread beside a busy event loop waits for the GIL, 5 ms at a time.
-            return prepare(input, model.tokenizer, model.template, stop_strings, max_tokens)
+            return Prepared(input.token_ids, StopStrings(stop_strings) if stop_strings else None)
+        model = self._model
         place = await self._turns.enter(caller, _num_chars(input))
         work = (input, model.tokenizer, model.template, stop_strings, max_tokens)
         return await self._turns.perform(place, self._pool, prepare, *work)
