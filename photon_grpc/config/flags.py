@@ -254,8 +254,8 @@ class ServerConfig:
     )
     http_listen: tuple[str, ...] = flag(
         (),
-        "Address of the HTTP server, HOST:PORT (port 0: any free one): OpenAI's and Anthropic's APIs, /metrics, /health "
-        "and a page at /; repeatable. It needs the extra http. Unset: no HTTP.",
+        "Address of the HTTP server, HOST:PORT (port 0: any free one): OpenAI's and Anthropic's APIs, /metrics, "
+        "/health and a page at /; repeatable. It needs the extra http. Unset: no HTTP.",
         many=True,
         metavar="ADDR",
     )
