@@ -21,9 +21,8 @@ from photon_grpc.frontend.constraints.least_bytes import least_bytes
 from photon_grpc.frontend.constraints.trial import try_out
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.chat_json import json_fields, texts_of
-from photon_grpc.frontend.input.prompt import Prepared, prepare
+from photon_grpc.frontend.input.prompt import encode
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.output.stop_strings import StopStrings
 
 #: Limits of an input for the front end's threads; it takes at most about 40 ms of one core.
 _SMALL_BYTES = 32 * 1024
@@ -40,17 +39,14 @@ WAITING = "inputs wait to be encoded"
 #: More than any context, since a caller may write any number.
 _MAX_LEAST_TOKENS = 2**30
 
+AnyInput = TextInput | IdsInput | ChatInput
+
 
 class Encoder(Protocol):
     """An encoder whose callers take turns. A cancelled call releases what it held."""
 
-    async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
-    ) -> Prepared:
-        """Prepare a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
-
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
-        """Return the ids of an input. Raise the same errors as `prepare`."""
+    async def encode(self, input: AnyInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
+        """Return the ids of a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         """Return the text of ids. Raise Overloaded."""
@@ -73,19 +69,13 @@ class ThreadEncoder:
         self._pool = pool
         self._turns = FairTurns(max_at_once, WAITING, max_jobs=_MAX_JOBS, max_bytes=_MAX_JOBS_BYTES)
 
-    async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
-    ) -> Prepared:
+    async def encode(self, input: AnyInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
         if isinstance(input, IdsInput):
-            # Nothing here takes long, while a thread beside a busy event loop waits for the GIL, 5 ms at a time.
-            return Prepared(input.token_ids, StopStrings(stop_strings) if stop_strings else None)
+            return input.token_ids
         model = self._model
         place = await self._turns.enter(caller, _num_chars(input))
-        work = (input, model.tokenizer, model.template, stop_strings, max_tokens)
-        return await self._turns.perform(place, self._pool, prepare, *work)
-
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
-        return (await self.prepare(input, (), max_tokens, caller)).prompt_ids
+        work = (input, model.tokenizer, model.template, max_tokens)
+        return await self._turns.perform(place, self._pool, encode, *work)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         place = await self._turns.enter(caller, _BYTES_PER_ID * len(token_ids))
@@ -105,7 +95,7 @@ def _num_chars(input: TextInput | ChatInput) -> int:
     return num_chars + sum([len(text) for _, text in json_fields(input)]) if input.has_tools else num_chars
 
 
-def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
+def is_small(input: AnyInput) -> bool:
     """Return whether an input may be encoded in a thread, where it cannot be cancelled and often holds the GIL."""
     if isinstance(input, IdsInput):
         return True
@@ -210,7 +200,7 @@ def perform(job: Job, model: ServedModel) -> Answer:
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
         if isinstance(job, TryOut):
             return Grammar(_try_out(job.constraint, model))
-        return Ids(packed(prepare(job.input, model.tokenizer, model.template, (), job.max_tokens).prompt_ids))
+        return Ids(packed(encode(job.input, model.tokenizer, model.template, job.max_tokens)))
     except PhotonError as error:
         return refusal(error)
     except MemoryError:

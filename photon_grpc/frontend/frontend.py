@@ -168,25 +168,23 @@ class Frontend:
             # for it.
             with self._queue.preparing(ask, facts, share.num_running, is_small=is_small(ask.input)):
                 written = await self._written(ask, write) if write else ask.constraint
-                prepared = await self._encoder.prepare(
-                    ask.input, ask.stop.stop_strings, facts.max_model_len, origin.caller
-                )
+                prompt_ids = await self._encoder.encode(ask.input, facts.max_model_len, origin.caller)
                 if written is None and isinstance(ask.input, ChatInput):
-                    written = self._model.tool_calls(ask.input, prepared.prompt_ids)
+                    written = self._model.tool_calls(ask.input, prompt_ids)
                 constraint = await self._constraints.tried(written, origin.owner, origin.caller) if written else None
             facts = self._readiness.facts()  # the engine may be lost by now
-            checks.check_encoded(ask, prepared.prompt_ids, facts)
+            checks.check_encoded(ask, prompt_ids, facts)
             request = to_request(
                 ask,
                 self._model,
                 facts,
-                prepared.prompt_ids,
+                prompt_ids,
                 request_id=origin.request_id or uuid.uuid4().hex,
                 random_seed=self._seeds.getrandbits(64),
             )
             if constraint is not None or share.limits is not NO_LIMITS:
                 request = replace(request, constraint=constraint, limits=share.limits)
-            outputs = await outputs_of(ask, request, self._model, prepared.stops, self._replays)
+            outputs = await outputs_of(ask, request, self._model, self._replays)
             if request.continued_ids:  # the engine may have been lost while they were replayed
                 facts = self._readiness.facts()
             return self._open(ask, facts, request, outputs, share)

@@ -24,13 +24,12 @@ _REPLAY_SLICE = 1024
 _MAX_REPLAYS, _MAX_REPLAYED_IDS = 4096, 2**25
 
 
-async def outputs_of(
-    ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None, replays: FairTurns
-) -> tuple[OutputText, ...]:
+async def outputs_of(ask: Ask, request: Request, model: ServedModel, replays: FairTurns) -> tuple[OutputText, ...]:
     """Make the outputs of a request; replay the ids that it continues from in a turn of `replays`.
 
     Raise InvalidRequest if one of these ids follows the end of the output, QueueFull.
     """
+    stops = StopStrings(ask.stop.stop_strings) if ask.stop.stop_strings else None
     outputs = tuple([_output(index, ask, request, model, stops) for index in range(request.num_outputs)])
     if request.continued_ids:
         async with replays.turn(ask.origin.caller, len(request.continued_ids)):

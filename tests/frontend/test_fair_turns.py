@@ -258,14 +258,14 @@ async def cancelled(tasks: list[asyncio.Task[object]], gate: Gate) -> None:
 async def test_a_small_text_does_not_wait_for_a_thousand_of_another_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that the pool already has, twice as many as its threads, begin before it."""
     gate = Gate()
-    monkeypatch.setattr("photon_grpc.frontend.encoder.prepare", lambda input, *rest: gate.work(input.text))
+    monkeypatch.setattr("photon_grpc.frontend.encoder.encode", lambda input, *rest: gate.work(input.text))
     with ThreadPoolExecutor(2) as pool:
         encoder = ThreadEncoder(served(), pool, max_at_once=4)
         tasks: list[asyncio.Task[object]] = [
-            asyncio.create_task(encoder.prepare(TextInput("a"), (), 99, "a")) for _ in range(1000)
+            asyncio.create_task(encoder.encode(TextInput("a"), 99, "a")) for _ in range(1000)
         ]
         await until(lambda: len(gate.begun) == 2)
-        tasks.append(asyncio.create_task(encoder.prepare(TextInput("b"), (), 99, "b")))
+        tasks.append(asyncio.create_task(encoder.encode(TextInput("b"), 99, "b")))
         while "b" not in gate.begun:
             num_begun = len(gate.begun)
             gate.let_go()
@@ -276,16 +276,16 @@ async def test_a_small_text_does_not_wait_for_a_thousand_of_another_caller(monke
 
 async def test_work_of_callers_that_left_does_not_occupy_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    monkeypatch.setattr("photon_grpc.frontend.encoder.prepare", lambda input, *rest: gate.work(input.text))
+    monkeypatch.setattr("photon_grpc.frontend.encoder.encode", lambda input, *rest: gate.work(input.text))
     with ThreadPoolExecutor(1) as pool:
         encoder = ThreadEncoder(served(), pool, max_at_once=2)
         for _ in range(100):
-            left = asyncio.create_task(encoder.prepare(TextInput("a"), (), 99, "a"))
+            left = asyncio.create_task(encoder.encode(TextInput("a"), 99, "a"))
             await settled()
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
         await until(lambda: len(gate.begun) == 1)
-        stays: asyncio.Task[object] = asyncio.create_task(encoder.prepare(TextInput("b"), (), 99, "b"))
+        stays: asyncio.Task[object] = asyncio.create_task(encoder.encode(TextInput("b"), 99, "b"))
         await settled()
         gate.let_go()
         await until(lambda: len(gate.begun) == 2)

@@ -38,13 +38,13 @@ class HeldEncoder(ThreadEncoder):
         self.may_begin = asyncio.Event()
         self.num_waiting = 0
 
-    async def prepare(self, *args: Any) -> Any:
+    async def encode(self, *args: Any) -> Any:
         self.num_waiting += 1
         try:
             await self.may_begin.wait()
         finally:
             self.num_waiting -= 1
-        return await super().prepare(*args)
+        return await super().encode(*args)
 
 
 class Service:

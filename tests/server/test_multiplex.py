@@ -26,7 +26,6 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.errors import KVCapacity, ModelLoading
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.input.prompt import Prepared
 from photon_grpc.frontend.quotas import Shares
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import inference, multiplex
@@ -56,14 +55,14 @@ class HeldEncoder(ThreadEncoder):
         self.held = {"held"}
         self.num_waiting = 0
 
-    async def prepare(self, input: Any, *args: Any) -> Prepared:
+    async def encode(self, input: Any, *args: Any) -> tuple[int, ...]:
         if getattr(input, "text", None) in self.held:
             self.num_waiting += 1
             try:
                 await self.may_begin.wait()
             finally:
                 self.num_waiting -= 1
-        return await super().prepare(input, *args)
+        return await super().encode(input, *args)
 
 
 class RoomyLink(FakeLink):
@@ -546,10 +545,10 @@ async def test_a_full_queue_is_an_item_with_a_hint(service: Service) -> None:
 async def test_an_internal_defect_reveals_no_details(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(prompt: Any, *args: Any) -> Prepared:
+    async def broken(prompt: Any, *args: Any) -> tuple[int, ...]:
         raise RuntimeError(prompt.text)
 
-    monkeypatch.setattr(service.encoder, "prepare", broken)
+    monkeypatch.setattr(service.encoder, "encode", broken)
     caller = Caller(service.stub).read()
     await caller.generate("a", text="my secret prompt")
     await until(lambda: bool(caller.errors()))

@@ -14,10 +14,9 @@ class StopStrings:
     them, so that neither the number nor the length of stop strings costs anything before.
     """
 
-    __slots__ = ("depths", "first_chars", "found", "texts", "_children", "_fallbacks", "_unreached")
+    __slots__ = ("depths", "first_chars", "found", "_children", "_fallbacks", "_unreached")
 
     def __init__(self, texts: tuple[str, ...]) -> None:
-        self.texts = texts
         self.first_chars = frozenset(text[0] for text in texts)
         #: By state: its characters, and the longest stop string that a text ends with there.
         self.depths: list[int] = []

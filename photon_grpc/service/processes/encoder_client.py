@@ -19,6 +19,7 @@ from photon_grpc.frontend.encoder import (
     ANSWER,
     WAITING,
     Answer,
+    AnyInput,
     DecodeIds,
     EncodeChat,
     EncodeText,
@@ -37,7 +38,6 @@ from photon_grpc.frontend.encoder import (
 )
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.chat_json import json_fields, texts_of
-from photon_grpc.frontend.input.prompt import Prepared
 from photon_grpc.service.processes.child import Child, ChildCommand
 from photon_grpc.service.processes.encoder import SMALL_JOB_BYTES, max_memory_bytes
 from photon_grpc.service.processes.managed_process import ManagedProcess
@@ -92,15 +92,8 @@ class EncoderProcess:
                 self.child.kill()
                 self.child.close()
 
-    async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
-    ) -> Prepared:
-        if not is_small(input) and not isinstance(input, IdsInput):
-            input = IdsInput(await self.encode(input, max_tokens, caller))
-        return await self._threads.prepare(input, stop_strings, max_tokens, caller)
-
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
-        if is_small(input):
+    async def encode(self, input: AnyInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
+        if isinstance(input, IdsInput) or is_small(input):
             return await self._threads.encode(input, max_tokens, caller)
         job = EncodeText(input, max_tokens) if isinstance(input, TextInput) else EncodeChat(input, max_tokens)
         answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))), caller)
