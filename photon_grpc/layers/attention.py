@@ -67,6 +67,10 @@ class Attention:
         """The numbers of a token's queries as pages are attended with."""
         return self.spec.num_heads * self.kv.format.width
 
+    def lane_bytes(self, num_tokens: int, longest: int) -> int:
+        """Return the bytes between kernels of a step of so many short rows' tokens, by the longest context."""
+        return 0
+
     def attend(self, q: torch.Tensor, out: torch.Tensor, ctx: StepContext) -> None:
         """Fill out [T, in_features of the output] from queries [T, query_width], keys and values being in pages."""
         heads = -1, self.spec.num_heads, self.kv.format.width

@@ -19,6 +19,7 @@ import torch
 
 from photon_grpc.config.latent import LatentSpec
 from photon_grpc.core.kv import LayerKV
+from photon_grpc.kernels.attention.latent import lane_bytes
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
@@ -106,6 +107,9 @@ class LatentAttention(Attention):
         values = x.new_empty(num_tokens, self.output.in_features)
         self.attend(torch.cat((absorbed, rotated), -1), values, ctx)
         return self.output(values, ctx)
+
+    def lane_bytes(self, num_tokens: int, longest: int) -> int:
+        return lane_bytes(num_tokens, self.spec.num_heads, longest, self.sizes.rank)
 
     def expanded(self, q: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Return the queries of all heads from what the first projection gives."""

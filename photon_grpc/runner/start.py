@@ -149,6 +149,14 @@ class RunnerStart:
     def _largest_step(self, decoder: Decoder) -> None:
         largest_step(decoder, self._plan(decoder), self.limits.sizes)
 
+    def _lane_bytes(self, decoder: Decoder) -> int:
+        """Return the bytes that graphs hold for contexts of any length, which the largest step has not met."""
+        sizes = self.limits.sizes
+        if not self._is_captured(decoder):
+            return 0
+        num_tokens = sizes.max_num_seqs * (1 + self.speculation.max_drafts)
+        return max(layer.attention.lane_bytes(num_tokens, sizes.max_model_len) for layer in decoder.layers)
+
     def _blocks_on_cpu(self, decoder: Decoder) -> int:
         """Return the blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
         plan, sizes = self._plan(decoder), self.limits.sizes
@@ -156,7 +164,7 @@ class RunnerStart:
         return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
     def _blocks_on_cuda(self, decoder: Decoder) -> int:
-        """Return the blocks in --gpu-memory-utilization beside weights and the largest step, which is run here.
+        """Return the blocks in --gpu-memory-utilization beside weights, the largest step, which is run here, and lanes.
 
         Raise ConfigError when nothing is left.
         """
@@ -165,7 +173,7 @@ class RunnerStart:
         before = torch.cuda.memory_allocated(device)
         self._largest_step(decoder)
         torch.cuda.synchronize(device)
-        step_bytes = torch.cuda.max_memory_allocated(device) - before
+        step_bytes = torch.cuda.max_memory_allocated(device) - before + self._lane_bytes(decoder)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         budget = int(free - total * (1.0 - self.limits.gpu_memory_utilization)) - step_bytes

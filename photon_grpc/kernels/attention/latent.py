@@ -175,6 +175,11 @@ class KernelLatents(TorchLatents):
         return parts
 
 
+def lane_bytes(num_tokens: int, num_heads: int, longest: int, rank: int) -> int:
+    """Return the bytes of what the lanes of short rows' tokens leave, by the longest context that there may be."""
+    return num_tokens * (num_heads * cdiv(longest, LANE) * (rank + 2) + 1) * 4
+
+
 def _parts(q: torch.Tensor, lanes: int, rank: int) -> LaneParts:
     shape, options = (*q.shape[:2], lanes), {"dtype": torch.float32, "device": q.device}
     numbers = torch.empty(shape, **options), torch.empty(shape, **options), torch.empty(*shape, rank, **options)
