@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch.nn import functional as F
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.parameter_owner import Target
+from photon_grpc.layers.parameter_owner import OneWeight
 
 
-class Embedding:
+class Embedding(OneWeight):
     """A table [vocab_size, hidden_size] whose row `id` is the vector of that id."""
 
     #: What the row is multiplied by.
     factor: float | None = None
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
-        self.name = name
-        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device="meta")
+        super().__init__(name, (vocab_size, hidden_size), dtype)
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Look up [T] int32 or int64 -> [T, hidden_size]."""
         return F.embedding(token_ids, self.weight)
-
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.numel()
-
-    def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
-
-    def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight)
-
-    def after_load(self) -> None:
-        """Leave the table as it is: it is read row by row."""
 
 
 class ScaledEmbedding(Embedding):

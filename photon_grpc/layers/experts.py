@@ -24,14 +24,14 @@ from photon_grpc.kernels.moe.stacks import Stacks, stacked
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parameter_owner import ParameterOwner, Part, Target
+from photon_grpc.layers.parameter_owner import OneWeight, ParameterOwner, Part, Target
 from photon_grpc.layers.workspace import Workspace
 
 #: Tokens that are computed at once.
 MOST_TOKENS = 4096
 
 
-class Router:
+class Router(OneWeight):
     """Choice of each token's experts, in float32.
 
     The weight is [num_experts, hidden]; `names`: where experts have tensors of their own, and where they are stacked.
@@ -47,13 +47,11 @@ class Router:
         kernels: Kernels,
         has_bias: bool = False,
     ) -> None:
+        super().__init__(names[0], sizes, dtype)
         self.names = names
-        self.name = names[0]
         self.form = form
         #: Shared by the routers of a decoder.
         self.tally: torch.Tensor | None = None
-        self.dtype = dtype
-        self.weight = torch.empty(sizes, dtype=dtype, device="meta")
         #: Of the choice, float32; None: there is none.
         self.bias = torch.empty(sizes[0], device="meta") if has_bias else None
         self._route = route.launch if kernels.stacks_experts else route.reference
@@ -69,15 +67,15 @@ class Router:
 
     @property
     def num_parameters(self) -> int:
-        return self.weight.numel() + (0 if self.bias is None else self.bias.numel())
+        return super().num_parameters + (0 if self.bias is None else self.bias.numel())
 
     def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty(self.weight.shape, dtype=self.dtype, device=device)
+        super().allocate(device)
         if self.bias is not None:
-            self.bias = torch.empty(self.bias.shape, device=device)
+            self.bias = torch.empty_like(self.bias, device=device)
 
     def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight)
+        yield from super().targets()
         if self.bias is not None:
             yield Target(self.name.removesuffix("weight") + "e_score_correction_bias", self.bias)
 

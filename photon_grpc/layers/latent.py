@@ -25,7 +25,7 @@ from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.parameter_owner import ParameterOwner, Target
+from photon_grpc.layers.parameter_owner import OneWeight, ParameterOwner, Target
 from photon_grpc.layers.rotary import RotaryEmbedding
 
 
@@ -41,26 +41,14 @@ class OrderedLinear(Linear):
             yield target if order is None else target._replace(order=order)
 
 
-class LatentExpansion:
+class LatentExpansion(OneWeight):
     """The weight that expands latents to keys and values of every head, [Hq · (plain + value), rank]."""
 
     def __init__(self, name: str, num_heads: int, sizes: LatentSpec, dtype: torch.dtype) -> None:
-        self.name = name
-        self.dtype = dtype
+        super().__init__(name, (num_heads * (sizes.plain + sizes.value), sizes.rank), dtype)
         self._split = num_heads, sizes.plain
-        self.weight = torch.empty(num_heads * (sizes.plain + sizes.value), sizes.rank, dtype=dtype, device="meta")
         #: [Hq, plain, rank], once loaded.
         self.of_keys = self.weight
-
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.numel()
-
-    def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty(self.weight.shape, dtype=self.dtype, device=device)
-
-    def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight)
 
     def after_load(self) -> None:
         num_heads, plain = self._split

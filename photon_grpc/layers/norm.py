@@ -5,21 +5,20 @@ RMSNorm rounds before it multiplies by w, as Llama does; the others once, after 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from photon_grpc.kernels import Kernels
-from photon_grpc.layers.parameter_owner import Target
+from photon_grpc.layers.parameter_owner import OneWeight
 
 
-class RMSNorm:
+class RMSNorm(OneWeight):
     """RMSNorm with a weight w [size], `name` in the checkpoint."""
 
+    center = 1.0
+
     def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
-        self.name = name
+        super().__init__(name, (size,), dtype)
         self.eps = eps
-        self.weight = torch.empty(size, dtype=dtype, device="meta")
         self._norm = kernels.rms_norm
         self._add_norm = kernels.add_rms_norm
 
@@ -30,19 +29,6 @@ class RMSNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add [T, size] twice -> (norm of the sum, sum)."""
         return self._add_norm(x, residual, self.weight, self.eps)
-
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.numel()
-
-    def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
-
-    def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight, center=1.0)
-
-    def after_load(self) -> None:
-        """Do nothing: the weight is used as it is stored."""
 
 
 class OnceRoundedRMSNorm(RMSNorm):
@@ -57,11 +43,10 @@ class OnceRoundedRMSNorm(RMSNorm):
 class OffsetRMSNorm(OnceRoundedRMSNorm):
     """RMSNorm with 1 + w for w, in float32 whatever the dtype of the model."""
 
+    center = 0.0
+
     def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__(name, size, eps, dtype=torch.float32, kernels=kernels)
-
-    def targets(self) -> Iterator[Target]:
-        yield Target(self.name, self.weight)
 
     def after_load(self) -> None:
         """Add 1 to the stored weight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -69,3 +69,27 @@ class ParameterOwner(Protocol):
 
     def after_load(self) -> None:
         """Bring the weights into the form that is computed with, once all targets are filled."""
+
+
+class OneWeight:
+    """An owner of one tensor, `name` in the checkpoint, that is computed with as it is stored."""
+
+    #: The mean of random weights.
+    center: ClassVar[float] = 0.0
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.name = name
+        self.weight = torch.empty(shape, dtype=dtype, device="meta")
+
+    @property
+    def num_parameters(self) -> int:
+        return self.weight.numel()
+
+    def allocate(self, device: torch.device) -> None:
+        self.weight = torch.empty_like(self.weight, device=device)
+
+    def targets(self) -> Iterator[Target]:
+        yield Target(self.name, self.weight, center=self.center)
+
+    def after_load(self) -> None:
+        """Do nothing."""
