@@ -149,14 +149,6 @@ class RunnerStart:
     def _largest_step(self, decoder: Decoder) -> None:
         largest_step(decoder, self._plan(decoder), self.limits.sizes)
 
-    def _lane_bytes(self, decoder: Decoder) -> int:
-        """Return the bytes that graphs hold for contexts of any length, which the largest step has not met."""
-        sizes = self.limits.sizes
-        if not self._is_captured(decoder):
-            return 0
-        num_tokens = sizes.max_num_seqs * (1 + self.speculation.max_drafts)
-        return max(layer.attention.lane_bytes(num_tokens, sizes.max_model_len) for layer in decoder.layers)
-
     def _blocks_on_cpu(self, decoder: Decoder) -> int:
         """Return the blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
         plan, sizes = self._plan(decoder), self.limits.sizes
@@ -164,16 +156,20 @@ class RunnerStart:
         return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
     def _blocks_on_cuda(self, decoder: Decoder) -> int:
-        """Return the blocks in --gpu-memory-utilization beside weights, the largest step, which is run here, and lanes.
+        """Return the blocks in --gpu-memory-utilization beside weights, lanes and the largest step, which is run here.
 
         Raise ConfigError when nothing is left.
         """
-        plan, device = self._plan(decoder), decoder.device
+        plan, device, sizes = self._plan(decoder), decoder.device, self.limits.sizes
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self._largest_step(decoder)
         torch.cuda.synchronize(device)
-        step_bytes = torch.cuda.max_memory_allocated(device) - before + self._lane_bytes(decoder)
+        step_bytes = torch.cuda.max_memory_allocated(device) - before
+        if self._is_captured(decoder):
+            # Of contexts of any length, which the largest step has not met.
+            most, longest = sizes.max_num_seqs * (1 + self.speculation.max_drafts), sizes.max_model_len
+            step_bytes += max(layer.attention.lane_bytes(most, longest) for layer in decoder.layers)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         budget = int(free - total * (1.0 - self.limits.gpu_memory_utilization)) - step_bytes
