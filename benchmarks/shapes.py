@@ -89,13 +89,18 @@ HELD_OUT = frozenset({
     "3b/4", "8b/2", "8b/8", "qwen2.5-7b/4", "qwen2.5-14b/2", "qwen2.5-14b/4", "qwen2.5-32b/8",
     "qwen3-8b/4", "qwen3-14b/2", "qwen3-14b/8", "qwen3-32b/4", "70b/4",
 })  # fmt: skip
-#: For tests of bits: as many KV heads as heads; sizes that no tile divides; a window that most prompts pass. The tables
+#: For tests of bits: as many KV heads as heads; sizes that no tile divides; windows that most prompts pass. The tables
 #: of `kernels/linear` were not fitted to them, and they are in no sweep.
 UNUSUAL: dict[str, Config] = {
     "llama2-7b": _config("Llama", (4096, 32, 32, 32, 128, 11008, 32000), tied=False, rope_theta=10000.0),
     "smollm2-360m": _config("Llama", (960, 32, 15, 5, 64, 2560, 49152), tied=True, rope_theta=100000.0),
     "window-200": _config("Mistral", (2048, 8, 32, 8, 64, 8192, 32768), tied=True, sliding_window=200),
-}
+    # A window in the upper half of the layers.
+    "window-some": _config(
+        "Qwen2", (2048, 8, 16, 8, 128, 8192, 32768), tied=True, use_sliding_window=True, sliding_window=200,
+        max_window_layers=4,
+    ),
+}  # fmt: skip
 _GEMMA3: Config = {
     "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6,
@@ -126,6 +131,8 @@ OF_OTHER_FORMS: dict[str, Config] = {
     # With full attention in every layer, to compare.
     "gemma3-1b-full": _config("Gemma3", (1152, 26, 4, 1, 256, 6912, 262144), tied=True, **_GEMMA3_FULL),
     "gemma3-4b-full": _config("Gemma3", (2560, 34, 8, 4, 256, 10240, 262208), tied=True, **_GEMMA3_FULL),
+    "smollm3-3b": _config("SmolLM3", (2048, 36, 16, 4, 128, 11008, 128256), tied=True, rope_theta=5000000.0),
+    "olmo2-7b": _config("Olmo2", (4096, 32, 32, 32, 128, 11008, 100352), tied=False, rope_theta=500000.0),
     "qwen3-30b-a3b": _config("Qwen3Moe", (2048, 48, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
     # Two of its layers, which fit in float32.
     "qwen3-30b-a3b-2": _config("Qwen3Moe", (2048, 2, 32, 4, 128, 6144, 151936), tied=False, **_QWEN3_MOE),
