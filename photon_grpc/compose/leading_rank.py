@@ -37,6 +37,7 @@ from photon_grpc.bridge.ranks import (
     SharedMasks,
 )
 from photon_grpc.compose.assemble import check_parallel, mesh_sizes, pick_device
+from photon_grpc.compose.split_model import check_split
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Runner
@@ -69,11 +70,14 @@ def ranks_of(
 
     By default what waits for a rank that has ended fails.
 
-    Raise ConfigError for a way of splitting that is not built, StartupError if a process cannot be started.
+    Raise ConfigError and ModelLoadError for what cannot be split so, before a process is started; StartupError if one
+    cannot be, and where another model of this process is on several ranks.
     """
-    check_parallel(config.parallel, pick_device(config.device.device))
+    device = pick_device(config.device.device)
+    check_parallel(config.parallel, device)
     if config.parallel.num_ranks == 1:
         return ALONE
+    check_split(config, on_cuda=device.type == "cuda")
     return LeadingRank(config, on_refused, on_lost)
 
 

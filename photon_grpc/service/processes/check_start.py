@@ -20,10 +20,8 @@ import torch
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
 from photon_grpc.compose.assemble import (
-    check_cache,
     check_parallel,
     check_step_trace,
-    mesh_sizes,
     pick_device,
     pick_dtype,
     pick_kernels,
@@ -32,6 +30,7 @@ from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.speculation import check as check_speculation
+from photon_grpc.compose.split_model import decoders_of_ranks
 from photon_grpc.compose.threads import cores_of
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
@@ -41,11 +40,8 @@ from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.config.weight_bytes import format_of, refuse_without_room
 from photon_grpc.errors import StartupError
-from photon_grpc.kernels import TORCH
 from photon_grpc.layers.experts import Experts, Router
-from photon_grpc.layers.parallel.group import Rehearsal, mesh_of
-from photon_grpc.layers.quantization.methods import methods
-from photon_grpc.models import builder, weights
+from photon_grpc.models import weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
@@ -145,19 +141,9 @@ def check_model(config: ServeConfig) -> None:
     # Behind the sizes: they are checked also where the device is missing.
     choose_kv_form(config, model_config, *pick_kernels(config))
     check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
-    weight_format = format_of(model_config, config.model)
     if on_cuda:
         refuse_without_room(model_config, config.model, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
-    method = methods(weight_format)
-    split = mesh_sizes(config.parallel)
-    # Ranks that have parts of the same tensors are alike.
-    for rank in range(0, config.parallel.num_ranks, split.tensor):
-        mesh = mesh_of(rank, split, Rehearsal)
-        decoder = builder.build(
-            model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len,
-            method=method, mesh=mesh,
-        )  # fmt: skip
-        check_cache(config.cache, decoder, sizes)
+    for decoder in decoders_of_ranks(config, model_config, sizes):
         if config.model.load_format != "dummy":
             check_tensors(decoder, model_config)
 
