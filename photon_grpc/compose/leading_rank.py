@@ -170,6 +170,7 @@ class LeadingRank(OneRank):
         on_refused: Callable[[str], None] | None = None,
         on_lost: Callable[[int], None] | None = None,
     ) -> None:
+        ProcessMesh.refuse_another()
         self._size = config.parallel.num_ranks
         self._rendezvous = shared_file("rendezvous")
         super().__init__(0, config, self._rendezvous)
@@ -311,6 +312,7 @@ class LeadingRank(OneRank):
             self._ranks = [RankProcess(rank, self._rendezvous) for rank in range(1, self._size)]
         except OSError as error:
             self._error = error
+            self.leave()
         finally:
             self._are_begun.set()
         if self._error is None:

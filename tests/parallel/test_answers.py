@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import LLM, demo
-from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.compose import leading_rank
 from photon_grpc.errors import StartupError, Unavailable
 from tests.compose.matrix import FEATURES, answer, request
 from tests.models import reference
@@ -136,16 +136,18 @@ def test_a_head_for_drafts_needs_one_stage(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_program_whose_rank_is_killed_fails_its_calls() -> None:
     with LLM(device="cpu", tensor_parallel_size=2) as llm:
-        llm.generate(TEXTS, max_tokens=4)
+        before = [output.text for output in llm.generate(TEXTS, max_tokens=4, temperature=0.0)]
+        with pytest.raises(StartupError, match="another model of this program is computed by several ranks"):
+            LLM(device="cpu", tensor_parallel_size=2)
+        assert [output.text for output in llm.generate(TEXTS, max_tokens=4, temperature=0.0)] == before
         (pid,) = llm._program._runner._followers.pids  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable):
             llm.generate(TEXTS, max_tokens=2000, ignore_eos=True)
 
 
-@pytest.mark.full
-def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
+def test_sizes_that_ranks_cannot_share_start_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference.save(reference.make_model("qwen3"), tmp_path)
-    assert read_model_dir(tmp_path)
+    monkeypatch.setattr(leading_rank, "LeadingRank", pytest.fail)
     with pytest.raises(StartupError, match="num_kv_heads 2 cannot be shared out over 3 ranks"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=3)

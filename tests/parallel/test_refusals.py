@@ -11,9 +11,10 @@ from photon_grpc.cli.doctor import _peers
 from photon_grpc.compose.assemble import check_parallel
 from photon_grpc.config.flags import ParallelConfig
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.errors import ConfigError, ModelLoadError, StartupError
 from photon_grpc.kernels import select
 from photon_grpc.layers.parallel.group import MeshSizes, Rehearsal, mesh_of
+from photon_grpc.layers.parallel.processes import ProcessMesh
 from photon_grpc.models import build
 from tests.models import reference
 
@@ -54,6 +55,21 @@ def test_what_cannot_be_shared_out_is_refused_by_name(
             config, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=64,
             mesh=mesh_of(0, sizes, Rehearsal),
         )  # fmt: skip
+
+
+def test_a_process_has_one_mesh_at_a_time() -> None:
+    first = ProcessMesh(0, MeshSizes(2), -1)
+    with pytest.raises(StartupError, match="another model of this program is computed by several ranks"):
+        ProcessMesh.refuse_another()
+    first.leave()
+    ProcessMesh.refuse_another()
+    second = ProcessMesh(0, MeshSizes(2), -1)
+    first.leave()
+    with pytest.raises(StartupError):
+        ProcessMesh.refuse_another()
+    del second
+    # One that nobody has any more, as of a program that was not closed.
+    ProcessMesh.refuse_another()
 
 
 def test_doctor_names_gpus_that_do_not_reach_each_other() -> None:

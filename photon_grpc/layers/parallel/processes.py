@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
+from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
@@ -69,7 +71,19 @@ class ProcessMesh:
         file: the number of a shared file, by which the ranks find each other.
     """
 
+    #: The one that has, or will have, the groups of this process.
+    _holder: ClassVar[weakref.ref[ProcessMesh] | None] = None
+
+    @classmethod
+    def refuse_another(cls) -> None:
+        """Raise StartupError while there is one in this process: libraries have one set of groups."""
+        if cls._holder is not None and cls._holder() is not None:
+            raise StartupError(
+                "another model of this program is computed by several ranks: close it first, or start another program"
+            )
+
     def __init__(self, rank: int, sizes: MeshSizes, file: int) -> None:
+        ProcessMesh._holder = weakref.ref(self)
         self._file = file
         self._sizes = sizes
         self._on_cuda = False
@@ -130,7 +144,9 @@ class ProcessMesh:
             dist.distributed_c10d._abort_process_group()
 
     def leave(self) -> None:
-        """Compute alone again; the others may have ended."""
+        """Compute alone again, and let another one of this process begin; the others may have ended."""
+        if self._holder is not None and self._holder() is self:
+            ProcessMesh._holder = None
         is_joined = [group.leave() for group in self._groups]
         # The end of NCCL's group would wait for the others, and for graphs that were captured with it.
         if any(is_joined) and not self._on_cuda:
