@@ -1,4 +1,4 @@
-"""What the ranks of a model would hold, built without weights: sizes are refused before a process is started."""
+"""The parts of a model that ranks would hold, built without weights: sizes are refused before a process is started."""
 
 from __future__ import annotations
 
