@@ -275,7 +275,7 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
     try:
         return [
             *rows,
-            *_model_directory(directory, resolved.config.model),
+            *_model_directory(directory, resolved.config),
             *_kv_cache(resolved.config, directory),
         ]
     except ImportError as error:
@@ -284,29 +284,29 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
         return rows
 
 
-def _model_directory(directory: Path, flags: ModelFlags) -> list[tuple[str, str]]:
+def _model_directory(directory: Path, config: ServeConfig) -> list[tuple[str, str]]:
     from photon_grpc.config.model_dir import read_model_dir
     from photon_grpc.config.weight_bytes import described
 
-    config = read_model_dir(directory)
+    model = read_model_dir(directory)
     num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     shape = (
-        f"{config.num_layers} layers, hidden {config.hidden_size}, {config.num_heads} heads, "
-        f"{config.num_kv_heads} KV heads of {config.head_dim}"
+        f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, "
+        f"{model.num_kv_heads} KV heads of {model.head_dim}"
     )
-    has_chat = config.has_tokenizer and config.chat_template is not None
-    parts = [name for name, has in (("text", config.has_tokenizer), ("chat", has_chat)) if has]
+    has_chat = model.has_tokenizer and model.chat_template is not None
+    parts = [name for name, has in (("text", model.has_tokenizer), ("chat", has_chat)) if has]
     ids_only = about_tokenizer(file.name for file in directory.iterdir())
     return [
-        ("architecture", f"{config.architecture}: {shape}"),
+        ("architecture", f"{model.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
-        ("dtype", config.dtype),
-        *_experts(config.experts),
-        ("quantization", described(config, flags)),
-        ("vocabulary", f"{config.vocab_size:,}; EOS: {', '.join(map(str, config.eos_token_ids)) or 'none'}"),
-        ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
+        ("dtype", model.dtype),
+        *_experts(model.experts),
+        ("quantization", described(model, config.model, config.cache.kv_cache_dtype)),
+        ("vocabulary", f"{model.vocab_size:,}; EOS: {', '.join(map(str, model.eos_token_ids)) or 'none'}"),
+        ("context", f"{model.max_position_embeddings:,} tokens{_windows(model.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),
-        ("revision", config.revision[:16]),
+        ("revision", model.revision[:16]),
     ]
 
 

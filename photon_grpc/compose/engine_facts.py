@@ -9,6 +9,7 @@ import torch
 from photon_grpc.compose.kv_form import KVForm
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig
+from photon_grpc.config.quantization import WeightBytes, WeightFormat
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.config.weight_bytes import format_of, served, weight_bytes
 from photon_grpc.core.frames import Facts
@@ -57,8 +58,12 @@ def facts_of(
             kv_form=kv_form.name,
             cuts=config.parallel.cuts,
         ),
-        weight_bytes=None if weight_format is None else weight_bytes(served(model_config, config.model), weight_format),
+        weight_bytes=None if weight_format is None else _bytes(model_config, config, weight_format),
     )
+
+
+def _bytes(model_config: ModelConfig, config: ServeConfig, form: WeightFormat) -> WeightBytes:
+    return weight_bytes(served(model_config, config.model), form, config.cache.kv_cache_dtype)
 
 
 def _device_name(device: torch.device, num_ranks: int) -> str:

@@ -12,6 +12,8 @@ from photon_grpc.config.quantization import FORMATS, HEAD, WeightBytes, WeightFo
 from photon_grpc.errors import ConfigError, ModelLoadError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: The value of --kv-cache-dtype with which keys and values have the type of the layers; others are of 8 bits.
+AUTO = "auto"
 
 
 def format_of(model: ModelConfig, flags: ModelFlags) -> WeightFormat | None:
@@ -54,23 +56,24 @@ def step_bytes(model: ModelConfig, num_tokens: int) -> float:
     return total - missed * sum(spec.layers) * of_experts
 
 
-def kv_token_bytes(model: ModelConfig) -> int:
-    """Return the bytes of one token's keys and values, or latents, in all layers."""
+def kv_token_bytes(model: ModelConfig, kv_dtype: str = AUTO) -> int:
+    """Return the bytes of one token's keys and values, or latents, in all layers; kv_dtype: of --kv-cache-dtype."""
+    itemsize = _BYTES[model.dtype] if kv_dtype == AUTO else 1
     if model.latent:
-        return model.num_layers * model.latent.width * _BYTES[model.dtype]
-    return model.num_layers * 2 * model.num_kv_heads * model.head_dim * _BYTES[model.dtype]
+        return model.num_layers * model.latent.width * itemsize
+    return model.num_layers * 2 * model.num_kv_heads * model.head_dim * itemsize
 
 
-def weight_bytes(model: ModelConfig, form: WeightFormat) -> WeightBytes:
-    """Return what the format takes and saves."""
+def weight_bytes(model: ModelConfig, form: WeightFormat, kv_dtype: str = AUTO) -> WeightBytes:
+    """Return what the format takes and saves, beside keys and values of a type of --kv-cache-dtype."""
     held = linear_bytes(model, form)
     saved = max(0, linear_bytes(model, None) - held)
-    return WeightBytes(held, saved, saved // kv_token_bytes(model))
+    return WeightBytes(held, saved, saved // kv_token_bytes(model, kv_dtype))
 
 
-def saving(model: ModelConfig, form: WeightFormat) -> str:
+def saving(model: ModelConfig, form: WeightFormat, kv_dtype: str = AUTO) -> str:
     """Return such as "7.1 GB of weights, 6.9 GB less than in bfloat16: room for 52,700 more tokens of KV cache"."""
-    held, saved, tokens = weight_bytes(model, form)
+    held, saved, tokens = weight_bytes(model, form, kv_dtype)
     if not saved:
         more = held - linear_bytes(model, None)
         return f"{held / 1e9:.3g} GB of weights, {more / 1e9:.3g} GB more than in {model.dtype}"
@@ -78,14 +81,14 @@ def saving(model: ModelConfig, form: WeightFormat) -> str:
     return f"{held / 1e9:.3g} GB of weights, {saved / 1e9:.3g} GB less than in {model.dtype}: {room}"
 
 
-def described(model: ModelConfig, flags: ModelFlags) -> str:
+def described(model: ModelConfig, flags: ModelFlags, kv_dtype: str = AUTO) -> str:
     """Return the format of the weights by a checkpoint and flags, with what it saves, or "none"."""
     try:
         form = format_of(model, flags)
     except ConfigError:
         # It is a reason why `serve` would not start.
         form = model.quantization
-    return "none" if form is None else f"{form.name}: {saving(served(model, flags), form)}"
+    return "none" if form is None else f"{form.name}: {saving(served(model, flags), form, kv_dtype)}"
 
 
 def _projections(model: ModelConfig) -> Iterator[tuple[str, int, int]]:

@@ -11,7 +11,7 @@ from photon_grpc import demo
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS, WeightFormat
-from photon_grpc.config.weight_bytes import described, kv_token_bytes, linear_bytes, saving
+from photon_grpc.config.weight_bytes import described, kv_token_bytes, linear_bytes, saving, weight_bytes
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.quantization.methods import methods
@@ -46,6 +46,15 @@ def test_what_a_format_saves_is_said_in_tokens_of_kv_cache() -> None:
     assert said.startswith("0.00")
     less = linear_bytes(config, None) - linear_bytes(config, FORMATS["int8"])
     assert said.endswith(f"less than in bfloat16: room for {less // kv_token_bytes(config):,} more tokens of KV cache")
+
+
+def test_more_tokens_have_room_where_keys_and_values_have_8_bits() -> None:
+    config = replace(read_model_dir(demo.TARGET), dtype="bfloat16")
+    form, flags = FORMATS["int8"], ModelFlags(quantization="int8", dtype="bfloat16")
+    of_16_bits, of_8_bits = (weight_bytes(config, form, kv_dtype) for kv_dtype in ("auto", "fp8"))
+    assert of_16_bits[:2] == of_8_bits[:2]
+    assert of_8_bits.kv_tokens_gained in (2 * of_16_bits.kv_tokens_gained, 2 * of_16_bits.kv_tokens_gained + 1)
+    assert f"room for {of_8_bits.kv_tokens_gained:,} more" in described(config, flags, "fp8")
 
 
 def test_savings_are_told_of_the_type_that_is_computed_in() -> None:
