@@ -17,11 +17,12 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, needs_gpu, num_copies, print_report_header, report, shapes
-from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
+from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
+from photon_grpc.kernels.linear import embed
 
 READ_BYTES_PER_SECOND = 4.5e12
 ROWS = (1, 8, 32, 48, 64, 96, 128, 192, 256, 384, 512)

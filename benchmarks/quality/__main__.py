@@ -5,13 +5,13 @@ Compared are divergence, flips, perplexity, drift.
     python -m benchmarks.quality --wheels DIR [--formats int8 int4-g128] [--windows 64] [--save NAME] [-- FLAGS]
     photon-grpc quantize photon_grpc/demo/target --output NEW; python -m benchmarks.quality --formats NEW
 
-Each format is loaded with --quantization, kv-fp8 with --kv-cache-dtype fp8, a directory as the embedded model in
-another form, and computes held-out text through `LLM`:
-the files of the packages that the model has not learnt, whose wheels are downloaded to DIR (6 MB); without --wheels the
-held-out files of this interpreter's library. FLAGS are those of serve. KL is that of the distribution in 16 bits to
-that of the format, a position at a time. A flip is a position where another id is the most likely; its margin is the
-distance, in the reference, between the first id and the second. Drift is the first position at which greedy outputs
-differ. The exit code is 1 if a format raises the perplexity by more than its limit.
+Each format is loaded with --quantization, kv-fp8 with --kv-cache-dtype fp8, int8+head and int8+embedding with the head,
+or with the head and the embedding in 8 bits, a directory as the embedded model in another form. Each computes held-out
+text through `LLM`: the files of the packages that the model has not learnt, whose wheels are downloaded to DIR (6 MB);
+without --wheels the held-out files of this interpreter's library. FLAGS are those of serve. KL is that of the
+distribution in 16 bits to that of the format, a position at a time. A flip is a position where another id is the most
+likely; its margin is the distance, in the reference, between the first id and the second. Drift is the first position
+at which greedy outputs differ. The exit code is 1 if a format raises the perplexity by more than its limit.
 
 "Own rounding" is KL between the engine's format and a second implementation in plain torch, which shares no code with
 it. Activations of 8 bits amplify the last bit of a sum: with them it is as large between float32 and float64 sums of
@@ -41,6 +41,11 @@ from photon_grpc.config.model_dir import read_model_dir
 
 PROMPT_LENGTH = 64
 FORMATS = [*ROUNDINGS, KV_FORMAT]
+#: What follows a format and "+": flags of the head, or of the embedding and the head that is tied to it.
+BESIDE = {
+    "head": {"quantization_head": "int8"},
+    "embedding": {"quantization_head": "int8", "quantization_embedding": "int8"},
+}
 HEAD = (
     "| format | KL mean | p99 | p99.9 | own rounding | flips | at a margin above "
     f"{DEFECT_MARGIN} | largest margin | perplexity | change | limit | drift, median (least) |\n"
@@ -79,12 +84,15 @@ def distance(texts: Texts, reference: Sequence[torch.Tensor], other: Sequence[to
 
 def own_rounding(name: str, texts: Texts, of_engine: Sequence[torch.Tensor]) -> float:
     """Return the mean divergence between the engine's logits and those of the second implementation, if it has any."""
-    if name not in FORMATS:
+    form, _, beside = name.partition("+")
+    if form not in FORMATS or beside == "head":
         return math.nan
-    if name == KV_FORMAT:
+    if form == KV_FORMAT:
         model = rounding.with_eight_bit_keys(demo.TARGET)
     else:
-        model = rounding.rounded_model(demo.TARGET, ROUNDINGS[name])
+        model = rounding.rounded_model(demo.TARGET, ROUNDINGS[form])
+    if beside:
+        rounding.round_embedding(model)
     some = texts._replace(windows=texts.windows[:4])
     own = [rounding.logits_of(model, window) for window in some.windows]
     return distance(some, own, of_engine[: len(own)]).mean_divergence
@@ -101,6 +109,7 @@ def row(name: str, found: Distance, own: float, positions: Sequence[int]) -> str
 
 
 def limit_of(name: str) -> float:
+    name = name.partition("+")[0]
     if name not in FORMATS:
         form = read_model_dir(name).quantization
         return ROUNDINGS["int4-g128" if form is not None and form.kind == "int4" else "fp8-block"].limit
@@ -108,9 +117,10 @@ def limit_of(name: str) -> float:
 
 
 def flags_of(name: str) -> dict[str, Any]:
-    if name not in FORMATS:
+    form, _, beside = name.partition("+")
+    if form not in FORMATS:
         return {"model": name}
-    return {"kv_cache_dtype": "fp8"} if name == KV_FORMAT else {"quantization": name}
+    return {"kv_cache_dtype": "fp8"} if form == KV_FORMAT else {"quantization": form} | BESIDE.get(beside, {})
 
 
 def measure(args: argparse.Namespace) -> bool:
@@ -148,7 +158,8 @@ def keywords(flags: Sequence[str]) -> dict[str, Any]:
 
 def known(name: str) -> str:
     """Return a format or a directory. Raise ArgumentTypeError for another name."""
-    if name not in FORMATS and not Path(name).is_dir():
+    form, _, beside = name.partition("+")
+    if not (form in FORMATS and beside in ("", *BESIDE)) and not Path(name).is_dir():
         raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(FORMATS)}, nor a directory")
     return name
 

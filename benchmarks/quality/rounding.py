@@ -175,6 +175,13 @@ def _round_layer(layer: Block, rounding: Rounding) -> None:
 
 
 @torch.no_grad()
+def round_embedding(model: Llama) -> None:
+    """Round the embedding, which is the head, to int8 with a scale a row."""
+    weight = model.model.embed_tokens.weight
+    weight.copy_(round_weight(weight, ROUNDINGS["int8"]))
+
+
+@torch.no_grad()
 def logits_of(model: Llama, ids: Sequence[int]) -> torch.Tensor:
     """Return the logits [len(ids) - 1, V] behind every id but the last."""
     logits: torch.Tensor = model(torch.tensor([list(ids[:-1])]))[0]

@@ -9,9 +9,8 @@ import torch
 from photon_grpc.compose.kv_form import KVForm
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig
-from photon_grpc.config.quantization import WeightBytes, WeightFormat
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.config.weight_bytes import format_of, served, weight_bytes
+from photon_grpc.config.weight_bytes import format_of, weight_bytes_by
 from photon_grpc.core.frames import Facts
 from photon_grpc.kernels import TORCH
 from photon_grpc.models.decoder import Decoder
@@ -58,12 +57,8 @@ def facts_of(
             kv_form=kv_form.name,
             cuts=config.parallel.cuts,
         ),
-        weight_bytes=None if weight_format is None else _bytes(model_config, config, weight_format),
+        weight_bytes=weight_bytes_by(model_config, config.model, config.cache.kv_cache_dtype),
     )
-
-
-def _bytes(model_config: ModelConfig, config: ServeConfig, form: WeightFormat) -> WeightBytes:
-    return weight_bytes(served(model_config, config.model), form, config.cache.kv_cache_dtype)
 
 
 def _device_name(device: torch.device, num_ranks: int) -> str:

@@ -91,7 +91,7 @@ class Drafts:
 
     def model(self, config: ModelConfig) -> Decoder:
         """Load a draft model, in the format of its own checkpoint."""
-        flags = replace(self.config.model, quantization="auto", quantization_head="none")
+        flags = replace(self.config.model, quantization="auto", quantization_head="none", quantization_embedding="none")
         return self.load(config, replace(self.config, model=flags))
 
     def head(self, config: Eagle3Config) -> Eagle3Head:

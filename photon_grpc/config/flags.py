@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from photon_grpc.config.flag_field import NumberRange, flag
 from photon_grpc.config.quantization import FORMATS, HEADS
 
+LOAD_FORMATS = "auto", "safetensors", "dummy"
 #: The value of --admin-listen that turns AdminService off.
 NO_ADMIN = "none"
 
@@ -35,14 +36,16 @@ class ModelFlags:
     )
     quantization: str = flag(
         "auto",
-        "Format of the weights of linear layers. auto: as the checkpoint says. The rest quantize a 16-bit checkpoint "
-        "while it is read: int8 by rows or in groups of columns, int4, or fp8. w8a8, fp8 and fp8-block multiply them "
-        "with 8-bit activations.",
+        "Format of linear layers. auto: as the checkpoint says. Others quantize a 16-bit checkpoint while it is read: "
+        "int8 by rows or groups of columns, int4, fp8; w8a8, fp8 and fp8-block multiply by 8-bit activations.",
         choices=("auto", *FORMATS),
     )
     quantization_head: str = flag(
+        "none", "Format of the head beside --quantization. int8: by rows, 16-bit activations.", choices=tuple(HEADS)
+    )
+    quantization_embedding: str = flag(
         "none",
-        "Format of the head's weights beside --quantization. none: as without it. int8: by rows, 16-bit activations.",
+        "Format of the embedding. int8: by rows; where the head is tied to it, both flags.",
         choices=tuple(HEADS),
     )
     max_model_len: int | None = flag(
@@ -52,9 +55,7 @@ class ModelFlags:
         bounds=NumberRange(at_least=2, at_most=2**24),
     )
     load_format: str = flag(
-        "auto",
-        "auto: safetensors files. dummy: random weights for any config.json.",
-        choices=("auto", "safetensors", "dummy"),
+        "auto", "auto: safetensors files. dummy: random weights for any config.json.", choices=LOAD_FORMATS
     )
     seed: int = flag(
         0,
@@ -350,8 +351,7 @@ class ServerConfig:
     )
     replica_id: str = flag(
         "",
-        "Name of this replica in the metadata x-photon-replica of every answer. Unset: the host's name and the "
-        "server's pid.",
+        "Name of this replica in metadata x-photon-replica of answers. Unset: the host's name and the server's pid.",
         metavar="NAME",
     )
     otlp_endpoint: str = flag(

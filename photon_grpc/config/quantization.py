@@ -28,6 +28,7 @@ class WeightFormat:
     quantized per token, with blocks per token and 128 columns. has_zeros: each scale has a zero point. ignored: names
     of modules that stay 16 bits, or "re:" and a pattern that matches their beginning. head: the kind of the head's
     weights where they have 8 bits on request, with a scale a row and 16-bit activations; "": as `ignored` says.
+    embedding: the same of the embedding, which else has 16 bits.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class WeightFormat:
     layout: Layout = ""
     ignored: tuple[str, ...] = ()
     head: Head = ""
+    embedding: Head = ""
 
     @property
     def bits(self) -> int:
@@ -53,7 +55,8 @@ class WeightFormat:
         else:
             name = f"{self.kind}-g{columns}" if columns else self.kind
         name = f"{name} ({self.layout})" if self.layout else name
-        return f"{name}, head {self.head}" if self.head else name
+        name = f"{name}, head {self.head}" if self.head else name
+        return f"{name}, embedding {self.embedding}" if self.embedding else name
 
     @property
     def activations(self) -> str:
@@ -91,6 +94,7 @@ PER_ROW = 1, ALL
 PER_TENSOR = ALL, ALL
 #: The head stays 16 bits, unless `WeightFormat.head` says otherwise.
 HEAD = "lm_head"
+EMBEDDING = "embed_tokens"
 _HEAD = (HEAD,)
 #: The values of --quantization but "auto".
 FORMATS: dict[str, WeightFormat] = {
@@ -105,25 +109,32 @@ FORMATS: dict[str, WeightFormat] = {
 }
 
 
-#: The values of --quantization-head.
+#: The values of --quantization-head and of --quantization-embedding.
 HEADS: dict[str, Head] = {"none": "", "int8": "int8"}
 
 
-def chosen_format(checkpoint: WeightFormat | None, flag: str, head: str = "none") -> WeightFormat | None:
-    """Return the format for a checkpoint and values of --quantization and --quantization-head.
+def chosen_format(
+    checkpoint: WeightFormat | None, flag: str, head: str = "none", embedding: str = "none", *, is_tied: bool = False
+) -> WeightFormat | None:
+    """Return the format for a checkpoint and values of --quantization, --quantization-head and --…-embedding.
 
     None: the weights stay as they are. Raise ConfigError if the flags contradict the checkpoint or one another.
+    is_tied: whether the head has the embedding's weights.
     """
     if flag != "auto" and checkpoint is not None:
         message = f"--quantization {flag}: the checkpoint is quantized already ({checkpoint.name}); leave the flag out"
         raise ConfigError(message, field="quantization")
     form = checkpoint if flag == "auto" else FORMATS[flag]
-    if head == "none":
-        return form
+    for field, value in (("quantization_head", head), ("quantization_embedding", embedding)):
+        if form is None and value != "none":
+            message = f"--{field.replace('_', '-')} {value}: the other weights have 16 bits; choose a format with "
+            raise ConfigError(message + "--quantization", field=field)
     if form is None:
-        message = f"--quantization-head {head}: the other weights have 16 bits; choose a format with --quantization"
-        raise ConfigError(message, field="quantization_head")
-    if form.layout and form.covers(HEAD):
+        return None
+    if head != "none" and form.layout and form.covers(HEAD):
         message = f"--quantization-head {head}: the checkpoint's head is quantized already ({form.name})"
         raise ConfigError(message, field="quantization_head")
-    return replace(form, head=HEADS[head])
+    if embedding != "none" and is_tied and head != embedding:
+        message = f"--quantization-embedding {embedding}: the head has the same weights; add --quantization-head "
+        raise ConfigError(message + embedding, field="quantization_embedding")
+    return replace(form, head=HEADS[head], embedding=HEADS[embedding])

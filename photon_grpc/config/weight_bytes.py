@@ -18,7 +18,13 @@ AUTO = "auto"
 
 def format_of(model: ModelConfig, flags: ModelFlags) -> WeightFormat | None:
     """Return the format of the weights of a model by these flags, as `chosen_format` does."""
-    return chosen_format(model.quantization, flags.quantization, flags.quantization_head)
+    return chosen_format(
+        model.quantization,
+        flags.quantization,
+        flags.quantization_head,
+        flags.quantization_embedding,
+        is_tied=model.tie_word_embeddings,
+    )
 
 
 def served(model: ModelConfig, flags: ModelFlags) -> ModelConfig:
@@ -35,11 +41,18 @@ def linear_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
     ) + _head_bytes(model, form, itemsize)
 
 
+def embedding_bytes(model: ModelConfig, form: WeightFormat | None) -> int:
+    """Return the bytes of the embedding, with those of a head that has the same tensors."""
+    itemsize = _BYTES[model.dtype]
+    if form is not None and form.embedding:
+        return _bytes(FORMATS[form.embedding], model.vocab_size, model.hidden_size, itemsize)
+    return model.vocab_size * model.hidden_size * itemsize
+
+
 def refuse_without_room(model: ModelConfig, flags: ModelFlags, num_bytes: int, num_gpus: int) -> None:
     """Raise ModelLoadError if a GPU's part of the weights is more than the bytes that it has room for."""
-    model = served(model, flags)
-    embedding = model.vocab_size * model.hidden_size * _BYTES[model.dtype]
-    needed = (linear_bytes(model, format_of(model, flags)) + embedding) // num_gpus
+    model, form = served(model, flags), format_of(model, flags)
+    needed = (linear_bytes(model, form) + embedding_bytes(model, form)) // num_gpus
     if needed > num_bytes:
         each = "a GPU" if num_gpus == 1 else f"each of {num_gpus} GPUs"
         message = f"the weights need {needed / 1e9:,.1f} GB on {each}, which has room for {num_bytes / 1e9:,.1f} GB"
@@ -66,9 +79,17 @@ def kv_token_bytes(model: ModelConfig, kv_dtype: str = AUTO) -> int:
 
 def weight_bytes(model: ModelConfig, form: WeightFormat, kv_dtype: str = AUTO) -> WeightBytes:
     """Return what the format takes and saves, beside keys and values of a type of --kv-cache-dtype."""
-    held = linear_bytes(model, form)
-    saved = max(0, linear_bytes(model, None) - held)
+    held, plain = linear_bytes(model, form), linear_bytes(model, None)
+    if form.embedding:
+        held, plain = held + embedding_bytes(model, form), plain + embedding_bytes(model, None)
+    saved = max(0, plain - held)
     return WeightBytes(held, saved, saved // kv_token_bytes(model, kv_dtype))
+
+
+def weight_bytes_by(model: ModelConfig, flags: ModelFlags, kv_dtype: str) -> WeightBytes | None:
+    """Return what the format by these flags takes and saves; None: there is none."""
+    form = format_of(model, flags)
+    return None if form is None else weight_bytes(served(model, flags), form, kv_dtype)
 
 
 def saving(model: ModelConfig, form: WeightFormat, kv_dtype: str = AUTO) -> str:
@@ -141,9 +162,11 @@ def _feed_forward(model: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
 
 
 def _head_bytes(model: ModelConfig, form: WeightFormat | None, itemsize: int) -> int:
-    """Return the bytes of the head; quantized on request it takes memory beside a tied embedding."""
+    """Return the bytes of the head; quantized on request it takes memory beside a tied embedding of 16 bits."""
     rows, columns = model.vocab_size, model.hidden_size
     if form is not None and form.head:
+        if form.embedding and model.tie_word_embeddings:
+            return 0
         return _bytes(FORMATS[form.head], rows, columns, itemsize)
     if model.tie_word_embeddings:
         return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch.nn import functional as F
+from typing import Any
 
+import torch
+
+from photon_grpc.kernels.linear import embed
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.parameter_owner import OneWeight
 
@@ -12,6 +14,8 @@ from photon_grpc.layers.parameter_owner import OneWeight
 class Embedding(OneWeight):
     """A table [vocab_size, hidden_size] whose row `id` is the vector of that id."""
 
+    #: A tensor, or a QuantizedWeight.
+    weight: Any
     #: What the row is multiplied by.
     factor: float | None = None
 
@@ -20,7 +24,11 @@ class Embedding(OneWeight):
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Look up [T] int32 or int64 -> [T, hidden_size]."""
-        return F.embedding(token_ids, self.weight)
+        return embed.rows(self.weight, token_ids)
+
+    def part(self, ids: slice) -> Any:
+        """Return the loaded weight of some ids, for a head that is tied."""
+        return self.weight[ids]
 
 
 class ScaledEmbedding(Embedding):

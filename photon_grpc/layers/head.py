@@ -88,6 +88,6 @@ class LMHead(Linear):
     def after_load(self) -> None:
         """Bring W into its final form; a tied embedding has been loaded before."""
         if self.embedding is not None:
-            self.weight = self.embedding.weight[self.ids]
+            self.weight = self.embedding.part(self.ids)
         super().after_load()
         self._any = self.gemm(0, LOGITS)

@@ -30,6 +30,7 @@ from photon_grpc.layers.parallel.group import Group, Mesh, can_share, share_of
 from photon_grpc.layers.parallel.linears import ColumnParallelLinear, RowParallelLinear
 from photon_grpc.layers.parallel.stages import Stages
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead, can_share_vocabulary
+from photon_grpc.layers.quantization.embedding import EmbeddingRows, QuantizedEmbedding
 from photon_grpc.layers.quantization.methods import Method
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.unquantized import Unquantized
@@ -123,8 +124,10 @@ class DecoderBuilder:
 
     def embedding(self) -> Embedding:
         config = self.config
-        name = self.named("model.embed_tokens.weight")
-        return self.embedding_class(name, config.vocab_size, config.hidden_size, dtype=self.dtype)
+        name = self.named("model.embed_tokens")
+        plain = self.embedding_class(name + ".weight", config.vocab_size, config.hidden_size, dtype=self.dtype)
+        method = self.method(name)
+        return QuantizedEmbedding(plain, method) if isinstance(method, EmbeddingRows) else plain
 
     def head(self, embedding: Embedding) -> LMHead:
         tied = self.config.tie_word_embeddings

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch.nn import functional as F
 
 from photon_grpc.config.eagle3 import Eagle3Config, states_before
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.lang.gluon import can_fuse
-from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.linear import embed, tiles
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
@@ -185,7 +184,7 @@ class Eagle3Head(Decoder):
         Writes the keys and values of the T positions. `logits` and `sample` take the hidden states.
         """
         # A fused embedding writes into the model's buffers.
-        embedded = F.embedding(token_ids, self.embedding.weight)
+        embedded = embed.rows(self.embedding.weight, token_ids)
         hidden, following = self.norm.add(*self._layer.draft(embedded, states, ctx))
         ctx.memo.clear()
         return hidden, following

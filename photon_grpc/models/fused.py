@@ -18,11 +18,10 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 
 from photon_grpc.core.kv import PageFormat
-from photon_grpc.kernels import embed
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
-from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.linear import embed, tiles
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding, ScaledEmbedding
 from photon_grpc.layers.ends import Gemm
@@ -31,6 +30,7 @@ from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.linear import Folded
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner
+from photon_grpc.layers.quantization.embedding import QuantizedEmbedding
 from photon_grpc.layers.workspace import Workspace
 from photon_grpc.models.chains import CHAINS, Ends, products_of
 from photon_grpc.models.decoder import Decoder, DecoderLayer
@@ -48,6 +48,10 @@ class FusedEmbedding(Embedding):
         self.factor = embedding.factor
         self._plain = embedding
         self._first = first
+
+    @property
+    def num_parameters(self) -> int:
+        return self._plain.num_parameters
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         work = self._first.workspace(token_ids.shape[0], ctx)
@@ -131,7 +135,7 @@ def with_chains(decoder: Decoder) -> Decoder | None:
     if not chains:
         return None
     embedding, first = decoder.embedding, layers[0]
-    if isinstance(first, FusedDecoderLayer) and type(embedding) in (Embedding, ScaledEmbedding):
+    if isinstance(first, FusedDecoderLayer) and type(embedding) in (Embedding, ScaledEmbedding, QuantizedEmbedding):
         embedding = FusedEmbedding(embedding, first)
     return Decoder(
         embedding,

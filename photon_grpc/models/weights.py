@@ -20,6 +20,7 @@ from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoi
 from photon_grpc.config.kv_calibration import is_kv_scale
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.layers.experts import Experts, Router
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parameter_owner import ParameterOwner, Target
@@ -158,11 +159,20 @@ def linears_of(decoder: Decoder) -> Iterator[Linear]:
 
 
 def linear_bytes(decoder: Decoder) -> tuple[int, int]:
-    """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits."""
+    """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits.
+
+    A quantized embedding counts among them.
+    """
     linears = list(linears_of(decoder))
     # A tied head has no parameters of its own; quantized, it takes memory all the same.
-    held = (leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple))
-    return sum(leaf.method.num_bytes(leaf) for leaf in held), 2 * sum(leaf.num_parameters for leaf in linears)
+    held = [leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple)]
+    num_bytes, num_parameters = sum(leaf.method.num_bytes(leaf) for leaf in held), 0
+    table = decoder.embedding.weight
+    if isinstance(table, QuantizedWeight):
+        num_parameters = table.shape.numel()
+        # Of a tied head it is the same.
+        num_bytes += 0 if decoder.head.is_tied and decoder.head in held else table.num_bytes
+    return num_bytes, 2 * (num_parameters + sum(leaf.num_parameters for leaf in linears))
 
 
 def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:

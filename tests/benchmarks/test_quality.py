@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.quality import rounding
-from benchmarks.quality.__main__ import Texts, compute, distance, flags_of
+from benchmarks.quality.__main__ import Texts, compute, distance, flags_of, own_rounding
 from benchmarks.quality.compare import Distance, first_differences
 from benchmarks.quality.held_out import beginnings, held_out_documents, windows
 from benchmarks.quality.rounding import KV_FORMAT, KV_LIMIT, ROUNDINGS, Rounding, round_rows, round_weight
@@ -108,10 +108,8 @@ def test_a_cache_of_8_bits_stays_within_its_limit_and_is_what_its_definition_say
     assert distance(texts, own, computed).mean_divergence < 0.2 * found.mean_divergence
 
 
-@pytest.mark.parametrize("name", [pytest.param("int8-g64", marks=pytest.mark.full), "int4-g128"])
+@pytest.mark.parametrize("name", [pytest.param("int8-g64", marks=pytest.mark.full), "int4-g128+embedding"])
 def test_an_engine_computes_what_the_definition_of_a_format_says(name, texts, reference):
     """The second implementation shares no code with the engine's."""
-    model = rounding.rounded_model(demo.TARGET, ROUNDINGS[name])
-    own = [rounding.logits_of(model, window) for window in texts.windows]
-    assert distance(texts, own, compute(texts, {"quantization": name}).logits).mean_divergence < 1e-9
-    assert distance(texts, own, reference).mean_divergence > 1e-5
+    assert own_rounding(name, texts, compute(texts, flags_of(name)).logits) < 1e-9
+    assert own_rounding(name, texts, reference) > 1e-5

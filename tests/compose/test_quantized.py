@@ -15,11 +15,12 @@ from photon_grpc.config.weight_bytes import kv_token_bytes, linear_bytes
 from photon_grpc.service.processes import check_start
 
 PROMPT = "def fib(n):\n    "
+FLAGS = {"quantization": "int8-g64", "quantization_head": "int8", "quantization_embedding": "int8"}
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", quantization="int8-g64", quantization_head="int8", num_blocks=256) as llm:
+    with LLM(device="cpu", **FLAGS, num_blocks=256) as llm:
         yield llm
 
 
@@ -38,23 +39,24 @@ def test_a_model_tells_what_its_format_saves(llm: LLM) -> None:
     model = read_model_dir(demo.TARGET)
     told = llm._program.model_facts().weight_bytes
     assert told is not None
-    # The head is tied: in 8 bits it is beside the embedding.
-    of_head = model.vocab_size * (model.hidden_size + 4)
+    # The head is tied: it has the tensors of the embedding.
+    of_embedding = model.vocab_size * (model.hidden_size + 4)
     of_layers = linear_bytes(model, None)
-    assert told.held + told.saved == of_layers
+    assert told.held + told.saved == of_layers + 4 * model.vocab_size * model.hidden_size
     # An eighth of float32's bits with a scale of 4 bytes for 64 of them.
-    assert told.held == of_layers * (64 + 4) // (4 * 64) + of_head
+    assert told.held == of_layers * (64 + 4) // (4 * 64) + of_embedding
     assert told.kv_tokens_gained == told.saved // kv_token_bytes(model)
 
 
 def test_doctor_names_the_numerics_of_the_format(llm: LLM) -> None:
     facts = llm._program.model_facts()
-    assert facts.quantization == "int8-g64, head int8"
+    name = "int8-g64, head int8, embedding int8"
+    assert facts.quantization == name
     found = facts.numerics
-    assert (found.weights, found.activations) == ("int8-g64, head int8", "float32")
-    flags = {"device": "cpu", "quantization": "int8-g64", "quantization_head": "int8"}
+    assert (found.weights, found.activations) == (name, "float32")
+    flags = {"device": "cpu"} | FLAGS
     assert check_start.numerics_version(resolve(flags, {}).config) == found.version
-    for other in ({"quantization": "w8a8"}, {"quantization_head": "none"}):
+    for other in ({"quantization": "w8a8"}, {"quantization_embedding": "none"}):
         assert check_start.numerics_version(resolve(flags | other, {}).config) != found.version
 
 

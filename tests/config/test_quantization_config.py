@@ -255,6 +255,19 @@ def test_the_head_is_quantized_on_request_beside_other_weights_only() -> None:
     assert chosen_format(replace(whole, ignored=("lm_head",)), "auto", "int8") is not None
 
 
+def test_the_embedding_is_quantized_on_request_with_a_head_that_is_tied_to_it() -> None:
+    form = chosen_format(None, "w8a8", "none", "int8")
+    assert form is not None
+    assert (form.name, form.head, form.embedding) == ("w8a8, embedding int8", "", "int8")
+    both = chosen_format(None, "int8", "int8", "int8", is_tied=True)
+    assert both is not None
+    assert both.name == "int8, head int8, embedding int8"
+    with pytest.raises(ConfigError, match="--quantization-embedding int8: the other weights have 16 bits"):
+        chosen_format(None, "auto", "none", "int8")
+    with pytest.raises(ConfigError, match="the head has the same weights; add --quantization-head int8"):
+        chosen_format(None, "int8", "none", "int8", is_tied=True)
+
+
 @pytest.mark.parametrize("strategy", ["tensor", "attn_head"])
 def test_scales_of_a_kv_cache_change_nothing_of_the_weights_and_may_stand_alone(strategy: str) -> None:
     scheme = {"kv_cache_scheme": KV | {"strategy": strategy}}

@@ -11,11 +11,20 @@ from photon_grpc import demo
 from photon_grpc.config.flags import ModelFlags
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS, WeightFormat
-from photon_grpc.config.weight_bytes import described, kv_token_bytes, linear_bytes, saving, weight_bytes
+from photon_grpc.config.weight_bytes import (
+    described,
+    embedding_bytes,
+    kv_token_bytes,
+    linear_bytes,
+    saving,
+    weight_bytes,
+)
 from photon_grpc.kernels import TORCH
-from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, load
+from photon_grpc.models.weights import linear_bytes as held_bytes
+
+HEAD = replace(FORMATS["int8"], head="int8")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +35,9 @@ def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [None, *FORMATS.values(), replace(FORMATS["int8"], head="int8")], ids=lambda form: form and form.name
+    "form",
+    [None, *FORMATS.values(), HEAD, replace(HEAD, embedding="int8")],
+    ids=lambda form: form and form.name,
 )
 def test_bytes_are_those_of_the_loaded_weights(form: WeightFormat | None) -> None:
     config = read_model_dir(demo.TARGET)
@@ -34,9 +45,9 @@ def test_bytes_are_those_of_the_loaded_weights(form: WeightFormat | None) -> Non
         config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=16, method=methods(form)
     )  # fmt: skip
     load(decoder, config)
-    linears = [leaf for leaf in decoder.leaves() if isinstance(leaf, Linear)]
-    held = (leaf for leaf in linears if leaf.num_parameters or isinstance(leaf.weight, tuple))
-    assert linear_bytes(config, form) == sum(leaf.method.num_bytes(leaf) for leaf in held)
+    held, _ = held_bytes(decoder)
+    of_embedding = embedding_bytes(config, form) if form is not None and form.embedding else 0
+    assert linear_bytes(config, form) + of_embedding == held
     assert kv_token_bytes(config) == sum(layer.attention.kv.format.token_bytes for layer in decoder.layers)
 
 

@@ -17,13 +17,12 @@ import torch
 
 from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import OF_OTHER_FORMS, SHAPES
-from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.decode_columns import programs_and_pairs
 from photon_grpc.kernels.attention.decode_ring import PageShape
 from photon_grpc.kernels.attention.decode_tiles import RESERVED_BYTES, DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
-from photon_grpc.kernels.linear import cost, epilogue, tiles
+from photon_grpc.kernels.linear import cost, embed, epilogue, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.gemv import gemv_kernel
@@ -381,9 +380,12 @@ def test_decode_attention_of_other_shapes(group: int, head_dim: int, lane: int) 
 
 def test_embed() -> None:
     types = {"table": "*bf16", "token_ids": "*i32", "h": "*bf16", "partial": "*fp32"}
-    built = compiled(embed.embed_kernel, types, embed.config(2048) | {"factor": None, "PDL": True})
+    constants = embed.config(2048) | {"factor": None, "PDL": True}
+    built = compiled(embed.embed_kernel, types, constants | {"scales": None, "IS_ARRANGED": False})
     check(built)
     assert "st.global.v" in built.ptx
+    of_8_bits = types | {"table": "*i8", "scales": "*bf16"}
+    check(compiled(embed.embed_kernel, of_8_bits, constants | {"IS_ARRANGED": True}))
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from photon_grpc.config.quantization import FORMATS, WeightFormat
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
+from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.ends import Logits
+from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.linears import ColumnParallelLinear, RowParallelLinear
+from photon_grpc.layers.quantization.embedding import QuantizedEmbedding
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, load, weights
 from tests.models import quantized, reference
@@ -213,3 +217,33 @@ def test_the_peak_of_loading_is_the_quantized_weights_and_one_float_leaf(
     assert peak <= quantized_bytes + kept + largest + scratch
     floats = 2 * decoder.num_parameters
     assert quantized_bytes + kept + largest + scratch < floats
+
+
+@pytest.mark.parametrize("factor", [None, 4.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_quantized_embedding_are_rounded_and_a_tied_head_has_the_same_tensors(
+    dtype: torch.dtype, factor: float | None
+) -> None:
+    form = replace(FORMATS["int8-g64"], head="int8", embedding="int8")
+    plain = Embedding("model.embed_tokens.weight", 300, 64, dtype=dtype)
+    plain.factor = factor
+    embedding = QuantizedEmbedding(plain, methods(form)("model.embed_tokens"))
+    head = LMHead(
+        "lm_head", embedding, tied=True, method=methods(form)("lm_head"), sample=select("torch", "cpu").sample
+    )
+    for leaf in (embedding, head):
+        leaf.allocate(CPU)
+    (target,) = embedding.targets()
+    assert (target.name, *target.tensor.shape) == ("model.embed_tokens.weight", 300, 64)
+    target.tensor.normal_(0, 0.3)
+    floats = target.tensor.double()
+    for leaf in (embedding, head):
+        leaf.after_load()
+    scales = (target.tensor.float().abs().amax(1) / 127).to(dtype).double()
+    rounded = ((floats / scales[:, None]).round().clamp(-127, 127) * scales[:, None]).to(dtype)
+    ids = torch.tensor([299, 0, 7, 7], dtype=torch.int32)
+    context: Any = None
+    assert torch.equal(embedding(ids, context), rounded[ids] if factor is None else rounded[ids] * factor)
+    assert head.weight.values.data_ptr() == embedding.weight.values.data_ptr()
+    x = torch.randn(3, 64).to(dtype)
+    torch.testing.assert_close(head.logits(x).double(), x.double() @ rounded.double().t(), rtol=2e-2, atol=2e-2)

@@ -47,6 +47,15 @@ class QuantizedWeight(NamedTuple):
         rows, width = self.values.shape
         return torch.Size((rows, width * 8 // self.kind.BITS))
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in self[:4] if each is not None)
+
+    def part(self, rows: slice | torch.Tensor) -> QuantizedWeight:
+        """Return some rows, as a slice or by their numbers."""
+        zeros = None if self.zeros is None else self.zeros[:, rows]
+        return self._replace(values=self.values[rows], scales=self.scales[:, rows], zeros=zeros)
+
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Return W [N, K] in torch, in natural order; dtype is that of the scales."""

@@ -1,12 +1,13 @@
-"""The LinearMethod of every Linear of a model whose weights have a WeightFormat."""
+"""The LinearMethod of every Linear, and of the embedding, of a model whose weights have a WeightFormat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from photon_grpc.config.quantization import FORMATS, HEAD, WeightFormat
+from photon_grpc.config.quantization import EMBEDDING, FORMATS, HEAD, WeightFormat
 from photon_grpc.layers.linear import LinearMethod
 from photon_grpc.layers.quantization.eight_bits import EightBits
+from photon_grpc.layers.quantization.embedding import EmbeddingRows
 from photon_grpc.layers.quantization.sources import FromCheckpoint, FromFloat, Source
 from photon_grpc.layers.quantization.weight_only import WeightOnly
 from photon_grpc.layers.unquantized import Unquantized
@@ -22,11 +23,14 @@ def methods(form: WeightFormat | None) -> Method:
         return lambda name: plain
     source: Source = FromCheckpoint(form) if form.layout else FromFloat(form)
     quantized = EightBits(source) if form.activation_bits == 8 else WeightOnly(source)
-    head = WeightOnly(FromFloat(FORMATS[form.head])) if form.head else None
+    #: By the last part of a name.
+    others: dict[str, LinearMethod] = {EMBEDDING: plain}
+    if form.head:
+        others[HEAD] = WeightOnly(FromFloat(FORMATS[form.head]))
+    if form.embedding:
+        others[EMBEDDING] = EmbeddingRows(FromFloat(FORMATS[form.embedding]))
 
     def method(name: str) -> LinearMethod:
-        if head is not None and name.rsplit(".", 1)[-1] == HEAD:
-            return head
-        return quantized if form.covers(name) else plain
+        return others.get(name.rsplit(".", 1)[-1]) or (quantized if form.covers(name) else plain)
 
     return method

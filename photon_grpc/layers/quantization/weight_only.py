@@ -34,12 +34,21 @@ class WeightOnly(Quantized):
     """
 
     def after_load(self, linear: Linear) -> None:
+        # A head that is tied to a quantized embedding has its weight already.
+        if not isinstance(linear.weight, QuantizedWeight):
+            linear.weight = self._held(linear)
+        self.pack(linear)
+
+    def _held(self, linear: Linear) -> QuantizedWeight:
         values, scales, zeros = self.source.codes(linear)
         form = self.source.form
         kind = WeightKind(form.bits, form.block[1], zeros is not None)
         is_arranged = values.is_cuda and linear.in_features % WORD_COLUMNS[form.bits] == 0 and holds(scales)
         held = arrange(values, form.bits) if is_arranged else values
-        linear.weight = QuantizedWeight(held, scales, zeros, kind=kind, is_arranged=is_arranged)
+        return QuantizedWeight(held, scales, zeros, kind=kind, is_arranged=is_arranged)
+
+    def pack(self, linear: Linear) -> None:
+        """Replace the weight by one that is packed for this CPU, where that is supported."""
         packed = pack_quantized(linear.weight, linear.bias)
         if packed is not None:
             linear.method = PackedWeightOnly(self.source)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from photon_grpc.kernels import TRITON, embed, norm_add, swiglu
+from photon_grpc.kernels import TRITON, norm_add, swiglu
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.linear import head, tiles
+from photon_grpc.kernels.linear import embed, head, tiles
 from photon_grpc.kernels.linear.fused_linear import Affine, Gate, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.norm_add import Norm

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import embed
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import embed
+from photon_grpc.kernels.linear.weight import WeightKind
+from tests.kernels.packed import arranged, numbers, packed_weight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -24,6 +26,21 @@ def test_rows_are_those_of_the_table(size: int, factor: float | None, ids: torch
     assert torch.equal(h[:4], expected if factor is None else expected * factor)
     assert h[4:].isnan().all()
     assert partial[4:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("factor", [None, 33.9375])
+@pytest.mark.parametrize("is_arranged", [False, True])
+@pytest.mark.parametrize("size", [96, 1024, 2512])
+def test_rows_of_8_bits_are_dequantized(size: int, factor: float | None, is_arranged: bool, dtype: torch.dtype) -> None:
+    table, token_ids = packed_weight(50, size, WeightKind(8), dtype), torch.tensor([0, 49, 7, 7])
+    expected = numbers(table)[token_ids]
+    held = arranged(table) if is_arranged else table
+    h, partial = torch.full((4, size), torch.nan, dtype=dtype), torch.full((4, size // 16), torch.nan)
+    embed.launch(held, token_ids, h, partial, factor)
+    assert torch.equal(h, (expected if factor is None else expected * factor).to(dtype))
+    assert torch.equal(embed.rows(held, token_ids).double(), expected)
+    torch.testing.assert_close(partial, squares.reference(h), rtol=1e-6, atol=0.0)
 
 
 def test_no_tokens_launch_nothing() -> None:
