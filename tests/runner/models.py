@@ -136,11 +136,11 @@ atexit.register(_KEPT.close)
 
 
 @cache
-def model(family: str) -> tuple[Path, torch.nn.Module]:
+def model(family: str, vocab_size: int = 320) -> tuple[Path, torch.nn.Module]:
     """Return (directory, the reference) of a family."""
     config, cls, more = _ALL[family]
     torch.manual_seed(17)
-    reference = cls(config(**(_SHAPE | copy.deepcopy(more)))).eval()
+    reference = cls(config(**(_SHAPE | copy.deepcopy(more) | {"vocab_size": vocab_size}))).eval()
     directory = Path(_KEPT.enter_context(TemporaryDirectory(prefix=f"photon-{family}-")))
     reference.save_pretrained(directory)
     return directory, reference

@@ -1,0 +1,45 @@
+"""Models with experts and with latents: every option, and some pairs, in a crowded batch and drafted, as alone."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photon_grpc import LLM, demo
+from tests.compose.matrix import FEATURES, PLAIN, TEMPLATE, answer, answers_together, request
+from tests.examples import examples
+from tests.properties.drawn_requests import complete
+from tests.runner.models import model
+
+#: With few blocks and small steps sequences are preempted, prompts are split and steps overlap.
+CROWDED: dict[str, Any] = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24}
+
+
+@pytest.fixture(scope="module", params=["qwen3moe", "deepseek2", pytest.param("mixtral", marks=pytest.mark.full)])
+def path(request: pytest.FixtureRequest) -> str:
+    """Return a model of random weights with the tokenizer of the embedded one."""
+    directory, _ = model(request.param, vocab_size=4096)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(Path(demo.DRAFT, name), directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return str(directory)
+
+
+@pytest.mark.timeout(400)
+def test_every_option_and_some_pairs_answer_as_alone(path: str) -> None:
+    pairs = random.Random(1).sample(list(combinations(FEATURES, 2)), examples(40))
+    names = [*((name,) for name in FEATURES), *pairs]
+    with LLM(path, device="cpu", dtype="float32", enable_prefix_caching=False, max_num_seqs=2, num_blocks=64) as llm:
+        expected = {each: answer(llm, request(each)) for each in names}
+        expected["plain",] = [output for one in PLAIN for output in complete(llm, one)]
+    served = [each for each, told in expected.items() if not isinstance(told, str) and each != ("plain",)]
+    for more in ({}, {"speculative_model": "ngram", "num_speculative_tokens": 3, "speculation_control": "fixed"}):
+        with LLM(path, device="cpu", dtype="float32", async_depth=1, **CROWDED, **more) as llm:
+            answered = list(answers_together(llm, served))
+        differing = [each for each, outputs in answered if outputs != expected[each]]
+        assert differing == [], (len(answered), more)
