@@ -130,13 +130,12 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         64: None,
         128: None,
     },
-    # Gemma-3-1B: gate and up, down
+    # Gemma-3-1B: gate and up, down; 4B: output, gate and up, down
     (13824, 1152): {8: Tile("gemv", 32, 128, 1, 4)},
-    (1152, 6912): {8: Tile("gemv", 16, 128, 2, 16)},
-    # Gemma-3-4B: output, gate and up, down
+    (1152, 6912): {8: Tile("gemv", 16, 128, 2, 16), 64: None},
     (2560, 2048): {8: Tile("gemv", 16, 256, 1, 5)},
-    (20480, 2560): {8: Tile("gemv", 64, 128, 2, 3)},
-    (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9)},
+    (20480, 2560): {8: Tile("gemv", 64, 128, 2, 3), 64: Tile("wgmma", 64, 64, 4, 4)},
+    (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9), 64: None},
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {16: None},
     # Llama-3.2-3B: output, down
@@ -181,8 +180,9 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
 }
 
-#: The same of products whose heads are normalised: of Gemma-3-4B.
+#: The same of products whose heads are normalised: of Gemma-3-1B and 4B.
 NORMED_TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
+    (1536, 1152): {64: Tile("wgmma", 64, 128, 4, 5)},
     (4096, 2560): {8: Tile("gemv", 16, 256, 1, 5)},
 }
 
