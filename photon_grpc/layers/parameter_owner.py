@@ -86,7 +86,7 @@ class OneWeight:
         return self.weight.numel()
 
     def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty_like(self.weight, device=device)
+        self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)  # empty_like loads sympy
 
     def targets(self) -> Iterator[Target]:
         yield Target(self.name, self.weight, center=self.center)

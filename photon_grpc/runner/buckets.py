@@ -9,7 +9,7 @@ both have the same tails. Longer steps run eagerly: they hide what launching cos
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from photon_grpc.core.batch import DRAFT_COUNTS, Batch
 from photon_grpc.runner.step import StepShape, is_decode, is_verify
@@ -28,6 +28,8 @@ LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 
 #: The most tokens of verify steps, and their rows: fewer than of decode steps, since there is a shape for each number
 #: of drafts, and surplus rows of a token each cost next to nothing where products are padded to the same tile.
 MAX_VERIFY_TOKENS = 256
+#: Steps of few tokens have no shape of their own where one with more drafts has as few.
+FEW_TOKENS = 16
 VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -37,12 +39,13 @@ class Buckets:
     def __init__(self, max_num_seqs: int, max_drafts: int = 0) -> None:
         self.rows = decode_buckets(max_num_seqs)
         self.mixed = mixed_buckets(max_num_seqs)
-        numbers = [drafts for drafts in DRAFT_COUNTS if drafts <= max_drafts]
         most = self.rows[-1]
         self._verify_rows = (*(rows for rows in VERIFY_ROWS if rows < most), most)
-        found = (verify_shape(rows, drafts) for rows in self._verify_rows for drafts in numbers)
+        numbers = [drafts for drafts in DRAFT_COUNTS if drafts <= max_drafts]
+        #: (rows, most drafts of a row) -> the shape.
+        self._verify_shapes = dict(_verify_shapes(self._verify_rows, numbers))
         #: The largest first.
-        self.verify = sorted({shape for shape in found if shape is not None}, reverse=True)
+        self.verify = sorted(set(self._verify_shapes.values()), reverse=True)
 
     @property
     def draws(self) -> set[int]:
@@ -69,8 +72,8 @@ class Buckets:
         num_rows = len(batch.slots)
         if not is_verify(batch) or num_rows > self.rows[-1]:
             return None
-        shape = verify_shape(self._verify_rows[bisect_left(self._verify_rows, num_rows)], batch.drafts)
-        return shape if shape in self.verify else None
+        rows = self._verify_rows[bisect_left(self._verify_rows, num_rows)]
+        return self._verify_shapes.get((rows, batch.drafts))
 
     def mixed_shapes(self) -> Iterator[StepShape]:
         """Return the mixed shapes, the largest first."""
@@ -88,6 +91,14 @@ def verify_shape(num_rows: int, num_drafts: int) -> StepShape | None:
     if num_tokens > MAX_VERIFY_TOKENS:
         return None
     return StepShape("verify", DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, num_tokens)], num_rows)
+
+
+def _verify_shapes(rows: Iterable[int], numbers: Iterable[int]) -> Iterator[tuple[tuple[int, int], StepShape]]:
+    """Return ((rows, drafts), shape) of those that have one."""
+    for num_rows in rows:
+        own = {drafts: shape for drafts in numbers if (shape := verify_shape(num_rows, drafts)) is not None}
+        few = max((drafts for drafts, shape in own.items() if shape.num_tokens <= FEW_TOKENS), default=0)
+        yield from (((num_rows, drafts), own[max(drafts, few)]) for drafts in own)
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
