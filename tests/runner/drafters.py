@@ -28,7 +28,7 @@ from tests.runner.heads import random_head
 
 VOCAB_SIZE = 4096
 MAX_MODEL_LEN = 200
-LIMITS = Limits(VOCAB_SIZE, MAX_MODEL_LEN, has_grammars=False, min_output=1, max_output=12, usual_prompt=20)
+LIMITS = Limits(VOCAB_SIZE, MAX_MODEL_LEN, has_grammars=False, min_output=1, max_output=16, usual_prompt=24)
 CONSTRAINTS = (
     ConstraintAsk("regex", "[a-z ]{2,30}"),
     ConstraintAsk("regex", "(yes|no|maybe)\\."),
