@@ -36,7 +36,11 @@ GROUPS = (
         r"logprob|threshold_kernel|process_kernel|count_kernel|bins_kernel|tally|window_kernel|list_kernel"
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
-    ("experts", r"gate_up_kernel|down_kernel|scores_kernel|choose_kernel|\bsum_kernel"),
+    (
+        "experts",
+        r"gate_up_kernel|down_kernel|segment_kernel|\bgather_kernel|scores_kernel|choose_kernel|route_one_kernel"
+        r"|\bsum_kernel",
+    ),
     (
         "attention",
         r"latent_(ring_)?kernel|query_kernel|value_kernel|attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel",

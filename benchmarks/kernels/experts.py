@@ -18,7 +18,9 @@ import torch
 
 from benchmarks.kernels.timing import measure_us
 from benchmarks.workloads import SHAPES
+from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
+from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.experts import ProductTile
 from photon_grpc.kernels.moe.route import RouterForm, Routing
@@ -69,14 +71,17 @@ class Step:
         self.layers, self.rows, self.block = layers, rows, block
         self.x = torch.randn(rows, layers.hidden, dtype=torch.bfloat16, device="cuda")
         self.routings = [self.route(router) for router in layers.routers]
+        self.gate_up, self.down = experts.products_of(self.x, self.routings[0], layers.stacks[0])
         self.y = [
-            experts.gate_up_launch(self.x, routing, stacks.gate_up)
+            self.gate_up(self.x, routing, stacks.gate_up)
             for routing, stacks in zip(self.routings, layers.stacks, strict=True)
         ]
         self.z = [
-            experts.down_launch(y, routing, stacks.down)
+            self.down(y, routing, stacks.down)
             for y, routing, stacks in zip(self.y, self.routings, layers.stacks, strict=True)
         ]
+        h = torch.randn_like(self.x)
+        self.stream = ResidualStream(h, squares.reference(h))
 
     def route(self, router: torch.Tensor) -> Routing:
         return route.launch(self.x, router, self.layers.form, None, block=self.block)
@@ -86,18 +91,24 @@ class Step:
         return sum(len(routing.experts.unique()) for routing in self.routings) / NUM_LAYERS
 
     def calls(self, part: str, tile: ProductTile | None = None) -> list[Callable[[], object]]:
+        gate_up = partial(experts.gate_up_launch, tile=tile) if tile else self.gate_up
+        down = partial(experts.down_launch, tile=tile) if tile else self.down
         parts: dict[str, Callable[[int], object]] = {
             "route": lambda n: self.route(self.layers.routers[n]),
-            "gate_up": lambda n: experts.gate_up_launch(self.x, self.routings[n], self.layers.stacks[n].gate_up, tile),
-            "down": lambda n: experts.down_launch(self.y[n], self.routings[n], self.layers.stacks[n].down, tile),
+            "gate_up": lambda n: gate_up(self.x, self.routings[n], self.layers.stacks[n].gate_up),
+            "down": lambda n: down(self.y[n], self.routings[n], self.layers.stacks[n].down),
             "sum": lambda n: experts.sum_launch(self.z[n], self.routings[n], torch.empty_like(self.x), None),
-            "all": lambda n: experts.launch(self.x, self.route(self.layers.routers[n]), self.layers.stacks[n]),
+            "all": self._all,
         }
         return [partial(parts[part], n) for n in range(NUM_LAYERS)]
 
+    def _all(self, number: int) -> object:
+        """Route, multiply, and add to the residual stream."""
+        return experts.launch(self.x, self.route(self.layers.routers[number]), self.layers.stacks[number], self.stream)
 
-def blocks_of(rows: int, *, sweeps: bool) -> tuple[int, ...]:
-    block = route.block_of(rows)
+
+def blocks_of(layers: Layers, rows: int, *, sweeps: bool) -> tuple[int, ...]:
+    block = experts.block_of(rows * layers.top_k, torch.bfloat16, layers.stacks[0]) or route.block_of(rows)
     others = {16: (), 32: (16,), 64: (128,), 128: (64,)}[block]
     return (block, *others) if sweeps else (block,)
 
@@ -114,9 +125,9 @@ def compile_all(layers: Layers, rows: list[int], *, sweeps: bool) -> None:
     """Compile all that will be timed; a candidate that does not fit is skipped when it is timed."""
     with launches_collected() as jobs:
         for number in rows:
-            for block in blocks_of(number, sweeps=sweeps):
+            for block in blocks_of(layers, number, sweeps=sweeps):
                 step = Step(layers, number, block)
-                for part in ("route", "gate_up", "down", "sum"):
+                for part in ("route", "gate_up", "down", "sum", "all"):
                     step.calls(part)[0]()
                 for part, tile in candidates(step) if sweeps else ():
                     step.calls(part, tile)[0]()
@@ -160,7 +171,7 @@ def main() -> None:
     compile_all(layers, args.rows, sweeps=args.sweep)
     print("| rows | block | experts | route us | gate_up | down | sum | all | TB/s | TFLOP/s |")
     print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    steps = [Step(layers, rows, block) for rows in args.rows for block in blocks_of(rows, sweeps=args.sweep)]
+    steps = [Step(layers, rows, block) for rows in args.rows for block in blocks_of(layers, rows, sweeps=args.sweep)]
     for step in steps:
         show(step)
     for step in steps if args.sweep else ():

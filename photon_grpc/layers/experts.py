@@ -56,13 +56,18 @@ class Router(OneWeight):
         self.bias = torch.empty(sizes[0], device="meta") if has_bias else None
         self._route = route.launch if kernels.stacks_experts else route.reference
 
-    def __call__(self, x: torch.Tensor, ctx: StepContext) -> Routing:
-        return self._route(x, self.weight, self.form, ctx.num_real, self.tally, self.bias)
+    def __call__(self, x: torch.Tensor, ctx: StepContext, block: int = 0) -> Routing:
+        """Route; `block`: the pairs of an entry of the work list, 0: as many as `route.py` chooses."""
+        return self._route(x, self.weight, self.form, ctx.num_real, self.tally, self.bias, block=block)
 
-    def behind(self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext) -> tuple[torch.Tensor, Routing]:
+    def behind(
+        self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext, block: int = 0
+    ) -> tuple[torch.Tensor, Routing]:
         """Return the stream normalised and its routing, by the kernels of stacks."""
         normed = StreamNorm(stream.partial, norm.weight, norm.eps, torch.empty_like(stream.h))
-        routed = route.launch(stream.h, self.weight, self.form, ctx.num_real, self.tally, self.bias, norm=normed)
+        routed = route.launch(
+            stream.h, self.weight, self.form, ctx.num_real, self.tally, self.bias, block=block, norm=normed
+        )  # fmt: skip
         return normed.y, routed
 
     @property
@@ -239,7 +244,7 @@ class SparseMLP:
         found = []
         for begin, some in self._parts(ctx, x.shape[0]):
             part = x[begin : begin + MOST_TOKENS]
-            found.append(self.experts(part, self.router(part, some), some))
+            found.append(self.experts(part, self.router(part, some, self.block_of(part)), some))
         return torch.cat(found) if len(found) != 1 else found[0]
 
     def add_to(self, work: Workspace, norm: RMSNorm, ctx: StepContext) -> None:
@@ -251,8 +256,13 @@ class SparseMLP:
         for begin, some in self._parts(ctx, h.shape[0]):
             of = slice(begin, begin + MOST_TOKENS)
             stream = ResidualStream(h[of], partial[of])
-            self.experts.add_to(stream, *self.router.behind(norm, stream, some))
+            self.experts.add_to(stream, *self.router.behind(norm, stream, some, self.block_of(stream.h)))
         return None
+
+    def block_of(self, x: torch.Tensor) -> int:
+        """Return the pairs of an entry of the work list that x is multiplied by, as `Router` takes it."""
+        num_pairs = x.shape[0] * (self.router.form.top_k + self.router.form.num_shared)
+        return stacked_experts.block_of(num_pairs, x.dtype, self.experts.stacks)
 
     def _parts(self, ctx: StepContext, num_tokens: int) -> Iterator[tuple[int, StepContext]]:
         """Return where each part of a step begins, and its context: results of all experts lie in float32."""

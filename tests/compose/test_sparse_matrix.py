@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from itertools import combinations
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM, demo
+from photon_grpc.errors import NumericFailure
 from tests.compose.matrix import FEATURES, PLAIN, TEMPLATE, answer, answers_together, request
 from tests.examples import examples
 from tests.properties.drawn_requests import complete
@@ -43,3 +47,26 @@ def test_every_option_and_some_pairs_answer_as_alone(path: str) -> None:
             answered = list(answers_together(llm, served))
         differing = [each for each, outputs in answered if outputs != expected[each]]
         assert differing == [], (len(answered), more)
+
+
+def test_a_token_that_gives_a_router_nan_fails_its_request_alone(path: str, tmp_path: Path) -> None:
+    prompt, options = [8, 9, 10] * 7, {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
+    sizes: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "num_blocks": 64}
+    with LLM(path, **sizes) as llm:
+        expected = list(llm.generate([prompt], **options)[0].token_ids)
+    bad = next(token for token in range(100, 4096) if token not in expected)
+    broken = tmp_path / "broken"
+    shutil.copytree(path, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
+    # The router of the first layer with experts reads it.
+    tensors["model.embed_tokens.weight"][bad] = torch.nan
+    save_file(tensors, broken / "model.safetensors")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with LLM(str(broken), **sizes) as llm:
+        deltas = llm.stream(prompt, **options)
+        found = list(next(deltas).token_ids)
+        with pytest.raises(NumericFailure):
+            llm.generate([[5, bad, 7]], **options)
+        assert found + [token for delta in deltas for token in delta.token_ids] == expected

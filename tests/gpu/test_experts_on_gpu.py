@@ -18,13 +18,17 @@ pytestmark = pytest.mark.gpu
 #: Experts, intermediate size, hidden size, form.
 SHAPES = {
     "qwen3-30b-a3b": (128, 768, 2048, RouterForm(8)),
+    "deepseek-v2-lite": (66, 1408, 2048, RouterForm(6, renormalises=False, num_shared=2)),
     "medium": (8, 256, 512, RouterForm(2)),
+    "odd": (7, 72, 152, RouterForm(7)),
     "uneven": (6, 200, 328, RouterForm(3, renormalises=False)),
 }
 TOKENS = (1, 2, 7, 8, 16, 17, 33, 64, 200, 513, 1000, 2500)
 #: A shape, the dtype of its activations, the format of its weights.
 CASES = [
     ("qwen3-30b-a3b", torch.bfloat16, ""),
+    ("deepseek-v2-lite", torch.bfloat16, ""),
+    ("odd", torch.bfloat16, ""),
     ("uneven", torch.float16, ""),
     ("uneven", torch.float32, ""),
     *(("medium", torch.bfloat16, name) for name in ("int8-g128", "int8", "int4-g128", "w8a8", "fp8", "fp8-block")),
@@ -38,7 +42,7 @@ class Case:
         torch.manual_seed(7)
         options = {"dtype": dtype, "device": "cuda"}
         self.x = torch.randn(num_tokens, hidden, **options)
-        self.router = torch.randn(num_experts, hidden, **options) * hidden**-0.5
+        self.router = torch.randn(num_experts - self.form.num_shared, hidden, **options) * hidden**-0.5
         gate_up = torch.randn(num_experts, 2 * size, hidden, **options) * hidden**-0.5
         down = torch.randn(num_experts, hidden, size, **options) * size**-0.5
         self.stacks = Stacks(Stack(gate_up), Stack(down))
@@ -47,7 +51,9 @@ class Case:
 
     def route(self, x: torch.Tensor, num_real: int | None = None) -> Routing:
         real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32, device="cuda")
-        return route.launch(x, self.router, self.form, real)
+        num_pairs = len(x) * (self.form.top_k + self.form.num_shared)
+        block = experts.block_of(num_pairs, x.dtype, self.stacks)
+        return route.launch(x, self.router, self.form, real, block=block)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return experts.launch(x, self.route(x), self.stacks)
@@ -107,13 +113,46 @@ def test_a_token_has_the_same_bits_at_any_number_of_tokens(name: str, dtype: tor
     assert wrong == [], f"again: {torch.equal(case(case.x), whole)}, NaN {int(whole.isnan().sum())}, {wrong}"
 
 
-def test_sums_are_added_to_the_residual_stream() -> None:
-    case = Case("qwen3-30b-a3b", torch.bfloat16, 33)
-    h, routing = torch.randn_like(case.x), case.route(case.x)
-    stream = ResidualStream(h.clone(), torch.empty(33, 2048 // 16, device="cuda"))
-    experts.launch(case.x, routing, case.stacks, stream)
-    assert torch.equal(stream.h, h + experts.launch(case.x, routing, case.stacks))
-    assert torch.equal(stream.partial, squares.reference(stream.h))
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "medium"])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_real"), [(1, None), (2, 1), (3, 0), (8, None), (13, 9), (16, None), (33, 20), (700, None)]
+)
+def test_sums_are_added_to_the_residual_stream(name: str, num_tokens: int, num_real: int | None) -> None:
+    case = Case(name, torch.bfloat16, num_tokens)
+    for _ in range(3):  # The counters are zero again.
+        h, routing = torch.randn_like(case.x), case.route(case.x, num_real)
+        stream = ResidualStream(h.clone(), squares.reference(h))
+        experts.launch(case.x, routing, case.stacks, stream)
+        assert torch.equal(stream.h, h + experts.launch(case.x, routing, case.stacks))
+        assert torch.equal(stream.partial, squares.reference(stream.h))
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "medium", "odd"])
+def test_a_token_is_routed_alone_as_in_company(name: str) -> None:
+    case = Case(name, torch.bfloat16, 40)
+    together = case.route(case.x)
+    for token in range(40):
+        alone = case.route(case.x[token : token + 1].clone())
+        assert torch.equal(alone.experts[0], together.experts[token])
+        assert torch.equal(alone.weights[0], together.weights[token])
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "odd"])
+def test_of_many_tokens_one_that_is_nan_fails_alone_and_one_expert_may_have_all(name: str) -> None:
+    case = Case(name, torch.bfloat16, 1500)
+    expected = case(case.x)
+    x = case.x.clone()
+    x[777, 3] = torch.nan
+    found = case(x)
+    assert found[777].isnan().all()
+    others = torch.arange(1500, device="cuda") != 777
+    assert torch.equal(found[others], expected[others])
+    case.router.zero_()
+    routing = case.route(case.x)
+    assert set(routing.experts[:, 0].tolist()) == {0}
+    torch.testing.assert_close(
+        experts.launch(case.x, routing, case.stacks).double(), exact(case.x, routing, case.stacks), atol=2e-2, rtol=2e-2
+    )
 
 
 def test_one_token_that_is_nan_fails_alone_and_a_graph_replays_another_routing() -> None:

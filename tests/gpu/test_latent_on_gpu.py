@@ -66,6 +66,26 @@ def test_a_token_has_the_same_bits_in_prompts_chunks_and_alone() -> None:
             assert torch.equal(found, whole[stop - count : stop]), (count, stop, longest)
 
 
+@pytest.mark.parametrize("num_rows", [1, 5, 40, 140])
+def test_lanes_are_shared_out_without_another_bit(num_rows: int) -> None:
+    torch.manual_seed(9)
+    contexts = [(1, 255, 256, 257, 1300, 4097, 9000)[(row + num_rows) % 7] for row in range(num_rows)]
+    meta, options = rows([1] * num_rows, contexts), {"dtype": torch.bfloat16, "device": "cuda"}
+    pages = torch.randn(meta.block_tables.numel() + 1, 1, 1, 1, BLOCK_SIZE, RANK + ROTATED, **options)
+    q = torch.randn(num_rows, HEADS, RANK + ROTATED, **options)
+    spec, slots = AttentionSpec(HEADS, 0.05, q.dtype, RANK), torch.zeros(num_rows, dtype=torch.int64, device="cuda")
+    together = latent.attention(spec, meta, pages, slots, is_torch=False).attend(q, 0)
+    starts = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+    for row in {0, num_rows // 2, num_rows - 1}:
+        for longest in (contexts[row], 16384):
+            lengths, table = meta.context_len[row : row + 1], meta.block_tables[row : row + 1]
+            alone = AttentionMetadata(starts, lengths, table, 0.05, 1, longest)
+            found = latent.attention(spec, alone, pages, slots[:1], is_torch=False).attend(q[row : row + 1], 0)
+            assert torch.equal(found[0], together[row]), (row, longest)
+    expected = latent.reference(q.float(), pages.float(), 0, meta, RANK)
+    torch.testing.assert_close(together.float(), expected, atol=2e-2, rtol=2e-2)
+
+
 PLAIN, VALUE = 128, 128
 
 

@@ -9,45 +9,77 @@ from typing import Any
 import pytest
 import torch
 
+from photon_grpc.kernels.linear import many_rows
 from photon_grpc.kernels.linear.weight import WeightKind
-from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe import experts, route, segments
 from photon_grpc.kernels.moe.choose import choose_kernel
+from photon_grpc.kernels.moe.experts import ExpertStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
+from photon_grpc.kernels.moe.segments import SegmentProblem
 from photon_grpc.kernels.moe.stacks import Stack
-from tests.kernels.test_compile import NAMES, Compiled, check, compiled
+from tests.kernels.test_compile import NAMES, Compiled, check, compiled, kept_report
+from tests.kernels.test_compile_fused import compiled_gluon
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 #: Experts, top_k, intermediate size, hidden size.
 MODELS = {"qwen3-30b-a3b": (128, 8, 768, 2048), "mixtral-8x7b": (8, 2, 14336, 4096)}
-WORK = WorkList(*("*i32",) * 5)
+WORK = WorkList(*("*i32",) * 6)
 each_model = pytest.mark.parametrize("name", MODELS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 
-@each_dtype
-@pytest.mark.parametrize(("name", "is_one"), [("qwen3-30b-a3b", True), ("mixtral-8x7b", False)])
-def test_routing(name: str, is_one: bool, dtype: torch.dtype) -> None:
-    num_experts, top_k, _, hidden = MODELS[name]
+def choice_types() -> dict[str, Any]:
+    types = {"scores": "*fp32", "bias": None, "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
+    return types | {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
+
+
+def score_types(dtype: torch.dtype, *, has_norm: bool) -> dict[str, Any]:
     kind = "*" + NAMES[dtype]
-    norm = StreamNorm("*fp32", kind, "fp32", kind) if is_one else None  # type: ignore[arg-type]
-    types = {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
-    constants = route.scores_config(1 if is_one else 2048, num_experts, hidden, dtype) | {"PDL": True}
-    scores = compiled(route.scores_kernel, types, constants)
+    norm = StreamNorm("*fp32", kind, "fp32", kind) if has_norm else None  # type: ignore[arg-type]
+    return {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
+
+
+def reduced_layouts(built: Compiled) -> set[str]:
+    """Return the layouts of rows of numbers that are added up or compared, on which the order of a sum depends."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", built.ir, re.MULTILINE))
+    names = re.findall(r"\(tensor<\d+xf32, (#\w+)>\) -> f32", built.ir)
+    return {layouts[name] for name in names}
+
+
+@each_dtype
+@pytest.mark.parametrize("name", MODELS)
+def test_routing(name: str, dtype: torch.dtype) -> None:
+    num_experts, top_k, _, hidden = MODELS[name]
+    constants = route.scores_config(2048, num_experts, hidden, dtype) | {"PDL": True}
+    scores = compiled(route.scores_kernel, score_types(dtype, has_norm=name == "mixtral-8x7b"), constants)
     check(scores, "mma" if dtype == torch.bfloat16 else "fma")
     assert loads_before_wait(scores) == []
-    types = {"scores": "*fp32", "bias": None, "num_real": "*i32", "experts": "*i32", "weights": "*fp32", "work": WORK}
-    types |= {"counters": "*i32", "tally": "*i64", "num_tokens": "i32"}
     kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
+    constants = {"EXPERTS": num_experts, "BLOCK": 16, "SLICES": 8, "PDL": True, "num_warps": 1}
     for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):
-        constants = route.choose_config(num_experts, form) | {"BLOCK": 16, "SLICES": 8, "IS_ONE": is_one, "PDL": True}
-        chosen = compiled(choose_kernel, types, constants)
-        check(chosen, "" if is_one else "atom")
+        constants["C"] = route.choice_of(num_experts, form)
+        chosen = compiled(choose_kernel, choice_types(), constants)
+        check(chosen, "atom")
         assert loads_before_wait(chosen) == []
-    constants |= route.choose_config(256, RouterForm(8, is_softmax=False, groups=8, groups_taken=4))
-    check(compiled(choose_kernel, types | {"bias": "*fp32"}, constants))
+    groups = {"EXPERTS": 256, "C": route.choice_of(256, RouterForm(8, is_softmax=False, groups=8, groups_taken=4))}
+    check(compiled(choose_kernel, choice_types() | {"bias": "*fp32"}, constants | groups))
+
+
+@each_dtype
+@pytest.mark.parametrize("name", MODELS)
+def test_routing_of_one_token_adds_in_the_order_of_many(name: str, dtype: torch.dtype) -> None:
+    num_experts, top_k, _, hidden = MODELS[name]
+    choice = {"SLICES": 8, "C": route.choice_of(num_experts, RouterForm(top_k)), "PDL": True}
+    types = choice_types() | score_types(dtype, has_norm=True) | {"counter": "*i32"}
+    one = compiled(route.route_one_kernel, types, route.scores_config(1, num_experts, hidden, dtype) | choice)
+    check(one, "mma" if dtype == torch.bfloat16 else "fma")
+    assert loads_before_wait(one) == []
+    of_many = choice | {"EXPERTS": num_experts, "BLOCK": 16, "num_warps": 1}
+    many = reduced_layouts(compiled(choose_kernel, choice_types(), of_many))
+    assert many and many == reduced_layouts(one)
 
 
 def loads_before_wait(built: Compiled) -> list[str]:
@@ -95,12 +127,35 @@ def test_products(name: str, form: str, block: int) -> None:
     first, second = (experts.config(block, dtype.itemsize, stack, of_down=of_down) for of_down in (False, True))
     gate_up = compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first)
     check(gate_up, instruction)
-    types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32"}
+    types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32", "stream": None}
+    second |= {"TOP_K": top_k, "TOKENS": 16}
+    if block == 16:
+        types["stream"] = ExpertStream("*i32", "*fp32", kind, "*fp32", "*i32")  # type: ignore[arg-type]
     down = compiled(experts.down_kernel, types, shape | second)
     check(down, instruction)
     # The kernel before gate and up writes the list; of down's, one before that. Nothing else is read early.
     assert loads_before_wait(gate_up) == []
     assert loads_before_wait(down) == ["ld.global.cg.b32"] * 4
+
+
+@each_model
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("of_down", [False, True])
+def test_products_of_many_tokens(name: str, kind: str, of_down: bool) -> None:
+    _, top_k, size, hidden = MODELS[name]
+    problem = SegmentProblem(hidden, size, 0) if of_down else SegmentProblem(2 * size, hidden, size)
+    types: dict[str, Any] = {"y": "*fp32" if of_down else "*" + kind, "work": WORK, "num_tokens": "i32"}
+    for operand, rows in (("x", many_rows.GROUP_ROWS), ("w", segments.ROWS // 2)):
+        types[operand] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{many_rows.step_layout()!r}>"
+    built = compiled_gluon(segments.segment_kernel, {"P": problem, "TILE": segments.TILE}, 4, **types)
+    check(built, "wgmma.mma_async")
+    assert "cp.async.bulk.tensor.2d" in built.ptx
+    assert "serialized" not in kept_report(built.ptx)
+    types = {"x": "*" + kind, "found": "*" + kind, "work": WORK, "num_tokens": "i32"}
+    constants = {"TOP_K": top_k, "HIDDEN": hidden, "ROWS": 16, "COLUMNS": 512, "PDL": True}
+    gathered = compiled(segments.gather_kernel, types, constants)
+    check(gathered, "st.global.v4")
+    assert loads_before_wait(gathered) == []
 
 
 @each_model

@@ -44,7 +44,8 @@ def test_attention(dtype: torch.dtype, parts: LaneParts | None) -> None:
 def test_attention_by_a_ring(parts: LaneParts | None, is_one: bool) -> None:
     tile = latent.tile_of(SPEC, PAGES, 64, has_long_rows=parts is None)
     types: dict[str, Any] = {"q": "*bf16", "pages": "*bf16", "out": "*bf16", "parts": parts, "query_start": "*i32"}
-    types |= {"context_len": "*i32", "tables": "*i32", "num_rows": "i32", "scale": "fp32", "block_stride": "i64"}
+    types |= {"context_len": "*i32", "tables": "*i32", "num_rows": "i32", "num_lanes": "i32"}
+    types |= {"scale": "fp32", "block_stride": "i64"}
     constants = {"C": tile, "IS_ONE": is_one, "PDL": True}
     found = compiled_gluon(latent_ring.latent_ring_kernel, constants, WARPS, **types, table_stride="i32")
     check(found, "wgmma.mma_async")

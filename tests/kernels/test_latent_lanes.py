@@ -1,4 +1,4 @@
-"""The memory that lanes of attention over latents take between two kernels."""
+"""How the lanes of attention over latents are shared out, and the memory that they take between two kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc.kernels.attention import latent
-from photon_grpc.kernels.attention.latent import LANE, lane_bytes
+from photon_grpc.kernels.attention.latent import LANE, lane_bytes, num_shares
+
+MULTIPROCESSORS = 132
+
+
+@given(tiles=st.integers(1, 2000), lanes=st.integers(1, 700))
+def test_no_program_is_without_a_lane_and_there_are_few_waves(tiles: int, lanes: int) -> None:
+    shares = num_shares(tiles, lanes, MULTIPROCESSORS)
+    assert 1 <= shares <= lanes
+    assert shares == 1 or tiles * (shares - 1) < 2 * MULTIPROCESSORS
+
+
+def test_few_rows_of_long_contexts_fill_the_device() -> None:
+    assert [num_shares(tiles, 640, MULTIPROCESSORS) for tiles in (1, 8, 32, 64, 132)] == [132, 16, 4, 2, 1]
+    assert num_shares(8, 2, MULTIPROCESSORS) == 2
 
 
 @given(num_tokens=st.integers(1, 9), heads=st.integers(1, 20), longest=st.integers(1, 3000), rank=st.integers(1, 600))

@@ -15,6 +15,7 @@ Bytes moved: a row's context · (R + P) · itemsize for each 16 heads of one or 
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -26,7 +27,7 @@ from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait, has_wgmma
-from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, num_multiprocessors, tl
 
 #: Keys that are added on their own, and those of a step of a lane.
 LANE, STEP = 256, 32
@@ -160,19 +161,33 @@ class KernelLatents(TorchLatents):
         tile = tile_of(spec, pages, num_rows, has_long_rows=not splits)
         lanes = cdiv(meta.max_context_len, LANE) if splits else 1
         parts = _parts(q, lanes, tile.RANK) if splits else None
-        arguments = (
-            q, pages[:, layer], out, parts, meta.query_start, meta.context_len, tables, num_rows, meta.log2_scale,
-            pages.stride(0), tables.stride(0),
-        )  # fmt: skip
+        rows = q, pages[:, layer], out, parts, meta.query_start, meta.context_len, tables, num_rows
+        sizes = meta.log2_scale, pages.stride(0), tables.stride(0)
         constants = {"C": tile, **dependent_launch(q.device)}
         blocks = cdiv(spec.num_heads, HEADS)
         if is_ring:
             is_one = meta.max_query_len == 1
             tiles = num_rows if is_one else num_tokens // tile.TOKENS + num_rows
-            latent_ring_kernel[(tiles, blocks, lanes)](*arguments, IS_ONE=is_one, num_warps=WARPS, **constants)
+            grid = tiles, blocks, num_shares(tiles * blocks, lanes, num_multiprocessors(q.device))
+            latent_ring_kernel[grid](*rows, lanes, *sizes, IS_ONE=is_one, num_warps=WARPS, **constants)
         else:
-            latent_kernel[(num_tokens, blocks, lanes)](*arguments, **constants, **options(spec.dtype))
+            latent_kernel[(num_tokens, blocks, lanes)](*rows, *sizes, **constants, **options(spec.dtype))
         return parts
+
+
+@functools.cache
+def num_shares(tiles: int, lanes: int, multiprocessors: int) -> int:
+    """Return the programs that share the lanes of a tile of queries: each takes every so many-th lane.
+
+    A program has a multiprocessor for itself, whose memory it fills, so the last of few waves should be full; what a
+    program costs beside its keys is a fiftieth of those of a long row.
+    """
+
+    def cost(shares: int) -> float:
+        waves = cdiv(tiles * shares, multiprocessors)
+        return waves / shares + waves / 50
+
+    return min(range(1, min(lanes, cdiv(2 * multiprocessors, tiles)) + 1), key=cost)
 
 
 def lane_bytes(num_tokens: int, num_heads: int, longest: int, rank: int) -> int:

@@ -47,25 +47,46 @@ def swizzled() -> Any:
 def fetch_rows(to, source, offset, there, FIRST: gl.constexpr, WARPS: gl.constexpr):
     """Begin the copy of rows, row r from source + offset[r] + FIRST on; zeros for those that are not there."""
     WIDTH: gl.constexpr = to.shape[1]
-    layout: gl.constexpr = rows_layout(WIDTH, WARPS)
-    offset = gl.convert_layout(offset, gl.SliceLayout(1, layout))
-    there = gl.convert_layout(there, gl.SliceLayout(1, layout))
-    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, rows_layout(WIDTH, WARPS)))
     pointers = source + offset[:, None] + column[None, :]
     pointers = gl.max_contiguous(gl.multiple_of(pointers, [16, 16]), [1, 8])
     async_copy.async_copy_global_to_shared(to, pointers, mask=there[:, None] & (column >= 0)[None, :])
 
 
 @gluon_jit
-def fetch_keys(cs, rs, pages, table, first, stop, block_stride, C: gl.constexpr, WARPS: gl.constexpr):
-    """Begin the copy of the latents of the keys from `first` on; those from `stop` on are zeros."""
-    layout: gl.constexpr = gl.SliceLayout(1, rows_layout(C.RANK, WARPS))
-    key = first + gl.arange(0, cs.shape[0], layout=layout)
+def fetch_queries(to, q, token, stop, FIRST: gl.constexpr, C: gl.constexpr, WARPS: gl.constexpr):
+    """Begin the copy of columns from FIRST on of HEADS of each of TOKENS, of tokens before `stop`."""
+    member = gl.arange(0, to.shape[0], layout=gl.SliceLayout(1, rows_layout(to.shape[1], WARPS)))
+    head, of_token = gl.program_id(1) * C.HEADS + member % C.HEADS, token + member // C.HEADS
+    at = (of_token.to(gl.int64) * C.NUM_HEADS + head) * (C.RANK + C.ROTATED)
+    fetch_rows(to, q, at, (head < C.NUM_HEADS) & (of_token < stop), FIRST, WARPS)
+
+
+@gluon_jit
+def block_of(table, first, stop, C: gl.constexpr):
+    """Return the block of the key `first`, 0 from `stop` on."""
+    return gl.load(table + first // C.BLOCK_SIZE, mask=first < stop, other=0).to(gl.int64)
+
+
+@gluon_jit
+def fetch_part(to, pages, table, block, first, stop, block_stride, FIRST: gl.constexpr, C: gl.constexpr,
+               WARPS: gl.constexpr):  # fmt: skip
+    """Begin the copy of columns from FIRST on of the keys from `first` on, which is in `block`."""
+    key = first + gl.arange(0, to.shape[0], layout=gl.SliceLayout(1, rows_layout(to.shape[1], WARPS)))
     there = key < stop
-    block = gl.load(table + key // C.BLOCK_SIZE, mask=there, other=0).to(gl.int64)
-    at = block * block_stride + key % C.BLOCK_SIZE * (C.RANK + C.ROTATED)
-    fetch_rows(cs, pages, at, there, 0, WARPS)
-    fetch_rows(rs, pages, at, there, C.RANK, WARPS)
+    if C.BLOCK_SIZE % to.shape[0] == 0:
+        at = block * block_stride + key % C.BLOCK_SIZE * (C.RANK + C.ROTATED)
+    else:
+        blocks = gl.load(table + key // C.BLOCK_SIZE, mask=there, other=0).to(gl.int64)
+        at = blocks * block_stride + key % C.BLOCK_SIZE * (C.RANK + C.ROTATED)
+    fetch_rows(to, pages, at, there, FIRST, WARPS)
+
+
+@gluon_jit
+def fetch_keys(cs, rs, pages, table, block, first, stop, block_stride, C: gl.constexpr, WARPS: gl.constexpr):
+    """Begin the copy of latents of keys from `first` on, which is in `block`; those from `stop` on are zeros."""
+    fetch_part(cs, pages, table, block, first, stop, block_stride, 0, C, WARPS)
+    fetch_part(rs, pages, table, block, first, stop, block_stride, C.RANK, C, WARPS)
 
 
 @gluon_jit
@@ -90,11 +111,29 @@ def empty(N: gl.constexpr, RANK: gl.constexpr, scores: gl.constexpr, sums: gl.co
 
 
 @gluon_jit
+def num_steps(stop, number, lanes, C: gl.constexpr, KEYS: gl.constexpr):
+    """Return the tiles of the keys before `stop` in the lanes number, number + lanes, ..."""
+    own = ((stop + C.LANE - 1) // C.LANE - number + lanes - 1) // lanes
+    in_last = gl.minimum(stop - (number + (own - 1) * lanes) * C.LANE, C.LANE)
+    return gl.where(own > 0, (own - 1) * (C.LANE // KEYS) + (in_last + KEYS - 1) // KEYS, 0)
+
+
+@gluon_jit
+def key_of(step, number, lanes, C: gl.constexpr, KEYS: gl.constexpr):
+    """Return the first key of a tile of these lanes."""
+    STEPS: gl.constexpr = C.LANE // KEYS
+    return (number + step // STEPS * lanes) * C.LANE + step % STEPS * KEYS
+
+
+@gluon_jit
 def latent_ring_kernel(
-    q, pages, out, parts, query_start, context_len, tables, num_rows, scale, block_stride, table_stride,
+    q, pages, out, parts, query_start, context_len, tables, num_rows, num_lanes, scale, block_stride, table_stride,
     C: gl.constexpr, IS_ONE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend as `latent_kernel` does; C.COLUMNS is the rank. IS_ONE: every row has one query."""
+    """Attend as `latent_kernel` does. IS_ONE: every row has one query.
+
+    With `parts`, which have room for num_lanes lanes, program (., ., n) of m has lanes n, n + m, ...
+    """
     N: gl.constexpr = C.TOKENS * C.HEADS
     RANK: gl.constexpr = C.RANK
     ROTATED: gl.constexpr = C.ROTATED
@@ -113,17 +152,16 @@ def latent_ring_kernel(
         first_query, count, first = row, 1, 0
     else:
         row, first_query, count, first = find_tile(query_start, num_rows, gl.program_id(0), C.TOKENS)
-    number = gl.program_id(2)
     of_row = gl.load(context_len + row) - count - first_query
     token = first_query + first
-    stop = of_row + gl.minimum(token + C.TOKENS, first_query + count)
-    begin = 0
+    end = first_query + count
+    stop = of_row + gl.minimum(token + C.TOKENS, end)
+    number, lanes = 0, 1
     if parts is not None:
+        number, lanes = gl.program_id(2), gl.num_programs(2)
         if (first < count) & (number == 0):
             gl.store(parts[3] + token, (stop + C.LANE - 1) // C.LANE)
-        begin = number * C.LANE
-        stop = gl.minimum(stop, begin + C.LANE)
-    steps = (stop - begin + KEYS - 1) // KEYS
+    steps = num_steps(stop, number, lanes, C, KEYS)
     if (first < count) & (steps > 0):
         cs = gl.allocate_shared_memory(kind, [NS, KEYS, RANK], swizzled())
         rs = gl.allocate_shared_memory(kind, [NS, KEYS, ROTATED], swizzled())
@@ -131,37 +169,39 @@ def latent_ring_kernel(
         turned = gl.allocate_shared_memory(kind, [N, ROTATED], swizzled())
         ps = gl.allocate_shared_memory(kind, [N, KEYS], swizzled())
         table = tables + row.to(gl.int64) * table_stride
-        of_q: gl.constexpr = gl.SliceLayout(1, rows_layout(RANK, WARPS))
-        member = gl.arange(0, N, layout=of_q)
-        head = gl.program_id(1) * C.HEADS + member % C.HEADS
-        real = (head < C.NUM_HEADS) & (token + member // C.HEADS < first_query + count)
-        at = ((token + member // C.HEADS).to(gl.int64) * C.NUM_HEADS + head) * (RANK + ROTATED)
-        fetch_rows(qs, q, at, real, 0, WARPS)
-        fetch_rows(turned, q, at, real, RANK, WARPS)
-        fetch_keys(cs.index(0), rs.index(0), pages, table, begin, stop, block_stride, C, WARPS)
-        async_copy.commit_group()
+        fetch_queries(qs, q, token, end, 0, C, WARPS)
+        fetch_queries(turned, q, token, end, RANK, C, WARPS)
+        for i in gl.static_range(NS):
+            key = key_of(i, number, lanes, C, KEYS)
+            if i < steps:
+                block = block_of(table, key, stop, C)
+                fetch_keys(cs.index(i), rs.index(i), pages, table, block, key, stop, block_stride, C, WARPS)
+            async_copy.commit_group()
         column: gl.constexpr = gl.SliceLayout(0, scores)
         last = of_row + token + gl.arange(0, N, layout=column) // C.HEADS
-        key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, scores))
+        within = gl.arange(0, KEYS, layout=gl.SliceLayout(1, scores))
         of_sums: gl.constexpr = gl.SliceLayout(0, sums)
+        member = gl.arange(0, N, layout=of_sums)
+        head = gl.program_id(1) * C.HEADS + member % C.HEADS
+        real = (head < C.NUM_HEADS) & (token + member // C.HEADS < end)
+        pair = (token + member // C.HEADS).to(gl.int64) * C.NUM_HEADS + head
+        plain = gl.arange(0, RANK, layout=gl.SliceLayout(1, sums))
         most, total, acc = empty(N, RANK, scores, sums)
-        kept = empty(N, RANK, scores, sums)
-        kept_most, kept_total, kept_acc = kept
+        kept_most, kept_total, kept_acc = empty(N, RANK, scores, sums)
         for i in range(steps):
             slot = i % NS
-            async_copy.wait_group(0)
+            key = key_of(i, number, lanes, C, KEYS)
+            after = key_of(i + NS, number, lanes, C, KEYS)
+            # Of the tile that will be fetched when this one is done.
+            block = block_of(table, after, stop, C)
+            async_copy.wait_group(NS - 1)
             fence_async_shared()
-            # All warps are done with the tile before: its place is free.
             gl.thread_barrier()
-            if i + 1 < steps:
-                after = begin + (i + 1) * KEYS
-                fetch_keys(cs.index(1 - slot), rs.index(1 - slot), pages, table, after, stop, block_stride, C, WARPS)
-            async_copy.commit_group()
             s = gl.zeros([KEYS, N], gl.float32, scores)
             s = warpgroup_mma(cs.index(slot), qs.permute([1, 0]), s, is_async=True)
             s = warpgroup_mma(rs.index(slot), turned.permute([1, 0]), s, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
-            seen = (begin + i * KEYS + key)[:, None] <= last[None, :]
+            seen = (key + within)[:, None] <= last[None, :]
             s = gl.where(seen, s * scale, -float("inf"))
             largest = gl.maximum(most, gl.max(s, 0))
             base = gl.where(largest == -float("inf"), 0.0, largest)
@@ -175,25 +215,24 @@ def latent_ring_kernel(
             acc = acc * gl.convert_layout(shrink, of_sums)[None, :]
             acc = warpgroup_mma(cs.index(slot).permute([1, 0]), ps.permute([1, 0]), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
-            if parts is None:  # noqa: SIM102
-                if ((i + 1) % (C.LANE // KEYS) == 0) & (i + 1 < steps):
+            # All warps are done with the tile: its place is free.
+            gl.thread_barrier()
+            if i + NS < steps:
+                fetch_keys(cs.index(slot), rs.index(slot), pages, table, block, after, stop, block_stride, C, WARPS)
+            async_copy.commit_group()
+            if ((i + 1) % (C.LANE // KEYS) == 0) | (i + 1 == steps):
+                if parts is None:
                     kept_most, kept_total, kept_acc = fold(
                         (kept_most, kept_total, kept_acc), (most, total, acc), of_sums
                     )  # fmt: skip
-                    most, total, acc = empty(N, RANK, scores, sums)
-        plain = gl.arange(0, RANK, layout=gl.SliceLayout(1, sums))
-        member = gl.arange(0, N, layout=of_sums)
-        head = gl.program_id(1) * C.HEADS + member % C.HEADS
-        real = (head < C.NUM_HEADS) & (token + member // C.HEADS < first_query + count)
-        pair = (token + member // C.HEADS).to(gl.int64) * C.NUM_HEADS + head
+                else:
+                    place = pair * num_lanes + key // C.LANE
+                    gl.store(parts[0] + place, gl.convert_layout(most, of_sums), mask=real)
+                    gl.store(parts[1] + place, gl.convert_layout(total, of_sums), mask=real)
+                    to = parts[2] + place[None, :] * RANK + plain[:, None]
+                    gl.store(to, acc, mask=real[None, :] & (plain >= 0)[:, None])
+                most, total, acc = empty(N, RANK, scores, sums)
         if parts is None:
-            most, total, acc = fold((kept_most, kept_total, kept_acc), (most, total, acc), of_sums)
-            answer = (acc / gl.convert_layout(total, of_sums)[None, :]).to(out.dtype.element_ty)
+            answer = (kept_acc / gl.convert_layout(kept_total, of_sums)[None, :]).to(out.dtype.element_ty)
             to = out + pair[None, :] * RANK + plain[:, None]
             gl.store(to, answer, mask=real[None, :] & (plain >= 0)[:, None])
-        else:
-            place = pair * gl.num_programs(2) + number
-            gl.store(parts[0] + place, gl.convert_layout(most, of_sums), mask=real)
-            gl.store(parts[1] + place, gl.convert_layout(total, of_sums), mask=real)
-            to = parts[2] + place[None, :] * RANK + plain[:, None]
-            gl.store(to, acc, mask=real[None, :] & (plain >= 0)[:, None])

@@ -31,7 +31,10 @@ class LaneParts(NamedTuple):
 
 
 class ValueTile(NamedTuple):
-    """The constants of a program: BM tokens of a head, BV of its values; 0: the weight is None."""
+    """The constants of a program: BM tokens of a head, BV of its values; 0: the weight is None.
+
+    LANES: those that are read at a time.
+    """
 
     NUM_HEADS: int
     RANK: int
@@ -39,6 +42,7 @@ class ValueTile(NamedTuple):
     PLAIN: int
     VALUE: int
     BM: int
+    LANES: int
     BV: int
     PRECISION: str = "ieee"
 
@@ -54,6 +58,7 @@ def merged_lanes(parts, token, head, has, num_lanes, C: tl.constexpr):
     """Return o [BM, RANK_PAD] of one head in float32; zeros for tokens without lanes."""
     BM: tl.constexpr = C.BM
     RANK_PAD: tl.constexpr = C.RANK_PAD
+    LANES: tl.constexpr = C.LANES
     plain = tl.arange(0, RANK_PAD)
     # Of tokens that belong to no row they are anything.
     lanes = tl.minimum(tl.load(parts[3] + token, mask=has, other=0), num_lanes)
@@ -61,13 +66,15 @@ def merged_lanes(parts, token, head, has, num_lanes, C: tl.constexpr):
     most = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, RANK_PAD], tl.float32)
-    for lane in range(tl.max(lanes, 0)):
-        real = lane < lanes
-        inside = real[:, None] & (plain < C.RANK)[None, :]
-        lane_most = tl.load(parts[0] + place + lane, mask=real, other=-float("inf"))
-        lane_total = tl.load(parts[1] + place + lane, mask=real, other=0.0)
-        lane_acc = tl.load(parts[2] + (place + lane)[:, None] * C.RANK + plain[None, :], mask=inside, other=0.0)
-        most, total, acc = merged((most, total, acc), (lane_most, lane_total, lane_acc))
+    for first in range(0, tl.max(lanes, 0), LANES):
+        for i in tl.static_range(LANES):
+            lane = first + i
+            real = lane < lanes
+            inside = real[:, None] & (plain < C.RANK)[None, :]
+            lane_most = tl.load(parts[0] + place + lane, mask=real, other=-float("inf"))
+            lane_total = tl.load(parts[1] + place + lane, mask=real, other=0.0)
+            lane_acc = tl.load(parts[2] + (place + lane)[:, None] * C.RANK + plain[None, :], mask=inside, other=0.0)
+            most, total, acc = merged((most, total, acc), (lane_most, lane_total, lane_acc))
     return tl.where((lanes > 0)[:, None], acc / total[:, None], 0.0)
 
 
@@ -108,7 +115,12 @@ def tile_of(
     most = 32 if num_tokens <= 16 or itemsize == 4 else 64
     of_tokens = 16 if num_tokens <= 64 or itemsize == 4 or has_parts else 64
     columns = min(most, max(16, next_power_of_2(value))) if value else 0
-    return ValueTile(num_heads, rank, max(16, next_power_of_2(rank)), plain, value, of_tokens, columns)
+    lanes = LANES if has_parts and itemsize == 2 else 1
+    return ValueTile(num_heads, rank, max(16, next_power_of_2(rank)), plain, value, of_tokens, lanes, columns)
+
+
+#: Lanes that are read at a time.
+LANES = 4
 
 
 def launch(

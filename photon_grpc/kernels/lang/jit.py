@@ -28,7 +28,7 @@ INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 #: Arguments that change from step to step. Triton compiles a separate kernel if a number is 1 or a multiple of 16.
-UNSPECIALIZED = ["num_rows", "num_tokens", "table_stride"]
+UNSPECIALIZED = ["num_rows", "num_tokens", "num_lanes", "table_stride"]
 
 #: Whether launches of this thread run nothing and only request their compilation.
 DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)

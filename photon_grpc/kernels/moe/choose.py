@@ -45,13 +45,14 @@ def chosen_of(s, bias, number, inside, place, C: tl.constexpr):
             preferred = tl.where(taken_of(preferred, number, inside, C), preferred, -float("inf"))
     bits = tl.where(preferred == 0.0, 0.0, preferred).to(tl.int32, bitcast=True)
     rank = tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), -2147483648)
+    # In front of its expert, counted down: the largest of both is found at once.
+    key = (rank.to(tl.int64) << 32) + (2147483647 - number)
     chosen = place * 0 - 1
     value = place * 0.0
     for j in tl.static_range(TOP_K):
-        best = tl.max(rank, 0)
-        at = tl.min(tl.where(inside & (rank == best), number, 2147483647), 0)
-        inside = inside & (number != at)
-        rank = tl.where(number == at, -2147483648, rank)
+        largest = tl.max(key, 0)
+        at, best = 2147483647 - (largest & 0x7FFFFFFF).to(tl.int32), (largest >> 32).to(tl.int32)
+        key = tl.where(number == at, -9223372036854775808, key)
         chosen = tl.where(place == j, at, chosen)
         if bias is None:
             bits = tl.where(best < 0, best ^ 0x7FFFFFFF, best)
@@ -89,12 +90,13 @@ def add_to_tally(tally, most, reached, pairs):
 @jit
 def list_one(work, tally, chosen, place, C: tl.constexpr):
     """Make the work list of a single token: an entry for each of its experts."""
-    work_expert, work_first, work_count, work_size, pairs = work
+    work_expert, work_first, work_count, work_size, pairs, work_row = work
     takes = (chosen >= 0) & (place < C.ALL)
     entry = tl.cumsum(takes.to(tl.int32), 0) - 1
     tl.store(work_expert + entry, chosen, mask=takes)
     tl.store(work_first + entry, entry * 0, mask=takes)
     tl.store(work_count + entry, entry * 0 + 1, mask=takes)
+    tl.store(work_row + entry, entry, mask=takes)
     tl.store(pairs + chosen, place, mask=takes)
     tl.store(work_size, tl.sum(takes.to(tl.int32), 0))
     routed = tl.sum((takes & (place < C.TOP_K)).to(tl.int32), 0)
@@ -104,7 +106,7 @@ def list_one(work, tally, chosen, place, C: tl.constexpr):
 @jit
 def list_all(work, counters, tally, BLOCK: tl.constexpr, C: tl.constexpr):
     """Make the work list from the pairs of each expert, and leave the counters zero."""
-    work_expert, work_first, work_count, work_size, _pairs = work
+    work_expert, work_first, work_count, work_size, _pairs, work_row = work
     number = tl.arange(0, C.EXPERTS_PAD)
     inside = number < C.OWN + C.ALL - C.TOP_K
     count = tl.load(counters + number, mask=inside, other=0, cache_modifier=".cg")
@@ -112,6 +114,7 @@ def list_all(work, counters, tally, BLOCK: tl.constexpr, C: tl.constexpr):
     tl.store(counters + C.OWN + C.ALL - C.TOP_K, 0)
     blocks = (count + BLOCK - 1) // BLOCK
     begin = tl.cumsum(blocks, 0) - blocks
+    row = tl.cumsum(count, 0) - count
     tl.store(work_size, tl.sum(blocks, 0))
     routed = tl.where(number < C.OWN, count, 0)
     add_to_tally(tally, tl.max(routed, 0), tl.sum((routed > 0).to(tl.int32), 0), tl.sum(routed, 0))
@@ -120,6 +123,7 @@ def list_all(work, counters, tally, BLOCK: tl.constexpr, C: tl.constexpr):
         tl.store(work_expert + begin + block, number, mask=has)
         tl.store(work_first + begin + block, number * 0 + block * BLOCK, mask=has)
         tl.store(work_count + begin + block, count, mask=has)
+        tl.store(work_row + begin + block, row + block * BLOCK, mask=has)
 
 
 class ChoiceForm(NamedTuple):
@@ -145,19 +149,11 @@ class ChoiceForm(NamedTuple):
 
 
 @jit
-def choose_kernel(
-    scores, bias, num_real, experts, weights, work, counters, tally, num_tokens,
-    EXPERTS: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, IS_ONE: tl.constexpr, C: tl.constexpr,
-    PDL: tl.constexpr,
+def choose_token(
+    scores, bias, num_real, experts, weights, token, num_tokens,
+    EXPERTS: tl.constexpr, SLICES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Choose for one token per program; the last to finish makes the work list. IS_ONE: there is one token.
-
-    counters: int32 [experts + 1], zero before and after: the pairs of each expert, the programs that are done.
-    """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    token = tl.program_id(0)
+    """Store the experts and weights of one token, -1 and 0 for padding; return the experts, and their places."""
     number = tl.arange(0, C.EXPERTS_PAD)
     inside = number < EXPERTS
     is_real = token >= 0
@@ -167,23 +163,38 @@ def choose_kernel(
     chosen = place * 0 - 1
     value = place * 0.0
     if is_real:
-        s = tl.load(scores + token.to(tl.int64) * EXPERTS + number, mask=inside, other=-float("inf"))
+        at = scores + token.to(tl.int64) * EXPERTS + number
+        s = tl.load(at, mask=inside, other=-float("inf"), cache_modifier=".cg")
         for part in tl.static_range(1, SLICES):
-            at = (part * num_tokens + token).to(tl.int64) * EXPERTS + number
-            s += tl.load(scores + at, mask=inside, other=0.0)
+            at = scores + (part * num_tokens + token).to(tl.int64) * EXPERTS + number
+            s += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
         chosen, value = chosen_of(s, bias, number, inside, place, C)
     to = token * C.ALL + place
     tl.store(experts + to, chosen, mask=place < C.ALL)
     tl.store(weights + to, value, mask=place < C.ALL)
-    if IS_ONE:
-        list_one(work, tally, chosen, place, C)
-    else:
-        takes = (chosen >= 0) & (place < C.ALL)
-        expert = tl.maximum(chosen, 0)
-        rank = tl.atomic_add(counters + expert, 1, mask=takes, sem="relaxed")
-        tl.store(work[4] + expert.to(tl.int64) * num_tokens + rank, to, mask=takes)
+    return chosen, place
+
+
+@jit
+def choose_kernel(
+    scores, bias, num_real, experts, weights, work, counters, tally, num_tokens,
+    EXPERTS: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Choose for one token per program; the last to finish makes the work list.
+
+    counters: int32 [experts + 1], zero before and after: the pairs of each expert, the programs that are done.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    token = tl.program_id(0)
+    chosen, place = choose_token(scores, bias, num_real, experts, weights, token, num_tokens, EXPERTS, SLICES, C)
+    takes = (chosen >= 0) & (place < C.ALL)
+    expert = tl.maximum(chosen, 0)
+    rank = tl.atomic_add(counters + expert, 1, mask=takes, sem="relaxed")
+    tl.store(work[4] + expert.to(tl.int64) * num_tokens + rank, token * C.ALL + place, mask=takes)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters + C.OWN + C.ALL - C.TOP_K, 1, sem="acq_rel")
+    if arrived == num_tokens - 1:
         tl.debug_barrier()
-        arrived = tl.atomic_add(counters + C.OWN + C.ALL - C.TOP_K, 1, sem="acq_rel")
-        if arrived == num_tokens - 1:
-            tl.debug_barrier()
-            list_all(work, counters, tally, BLOCK, C)
+        list_all(work, counters, tally, BLOCK, C)

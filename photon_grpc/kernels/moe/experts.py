@@ -8,6 +8,8 @@ An expert's rows are gathered through its pairs and written to theirs, so neithe
 the most entries that T tokens can have: it is fixed in a graph, and programs beyond the list leave. K is one chain of
 products whatever the tile, so a row has the same bits at any number of tokens.
 
+Many tokens of 16 bits are multiplied with stacks of 16 bits by `segments.py`, with the same bits.
+
 Stacks have any form of `stacks.py`; by activations of 8 bits x and y are quantized before they are multiplied.
 
 Shapes: x [T, H], Stacks, Routing -> [T, H]. bf16, fp16, fp32; sums in float32.
@@ -16,6 +18,8 @@ Bytes moved: the weights of the experts that are reached, once for every `block`
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +27,11 @@ import torch
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.lang.squares import group_sums
 from photon_grpc.kernels.linear import library8, quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
+from photon_grpc.kernels.moe import segments
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand, expert_product
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
@@ -102,14 +107,46 @@ def gate_up_kernel(
 
 
 @jit
+def add_experts(
+    z, experts, weights, out, partial, token, column, real, HIDDEN: tl.constexpr, TOP_K: tl.constexpr
+):  # fmt: skip
+    """Write out for tokens [T] and neighbouring columns [B], as `sum_kernel` does; real [T]: which tokens there are."""
+    BLOCK: tl.constexpr = column.shape[0]
+    TOKENS: tl.constexpr = token.shape[0]
+    row = token.to(tl.int64)
+    inside = real[:, None] & (column < HIDDEN)[None, :]
+    total = tl.zeros([TOKENS, BLOCK], tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = row * TOP_K + j
+        has = inside & (tl.load(experts + pair, mask=real, other=-1) >= 0)[:, None]
+        value = tl.load(z + pair[:, None] * HIDDEN + column[None, :], mask=has, other=0.0, cache_modifier=".cg")
+        weight = tl.load(weights + pair, mask=real, other=0.0)[:, None] + tl.zeros_like(value)
+        total = tl.fma(value, weight, total)
+    rounded = total.to(out.dtype.element_ty)
+    to = out + row[:, None] * HIDDEN + column[None, :]
+    if partial is not None:
+        h = tl.load(to, mask=inside, other=0.0).to(tl.float32)
+        rounded = (rounded.to(tl.float32) + h).to(out.dtype.element_ty)
+        stored = tl.where(inside, rounded.to(tl.float32), 0.0)
+        sums = group_sums(tl.reshape(stored * stored, [TOKENS * BLOCK]))
+        group = tl.min(column, 0) // 16 + tl.arange(0, BLOCK // 16)
+        at = partial + row[:, None] * (HIDDEN // 16) + group[None, :]
+        in_row = real[:, None] & (group < HIDDEN // 16)[None, :]
+        tl.store(at, tl.reshape(sums, [TOKENS, BLOCK // 16]), mask=in_row)
+    tl.store(to, rounded, mask=inside)
+
+
+@jit
 def down_kernel(
-    y, weight, z, work, num_tokens, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    y, weight, z, work, num_tokens, stream, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr = 0, TOKENS: tl.constexpr = 0,
 ):  # fmt: skip
     """Write z [pairs, HIDDEN] in float32: BN of its columns for BM pairs of one expert per program.
 
-    The list was complete before the kernel before began.
+    The list was complete before the kernel before began. With a `stream` of up to TOKENS tokens, an ExpertStream, the
+    last entry's program of a column adds the sums of tokens as `sum_kernel` does.
     """
     is_there, expert, first, count = entry_of(work)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -121,6 +158,16 @@ def down_kernel(
         pair, has = pairs_of(work, expert, first, count, num_tokens, BM)
         acc = expert_product(y, pair, has, weight, expert, row, in_w, HIDDEN, SIZE, BITS, GROUP, EIGHT, BK, PRECISION)
         tl.store(z + pair[None, :] * HIDDEN + row[:, None], acc, mask=has[None, :] & in_w)
+        if stream is not None:
+            tl.debug_barrier()
+            arrived = tl.atomic_add(stream.counters + tl.program_id(0), 1, sem="acq_rel")
+            if arrived == tl.load(work[3], cache_modifier=".cg") - 1:
+                tl.store(stream.counters + tl.program_id(0), 0)
+                token = tl.arange(0, TOKENS)
+                add_experts(
+                    z, stream.experts, stream.weights, stream.h, stream.partial, token, row, token < num_tokens,
+                    HIDDEN, TOP_K,
+                )  # fmt: skip
 
 
 @jit
@@ -135,24 +182,26 @@ def sum_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0) + tl.arange(0, 1)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < HIDDEN
-    total = tl.zeros([BLOCK], tl.float32)
-    for j in tl.static_range(TOP_K):
-        pair = token * TOP_K + j
-        has = inside & (tl.load(experts + pair) >= 0)
-        value = tl.load(z + pair * HIDDEN + column, mask=has, other=0.0)
-        total = tl.fma(value, tl.load(weights + pair), total)
-    rounded = total.to(out.dtype.element_ty)
-    to = out + token * HIDDEN + column
-    if partial is not None:
-        h = tl.load(to, mask=inside, other=0.0).to(tl.float32)
-        rounded = (rounded.to(tl.float32) + h).to(out.dtype.element_ty)
-        stored = tl.where(inside, rounded.to(tl.float32), 0.0)
-        group = tl.program_id(1) * (BLOCK // 16) + tl.arange(0, BLOCK // 16)
-        tl.store(partial + token * (HIDDEN // 16) + group, group_sums(stored * stored), mask=group < HIDDEN // 16)
-    tl.store(to, rounded, mask=inside)
+    add_experts(z, experts, weights, out, partial, token, column, token >= 0, HIDDEN, TOP_K)
+
+
+class ExpertStream(NamedTuple):
+    """The stream that sums of few tokens are added to, with their experts and weights.
+
+    counters: int32, one for BN columns, zero before and after.
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    h: torch.Tensor
+    partial: torch.Tensor
+    counters: torch.Tensor
+
+
+#: A product over a work list: of rows, the routing and a stack.
+Product = Callable[[torch.Tensor, Routing, Stack], torch.Tensor]
 
 
 class ProductTile(NamedTuple):
@@ -185,6 +234,8 @@ EIGHT_TILES = {
     64: (ProductTile(32, 128), ProductTile(64, 128)),
     128: (ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
 }
+#: Sums of so many tokens are added by the product that makes their last part.
+FEW_TOKENS = 16
 #: Of float32 activations.
 WIDE_TILE = ProductTile(32, 32, 4, 2)
 
@@ -229,16 +280,31 @@ def gate_up_launch(x: torch.Tensor, routing: Routing, stack: Stack, tile: Produc
     return y
 
 
-def down_launch(y: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None = None) -> torch.Tensor:
-    """Return z [pairs, H] in float32; rows of pairs that reach no expert are undefined."""
-    num_tokens, (_, hidden, size) = routing.experts.shape[0], stack.shape
+def down_launch(
+    y: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None = None,
+    stream: ResidualStream | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return z [pairs, H] in float32; rows of pairs that reach no expert are undefined.
+
+    With a stream, of at most FEW_TOKENS, add the sums of tokens to it as `sum_launch` does.
+    """
+    (num_tokens, top_k), (_, hidden, size) = routing.experts.shape, stack.shape
     meta = config(routing.block, y.element_size(), stack, of_down=True) | (tile._asdict() if tile else {})
     z = torch.empty((y.shape[0], hidden), dtype=torch.float32, device=y.device)
     shape = {"SIZE": size, "HIDDEN": hidden} | dependent_launch(y.device)
-    down_kernel[(cdiv(hidden, meta["BN"]), num_entries(routing))](
-        rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, **shape, **meta
+    columns, added = cdiv(hidden, meta["BN"]), None
+    if stream is not None:
+        shape |= {"TOP_K": top_k, "TOKENS": next_power_of_2(num_tokens)}
+        added = ExpertStream(routing.experts, routing.weights, *stream, _counters(y.device, columns))
+    down_kernel[(columns, num_entries(routing))](
+        rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, added, **shape, **meta
     )
     return z
+
+
+@functools.cache
+def _counters(device: torch.device, columns: int) -> torch.Tensor:
+    return torch.zeros(columns, dtype=torch.int32, device=device)
 
 
 def num_entries(routing: Routing) -> int:
@@ -250,9 +316,23 @@ def sum_launch(z: torch.Tensor, routing: Routing, out: torch.Tensor, partial: to
     """Fill out with the sum of each token, or with `partial` add them to it and fill that."""
     (num_tokens, top_k), hidden, block = routing.experts.shape, z.shape[1], 1024
     sum_kernel[(num_tokens, cdiv(hidden, block))](
-        z, routing.experts, routing.weights, out, partial, HIDDEN=hidden, TOP_K=top_k, BLOCK=block, num_warps=4,
+        z, routing.experts, routing.weights, out, partial, HIDDEN=hidden, TOP_K=top_k, BLOCK=block, num_warps=8,
         **dependent_launch(z.device),
     )  # fmt: skip
+
+
+def block_of(num_pairs: int, dtype: torch.dtype, stacks: Stacks | None) -> int:
+    """Return the pairs of an entry of the work list for these products; 0: as many as `route.py` chooses."""
+    if stacks is None or not all(segments.suits(num_pairs, dtype, stack) for stack in stacks):
+        return 0
+    return segments.BLOCK
+
+
+def products_of(x: torch.Tensor, routing: Routing, stacks: Stacks) -> tuple[Product, Product]:
+    """Return gate and up, and down, of these tokens: each takes rows, the routing and its stack."""
+    if routing.block == block_of(routing.experts.numel(), x.dtype, stacks):
+        return segments.gate_up, segments.down
+    return gate_up_launch, down_launch
 
 
 def launch(x: torch.Tensor, routing: Routing, stacks: Stacks, stream: ResidualStream | None = None) -> torch.Tensor:
@@ -261,6 +341,11 @@ def launch(x: torch.Tensor, routing: Routing, stacks: Stacks, stream: ResidualSt
         return reference(x, routing, stacks, stream)
     out, partial = (torch.empty_like(x), None) if stream is None else stream
     if x.shape[0]:
-        y = gate_up_launch(x, routing, stacks.gate_up)
-        sum_launch(down_launch(y, routing, stacks.down), routing, out, partial)
+        gate_up, down = products_of(x, routing, stacks)
+        y = gate_up(x, routing, stacks.gate_up)
+        if stream is not None and x.shape[0] <= FEW_TOKENS:
+            # Where no token reaches an expert nothing is added, and what is known of the stream stays true.
+            down_launch(y, routing, stacks.down, stream=stream)
+        else:
+            sum_launch(down(y, routing, stacks.down), routing, out, partial)
     return out

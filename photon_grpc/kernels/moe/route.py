@@ -31,7 +31,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
-from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel
+from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel, choose_token, list_one
 
 
 class RouterForm(NamedTuple):
@@ -58,7 +58,7 @@ class WorkList(NamedTuple):
     """The products of experts: entry i is the pairs `first[i]` to `min(first[i] + block, count[i])` of `expert[i]`.
 
     expert, first, count: int32 [entries]; size: int32 [1], the entries in use. pairs: int32 [E, T], of each expert its
-    token · top_k + place in any order.
+    token · top_k + place in any order. row: int32 [entries], the pairs of all entries before.
     """
 
     expert: torch.Tensor
@@ -66,6 +66,7 @@ class WorkList(NamedTuple):
     count: torch.Tensor
     size: torch.Tensor
     pairs: torch.Tensor
+    row: torch.Tensor
 
 
 class Routing(NamedTuple):
@@ -79,9 +80,9 @@ class Routing(NamedTuple):
 
 def reference(
     x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
-    tally: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    tally: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, block: int = 0,
 ) -> Routing:  # fmt: skip
-    """Route in torch; add to the tally."""
+    """Route in torch, without a work list; add to the tally."""
     scores = x.float() @ weight.float().t()
     preferred = scores if bias is None else _of_groups(scores.sigmoid() + bias.float(), form)
     chosen = preferred.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]
@@ -122,18 +123,15 @@ def _of_groups(preferred: torch.Tensor, form: RouterForm) -> torch.Tensor:
 
 
 @jit
-def scores_kernel(
+def store_scores(
     x, norm, weight, scores, num_tokens,
     EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
-    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write scores [slices, T, E] in float32: BM tokens, BE experts and COLUMNS columns per program.
 
     norm: a StreamNorm, whose normalised x is stored, or None.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     expert = tl.program_id(1) * BE + tl.arange(0, BE)
     of_token, of_expert = (token < num_tokens)[:, None], (expert < EXPERTS)[:, None]
@@ -159,12 +157,53 @@ def scores_kernel(
     tl.store(scores + token[None, :] * EXPERTS + expert[:, None], acc, mask=tl.trans(of_token) & of_expert)
 
 
+@jit
+def scores_kernel(
+    x, norm, weight, scores, num_tokens,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write scores as `store_scores` does."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    store_scores(x, norm, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION)
+
+
+@jit
+def route_one_kernel(
+    x, norm, weight, scores, bias, num_real, experts, weights, work, counter, tally,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SLICES: tl.constexpr, C: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Write the scores of one token; the last program to finish chooses by them.
+
+    It has one warp, as `choose_kernel` has, so that numbers are added in the same order. counter: int32, zero before
+    and after.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    store_scores(x, norm, weight, scores, 1, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counter, 1, sem="acq_rel")
+    if arrived == tl.num_programs(1) * tl.num_programs(2) - 1:
+        tl.store(counter, 0)
+        chosen, place = choose_token(
+            scores, bias, num_real, experts, weights, tl.program_id(0), 1, EXPERTS, SLICES, C
+        )  # fmt: skip
+        list_one(work, tally, chosen, place, C)
+
+
 #: Sizes of a program of scores: the same for any number of tokens. The sum is cut into slices of COLUMNS, which are
 #: added in order: few programs would take long for one chain.
 COLUMNS = 256
 SCORES = {"COLUMNS": COLUMNS, "BM": 16, "BE": 16, "num_warps": 4, "num_stages": 2}
 #: Of more tokens of 16 bits.
 MANY_TOKENS, MANY_SCORES = 256, SCORES | {"BM": 64, "BE": 32}
+#: Of one token, whose program has one warp: all that it reads is under way at once.
+ONE_SCORES = SCORES | {"BK": COLUMNS}
 #: (tokens, pairs of an expert that are multiplied at a time) in rising order; more tokens have the last.
 BLOCKS = ((64, 16), (512, 32), (2048, 64))
 LARGEST_BLOCK = 128
@@ -217,18 +256,25 @@ def launch(
     weights = torch.empty((num_tokens, places), dtype=torch.float32, device=device)
     block, total = block or block_of(num_tokens), (form.num_kept or num_experts) + form.num_shared
     entries = num_entries(num_tokens * places, total, block)
-    columns = [torch.empty(entries, dtype=torch.int32, device=device) for _ in range(3)]
+    *columns, row = (torch.empty(entries, dtype=torch.int32, device=device) for _ in range(4))
     size = torch.empty(1, dtype=torch.int32, device=device)
-    work = WorkList(*columns, size, torch.empty((total, num_tokens), dtype=torch.int32, device=device))
+    work = WorkList(*columns, size, torch.empty((total, num_tokens), dtype=torch.int32, device=device), row)
     if num_tokens:
         dependent = dependent_launch(device)
         constants = scores_config(num_tokens, num_experts, hidden, x.dtype)
         grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]), slices
-        scores_kernel[grid](x, norm, weight, scores, num_tokens, **constants, **dependent)
-        choose_kernel[(num_tokens,)](
-            scores, bias, num_real, experts, weights, work, _counters(device, total), tally, num_tokens,
-            **choose_config(num_experts, form), SLICES=slices, BLOCK=block, IS_ONE=num_tokens == 1, **dependent,
-        )  # fmt: skip
+        choice, counters = choice_of(num_experts, form), _counters(device, total)
+        if num_tokens == 1:
+            route_one_kernel[grid](
+                x, norm, weight, scores, bias, num_real, experts, weights, work, counters, tally, **constants,
+                SLICES=slices, C=choice, **dependent,
+            )  # fmt: skip
+        else:
+            scores_kernel[grid](x, norm, weight, scores, num_tokens, **constants, **dependent)
+            choose_kernel[(num_tokens,)](
+                scores, bias, num_real, experts, weights, work, counters, tally, num_tokens, EXPERTS=num_experts,
+                SLICES=slices, BLOCK=block, C=choice, num_warps=1, **dependent,
+            )  # fmt: skip
     return Routing(experts, weights, work, block)
 
 
@@ -239,16 +285,18 @@ def _normalised(x: torch.Tensor, norm: StreamNorm | None) -> torch.Tensor:
 def scores_config(num_tokens: int, num_experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return the constants of `scores_kernel`, all but PDL."""
     sizes = {"EXPERTS": num_experts, "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
-    tile = MANY_SCORES if num_tokens > MANY_TOKENS and dtype.itemsize == 2 else SCORES
-    return sizes | tile | {"BK": step_of(dtype), "PRECISION": "ieee"}
+    tile = SCORES
+    if dtype.itemsize == 2:
+        tile = ONE_SCORES if num_tokens == 1 else MANY_SCORES if num_tokens > MANY_TOKENS else SCORES
+    one_warp = {"num_warps": 1} if num_tokens == 1 else {}
+    return sizes | {"BK": step_of(dtype)} | tile | one_warp | {"PRECISION": "ieee"}
 
 
-def choose_config(num_experts: int, form: RouterForm) -> dict[str, Any]:
-    """Return the constants of `choose_kernel` that depend on the model."""
+def choice_of(num_experts: int, form: RouterForm) -> ChoiceForm:
+    """Return the constants of a choice."""
     places, own = form.top_k + form.num_shared, form.num_kept or num_experts
-    choice = ChoiceForm(
+    return ChoiceForm(
         next_power_of_2(max(num_experts, own + form.num_shared)), own, form.top_k, places, next_power_of_2(places),
         form.is_softmax, form.renormalises, form.scale, form.first_kept, form.num_kept,
         form.groups, form.groups_taken, next_power_of_2(max(1, form.groups)), num_experts // max(1, form.groups),
     )  # fmt: skip
-    return {"EXPERTS": num_experts, "C": choice, "num_warps": 1}

@@ -1,0 +1,252 @@
+"""Products of experts that many tokens reach, each in one Gluon kernel (sm_90). `experts.py` has the formulas.
+
+The rows that an expert has are brought together first: x [pairs, H] in the order of the work list, so that the bulk
+copy engine reads them as it reads the rows of a matrix. y [pairs, I] lies in the same order; z is scattered to the
+pairs' own rows, which the sum over a token's experts reads.
+
+A program takes tiles of up to 128 pairs of an entry and 256 rows of W, one after the other, with warps specialised as
+in `many_rows.py`: one fetches steps of 64 columns of both into a ring, each of two groups of four warps multiplies 64
+pairs. Of gate and up 128 rows each, so that a thread has the numbers of both. A group without pairs only lets steps
+pass. K is one chain of products, as in `products.py`: the bits are the same.
+
+Shapes: x [T, H], Stack of 16 bits [E, N, K], Routing with entries of BLOCK pairs. bf16 and fp16; H and I multiples of
+8. Bytes moved: a row of x three times for every pair, W once for every entry of its expert, most of them by the cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from photon_grpc.kernels.lang.formulas import silu_product
+from photon_grpc.kernels.lang.gluon import (
+    TensorDescriptor,
+    dependent_launch,
+    fence_async_shared,
+    gdc_launch_dependents,
+    gdc_wait,
+    gl,
+    gluon_jit,
+    has_wgmma,
+    mbarrier,
+    tma,
+)
+from photon_grpc.kernels.lang.jit import cdiv, jit, num_multiprocessors, tl
+from photon_grpc.kernels.linear.many_rows import GROUP_ROWS, STEP, ManyTile, multiply_slice, step_layout
+from photon_grpc.kernels.moe.route import Routing
+from photon_grpc.kernels.moe.stacks import Stack
+
+#: Pairs of an entry, rows of W of a tile.
+BLOCK, ROWS = 128, 256
+#: Two groups of warps; a tile of W in halves; four steps in flight.
+TILE = ManyTile(2, 2, 0, 4, 240, 24)
+#: The fewest pairs of an expert, on the average: with fewer, tiles are mostly empty.
+MIN_PAIRS = 64
+
+
+class SegmentProblem(NamedTuple):
+    """W [E, N, K]; SPAN: from a row of gate to that of up, 0: there is none."""
+
+    N: int
+    K: int
+    SPAN: int
+
+
+@jit
+def gather_kernel(
+    x, found, work, num_tokens, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Copy the rows of ROWS pairs of one entry per program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    entry = tl.program_id(0)
+    if entry < tl.load(work.size):
+        expert, first = tl.load(work.expert + entry).to(tl.int64), tl.load(work.first + entry)
+        count, row = tl.load(work.count + entry), tl.load(work.row + entry)
+        within = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        has = (first + within < count)[:, None]
+        pair = tl.load(work.pairs + expert * num_tokens + first + within, mask=first + within < count, other=0)
+        source = x + (pair // TOP_K).to(tl.int64)[:, None] * HIDDEN
+        to = found + (row + within).to(tl.int64)[:, None] * HIDDEN
+        for start in range(0, HIDDEN, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)[None, :]
+            inside = has & (column < HIDDEN)
+            tl.store(to + column, tl.load(source + column, mask=inside, other=0.0), mask=inside)
+
+
+@gluon_jit
+def tile_of(work, number, P: gl.constexpr):
+    """Return a tile: its expert, first column of results, first row of x, and where its pairs begin and end."""
+    COLUMNS: gl.constexpr = 128 if P.SPAN > 0 else 256
+    ACROSS: gl.constexpr = ((P.SPAN if P.SPAN > 0 else P.N) + COLUMNS - 1) // COLUMNS
+    entry = number // ACROSS
+    expert, row = gl.load(work.expert + entry), gl.load(work.row + entry)
+    return expert, number % ACROSS * COLUMNS, row, gl.load(work.first + entry), gl.load(work.count + entry)
+
+
+@gluon_jit
+def num_tiles(work, P: gl.constexpr):
+    """Return the tiles of all entries."""
+    COLUMNS: gl.constexpr = 128 if P.SPAN > 0 else 256
+    return gl.load(work.size) * (((P.SPAN if P.SPAN > 0 else P.N) + COLUMNS - 1) // COLUMNS)
+
+
+@gluon_jit
+def pass_by(ring, number, steps, TILE: gl.constexpr):
+    """Give steps back as they come; return the number of the step after them."""
+    _, _, ready, free = ring
+    NS: gl.constexpr = TILE.STAGES
+    for _ in range(steps):
+        mbarrier.wait(ready.index(number % NS), number // NS & 1)
+        mbarrier.arrive(free.index(number % NS), count=1)
+        number += 1
+    return number
+
+
+@gluon_jit
+def write_gated(gate, up, staged, y, row, column, left, P: gl.constexpr):
+    """Store silu(gate) · up [64, 128] of `left` pairs from `row` on, by way of shared memory."""
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    staged.store(silu_product(gate, up).to(y.dtype.element_ty))
+    pair = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
+    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, copy))
+    to = y + (row + pair).to(gl.int64)[:, None] * P.SPAN + column[None, :]
+    gl.store(to, staged.load(copy), mask=(pair < left)[:, None] & (column < P.SPAN)[None, :])
+
+
+@gluon_jit
+def write_sums(sums, z, pairs, column, left, P: gl.constexpr):
+    """Store sums [64, 128] in the rows of the `left` pairs that are listed from `pairs` on."""
+    layout: gl.constexpr = sums.type.layout
+    place = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
+    pair = gl.load(pairs + place, mask=place < left, other=0).to(gl.int64)
+    gl.store(z + pair[:, None] * P.N + column[None, :], sums, mask=(place < left)[:, None] & (column < P.N)[None, :])
+
+
+@gluon_jit
+def consume(ring, staged, y, work, num_tokens, GROUP: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """Multiply the pairs of one group of four warps, tile after tile."""
+    STEPS: gl.constexpr = (P.K + 63) // 64
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    number = 0
+    for tile in range(gl.program_id(0), num_tiles(work, P), gl.num_programs(0)):
+        expert, column, row, begin, count = tile_of(work, tile, P)
+        left = count - begin - GROUP * 64
+        if left > 0:
+            first, second, number = multiply_slice(ring, number, STEPS, GROUP, TILE, layout)
+            if P.SPAN > 0:
+                write_gated(first, second, staged.index(GROUP), y, row + GROUP * 64, column, left, P)
+            else:
+                pairs = work.pairs + expert.to(gl.int64) * num_tokens + begin + GROUP * 64
+                write_sums(first, y, pairs, column, left, P)
+                write_sums(second, y, pairs, column + 128, left, P)
+        else:
+            number = pass_by(ring, number, STEPS, TILE)
+
+
+@gluon_jit
+def fetch(x, w, ring, work, P: gl.constexpr, TILE: gl.constexpr):
+    """Fetch the steps of all tiles into the ring: the program of the fetching warp."""
+    xs, ws, ready, free = ring
+    NS: gl.constexpr = TILE.STAGES
+    number = 0
+    for tile in range(gl.program_id(0), num_tiles(work, P), gl.num_programs(0)):
+        expert, column, row, begin, count = tile_of(work, tile, P)
+        is_full = count - begin > 64
+        of_w = expert * P.N + column
+        for step in range((P.K + 63) // 64):
+            stage = number % NS
+            mbarrier.wait(free.index(stage), (number // NS + 1) & 1)
+            bar = ready.index(stage)
+            mbarrier.expect(bar, (128 + 256) * 128, pred=is_full)
+            mbarrier.expect(bar, (64 + 256) * 128, pred=not is_full)
+            tma.async_copy_global_to_shared(x, [row, step * 64], bar, xs.index(stage * 2))
+            tma.async_copy_global_to_shared(x, [row + 64, step * 64], bar, xs.index(stage * 2 + 1), pred=is_full)
+            SECOND: gl.constexpr = P.SPAN if P.SPAN > 0 else 128
+            tma.async_copy_global_to_shared(w, [of_w, step * 64], bar, ws.index(stage).slice(0, 128))
+            tma.async_copy_global_to_shared(w, [of_w + SECOND, step * 64], bar, ws.index(stage).slice(128, 128))
+            number += 1
+
+
+@gluon_jit
+def segment_kernel(x, w, y, work, num_tokens, P: gl.constexpr, TILE: gl.constexpr):
+    """Fill y [pairs, SPAN] in the order of the work list, or with SPAN 0 float32 y [pairs, N] in that of pairs.
+
+    x: a descriptor of rows in the order of the work list; w: of W [E · N, K]. A SegmentProblem; four warps.
+    """
+    NS: gl.constexpr = TILE.STAGES
+    kind: gl.constexpr = x.dtype
+    swizzle: gl.constexpr = step_layout()
+    xs = gl.allocate_shared_memory(kind, [NS * 2, 64, 64], swizzle)
+    ws = gl.allocate_shared_memory(kind, [NS, 256, 64], swizzle)
+    staged = ws
+    if P.SPAN > 0:
+        staged = gl.allocate_shared_memory(kind, [2, 64, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(NS):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    ring = (xs, ws, ready, free)
+    gl.warp_specialize(
+        [
+            (consume, (ring, staged, y, work, num_tokens, 0, P, TILE)),
+            (consume, (ring, staged, y, work, num_tokens, 1, P, TILE)),
+            (fetch, (x, w, ring, work, P, TILE)),
+        ],
+        [4, 1],
+        [TILE.REGISTERS, TILE.FETCH_REGISTERS],
+    )
+
+
+def suits(num_pairs: int, dtype: torch.dtype, stack: Stack) -> bool:
+    """Return whether the kernels multiply so many pairs by this stack, and are faster than those of few."""
+    is_half = dtype.itemsize == 2 and stack.values.dtype == dtype and stack.shape[2] % 8 == 0
+    return is_half and num_pairs > MIN_PAIRS * stack.shape[0] and has_wgmma(stack.values.device)
+
+
+def gathered(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the rows of all pairs in the order of the work list; those behind the last are undefined."""
+    (num_tokens, top_k), hidden, work = routing.experts.shape, x.shape[1], routing.work
+    assert work is not None
+    found = torch.empty((num_tokens * top_k, hidden), dtype=x.dtype, device=x.device)
+    gather_kernel[(work.expert.shape[0], routing.block // 16)](
+        x, found, work, num_tokens, TOP_K=top_k, HIDDEN=hidden, ROWS=16, COLUMNS=512, num_warps=4,
+        **dependent_launch(x.device),
+    )  # fmt: skip
+    return found
+
+
+def gate_up(x: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
+    """Return y [pairs, I] of x [T, H], in the order of the work list."""
+    size = stack.shape[1] // 2
+    y = torch.empty((routing.experts.numel(), size), dtype=x.dtype, device=x.device)
+    _launch(gathered(x, routing), y, routing, stack, size)
+    return y
+
+
+def down(y: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
+    """Return z [pairs, H] of what `gate_up` returns; rows of pairs that reach no expert are undefined."""
+    z = torch.empty((y.shape[0], stack.shape[1]), dtype=torch.float32, device=y.device)
+    _launch(y, z, routing, stack, 0)
+    return z
+
+
+def _launch(x: torch.Tensor, y: torch.Tensor, routing: Routing, stack: Stack, span: int) -> None:
+    _, n, k = stack.shape
+    columns = cdiv(span, ROWS // 2) if span else cdiv(n, ROWS)
+    assert routing.work is not None
+    grid = (min(routing.work.expert.shape[0] * columns, num_multiprocessors(x.device)),)
+    of_x, of_w = _descriptor(x, GROUP_ROWS), _descriptor(stack.values.view(-1, k), ROWS // 2)
+    num_tokens = routing.experts.shape[0]
+    segment_kernel[grid](of_x, of_w, y, routing.work, num_tokens, SegmentProblem(n, k, span), TILE, num_warps=4)
+
+
+def _descriptor(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Return the bulk copy engine's view of a matrix; what is behind its ends reads as zeros."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, STEP], step_layout())
