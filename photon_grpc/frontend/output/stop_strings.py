@@ -6,6 +6,9 @@ of a stop string is held back.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class StopStrings:
     """The stop strings of one request as an Aho-Corasick automaton, shared by its outputs.
@@ -14,59 +17,54 @@ class StopStrings:
     them, so that neither the number nor the length of stop strings costs anything before.
     """
 
-    __slots__ = ("depths", "first_chars", "found", "_children", "_fallbacks", "_unreached")
+    __slots__ = ("depths", "first_chars", "found", "_after", "_fallbacks")
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self.first_chars = frozenset(text[0] for text in texts)
         #: By state: its characters, and the longest stop string that a text ends with there.
         self.depths: list[int] = []
         self.found: list[str] = []
-        #: By state: the states one character further, and the state of its longest proper suffix.
-        self._children: list[dict[str, int]] = []
+        #: By state: what follows each character that a stop string goes on with, a state or, until a text reaches it,
+        #: these stop strings.
+        self._after: list[dict[str, Any]] = []
+        #: By state: the state of its longest proper suffix.
         self._fallbacks: list[int] = []
-        #: By state: the stop strings that go on with a character whose state does not exist yet.
-        self._unreached: list[dict[str, list[str]]] = []
         self._create(0, 0, texts)
 
     def next(self, state: int, char: str) -> int:
         """Return the state after one more character."""
         while True:
-            child = self._children[state].get(char)
-            if child is not None:
-                return child
-            if char in self._unreached[state]:
-                return self._reach(state, char)
+            after = self._after[state].get(char)
+            if after is not None:
+                return after if isinstance(after, int) else self._reach(state, char, after)
             if not state:
                 return 0
             state = self._fallbacks[state]
 
-    def _reach(self, state: int, char: str) -> int:
+    def _reach(self, state: int, char: str, texts: list[str]) -> int:
         """Create the state after `char`. The calls within it are at most as many as there are stop strings."""
         fallback = self.next(self._fallbacks[state], char) if state else 0
-        texts = self._unreached[state].pop(char)
-        child = self._create(self.depths[state] + 1, fallback, texts)
-        self._children[state][char] = child
-        return child
+        self._after[state][char] = after = self._create(self.depths[state] + 1, fallback, texts)
+        return after
 
-    def _create(self, depth: int, fallback: int, texts: list[str] | tuple[str, ...]) -> int:
+    def _create(self, depth: int, fallback: int, texts: Iterable[str]) -> int:
         """Create the state of the first `depth` characters of `texts`."""
-        unreached: dict[str, list[str]] = {}
+        after: dict[str, Any] = {}
         found = self.found[fallback] if depth else ""
         for text in texts:
             if len(text) == depth:
                 found = text
             else:
-                unreached.setdefault(text[depth], []).append(text)
+                after.setdefault(text[depth], []).append(text)
         self.depths.append(depth)
         self.found.append(found)
-        self._children.append({})
+        self._after.append(after)
         self._fallbacks.append(fallback)
-        self._unreached.append(unreached)
         return len(self.depths) - 1
 
     def num_held(self, state: int) -> int:
         """Return how many characters at the end of the text may begin a stop string that is longer."""
-        while state and not (self._children[state] or self._unreached[state]):
+        while state and not self._after[state]:
             state = self._fallbacks[state]
         return self.depths[state]
 
