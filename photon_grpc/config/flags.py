@@ -36,16 +36,16 @@ class ModelFlags:
     )
     quantization: str = flag(
         "auto",
-        "Format of linear layers. auto: as the checkpoint says. Others quantize a 16-bit checkpoint while it is read: "
-        "int8 by rows or groups of columns, int4, fp8; w8a8, fp8 and fp8-block multiply by 8-bit activations.",
+        "Format of linear layers. auto: that of the checkpoint. Others quantize a 16-bit checkpoint while it is loaded: "
+        "int8 by rows or groups of columns, int4, fp8; w8a8, fp8 and fp8-block also quantize activations to 8 bits.",
         choices=("auto", *FORMATS),
     )
     quantization_head: str = flag(
-        "none", "Format of the head beside --quantization. int8: by rows, 16-bit activations.", choices=tuple(HEADS)
+        "none", "Format of the output head (lm_head). int8: by rows, 16-bit activations.", choices=tuple(HEADS)
     )
     quantization_embedding: str = flag(
         "none",
-        "Format of the embedding. int8: by rows; where the head is tied to it, both flags.",
+        "Format of the embedding. int8: by rows; set both flags if the head is tied to it.",
         choices=tuple(HEADS),
     )
     max_model_len: int | None = flag(
@@ -79,8 +79,8 @@ class DeviceConfig:
     enforce_eager: bool = flag(False, "Launch kernels one by one instead of replaying CUDA graphs.")
     numerics: str = flag(
         "strict",
-        "strict: the bits of an answer depend on its request alone, as far as docs/numerics.md promises. fast: no such "
-        "promise: the matrix library may cut sums by the number of rows.",
+        "strict: the bits of a result depend only on its own request, where docs/numerics.md promises it. fast: no "
+        "promise; the matrix library may split sums by the number of rows.",
         choices=("strict", "fast"),
     )
 
@@ -91,22 +91,22 @@ class ParallelConfig:
 
     tensor_parallel_size: int = flag(
         1,
-        "GPUs, or processes on a CPU, that compute every layer together, each with a part of its weights and of the KV "
-        "cache. docs/scaling.md says when.",
+        "Number of GPUs (on a CPU: processes) that split the weights of every layer and the KV cache. docs/scaling.md "
+        "says when to use it.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
     expert_parallel_size: int = flag(
         1,
-        "GPUs that share out the experts of a layer, each with some of them whole; of all else each has a part, as "
-        "with --tensor-parallel-size. With both, so many times as many GPUs.",
+        "Number of GPUs over which whole experts are distributed; other weights are split as by "
+        "--tensor-parallel-size. With both flags the number of GPUs is their product.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
     pipeline_parallel_size: int = flag(
         1,
-        "GPUs that share out the layers, and compute one after the other: for memory, where they exchange slowly. With "
-        "the others, so many times as many GPUs.",
+        "Number of stages, each with a share of the layers, that compute one after the other: saves memory, not time. "
+        "The number of GPUs is the product of this and the other two flags.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
@@ -206,7 +206,7 @@ class SchedulerConfig:
     step_trace: str = flag(
         "",
         "File for one line of JSON per step, with its rows and blocks (photon-grpc trace converts it for Perfetto). At "
-        "most 128 MiB: FILE.1 and FILE. Unset: none.",
+        "most 128 MiB, in FILE.1 and FILE. Unset: none.",
         metavar="FILE",
     )
     async_depth: int | None = flag(
@@ -223,9 +223,9 @@ class SpeculationConfig:
 
     speculative_model: str = flag(
         "",
-        "What drafts tokens, which the model then checks several at a time; answers stay as they are. ngram: earlier "
-        "text of the same sequence. grammar: text that the constraint of an output leaves no choice about, which all "
-        "others draft as well. A directory: an EAGLE-3 head for the model, or a smaller model with the same "
+        "Source of draft tokens, several of which the model verifies in one step; answers do not change. ngram: "
+        "earlier text of the same sequence. grammar: only text that a constraint leaves no choice about, which the "
+        "other sources draft, too. A directory: an EAGLE-3 head for the model, or a smaller model with the same "
         "vocabulary. Unset: no speculation.",
         metavar="WHAT",
     )
