@@ -10,7 +10,7 @@ import pytest
 
 from tests.attack.figures import Figures
 from tests.attack.size import LONG, SIZES, Size
-from tests.attack.victim import Victim, victim
+from tests.attack.victim import Victim, service_set, victim
 
 #: Of one attack in the long form; the short one has what every test has.
 _LONG_LIMIT_S = 900
@@ -54,8 +54,9 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 
 @pytest.fixture(scope="session")
-def attacked(size: Size) -> Iterator[Victim]:
-    """Every attack leaves it as it found it."""
-    with victim("--model", size.model, "--metrics-listen", "127.0.0.1:0") as running:
+def attacked(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """Every attack leaves it as it found it. It answers a service of an operator's own, too."""
+    own = service_set(tmp_path_factory.mktemp("own"))
+    with victim("--model", size.model, "--metrics-listen", "127.0.0.1:0", "--service", own) as running:
         yield running
         running.owns_nothing()

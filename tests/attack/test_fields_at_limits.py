@@ -63,8 +63,9 @@ def limits(message: Descriptor, text_bytes: int, above: tuple[FieldDescriptor, .
             yield from (Limit(path, value) for value in (lists_of(values) if field.is_repeated else values))
         elif field.message_type.GetOptions().map_entry:
             key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-            pairs = itertools.product(values_of(key, text_bytes), values_of(value, text_bytes))
-            yield from (Limit(path, {key: value}) for key, value in pairs)
+            if value.message_type is None:
+                pairs = itertools.product(values_of(key, text_bytes), values_of(value, text_bytes))
+                yield from (Limit(path, {key: value}) for key, value in pairs)
         elif field.message_type not in {field.message_type for field in above}:
             yield from limits(field.message_type, text_bytes, path)
 

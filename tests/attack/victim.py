@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_tools import protoc
 
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.service.running import RunningService, client, started, wait_until
@@ -113,6 +115,15 @@ def victim(*flags: str, limit_descriptors: int | None = None) -> Iterator[Victim
         command = ["sh", "-c", f'ulimit -n {limit_descriptors}; exec "$@"', "sh", *command]
     with started(command) as service:
         yield Victim(service)
+
+
+def service_set(folder: Path) -> str:
+    """The descriptor set of hostile.proto, compiled into `folder`."""
+    here, path = Path(__file__).parent, folder / "hostile.binpb"
+    include = [f"-I{each}" for each in (here, here.parents[1] / "protos", files("grpc_tools") / "_proto")]
+    given = ["--include_imports", f"--descriptor_set_out={path}", "hostile.proto"]
+    assert protoc.main(["protoc", *include, *given]) == 0
+    return str(path)
 
 
 def path_of(method: MethodDescriptor) -> str:
