@@ -1,1 +1,1 @@
-"""Whether a request gives the same bits in any company and by any path."""
+"""Whether a request gives the same bits in any batch and by any path."""
