@@ -36,7 +36,7 @@ class ModelFlags:
     )
     quantization: str = flag(
         "auto",
-        "Format of linear layers. auto: that of the checkpoint. Others quantize a 16-bit checkpoint while it is loaded: "
+        "Format of linear layers. auto: that of the checkpoint. Others quantize a 16-bit checkpoint at load: "
         "int8 by rows or groups of columns, int4, fp8; w8a8, fp8 and fp8-block also quantize activations to 8 bits.",
         choices=("auto", *FORMATS),
     )
