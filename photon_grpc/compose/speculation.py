@@ -39,6 +39,12 @@ def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stag
     name = config.speculative_model
     if name in ("", NGRAM, GRAMMAR):
         return
+    if all(served.windows):
+        raise ConfigError(
+            f"--speculative-model {name}: its keys have no place beside those of {served.architecture}, whose layers "
+            f"all have a sliding window and free their blocks; {NGRAM} and {GRAMMAR} need none",
+            field=_FIELD,
+        )
     if _is_head(name):
         _read_head(name, served)
         if num_stages > 1:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from photon_grpc import LLM, demo
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.errors import InternalFailure
+from photon_grpc.errors import ConfigError, InternalFailure
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
 from tests.kv_plans import kv_plan
@@ -129,3 +130,32 @@ def test_a_request_bounds_its_drafts() -> None:
         }
     # Of one token a step at most, and of three.
     assert drafts[0] == 0 < drafts[1] < 40 < drafts[7] * 3
+
+
+#: The model -> what drafts, in `make test`; the rest are `full`.
+BEHIND = (("mistral", "ngram"), ("gemma3", "ngram"), ("qwen2-window", "llama"), ("deepseek2", "llama"))
+FULL = (("gemma3", "llama"), ("deepseek2", "ngram"), *((each, "ngram") for each in ("mixtral", "phi3", "olmo2")))
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter"), [*BEHIND, *(pytest.param(*each, marks=pytest.mark.full) for each in FULL)]
+)
+def test_drafts_change_nothing_behind_windows_latents_and_experts(family: str, drafter: str) -> None:
+    """Prompts longer than windows, in chunks, with outputs that preempt each other."""
+    prompts = [[5, 9, 9, 200, 3] * 9, [17] * 50, [*range(1, 60)], [300]]
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24)
+    cache = CacheConfig(num_blocks=24, block_size=16)
+    sampling = SamplingParams(0.8, seed=3, frequency_penalty=0.4)
+    # The draft model has other layers, and no window.
+    speculation = "ngram" if drafter == "ngram" else str(model(drafter)[0])
+    found = []
+    for flags in ({}, {"speculation": speculation, "num_drafts": 5}):
+        served = Served(model(family)[0], scheduler=scheduler, cache=cache, **flags)  # type: ignore[arg-type]
+        found.append([served.complete(prompts, 30), served.complete(prompts, 30, sampling=sampling)])
+    assert found[0] == found[1]
+
+
+def test_a_model_without_a_layer_that_keeps_all_blocks_is_refused_a_draft_model_before_its_weights_are_read() -> None:
+    with pytest.raises(ConfigError, match="all have a sliding window and free their blocks; ngram") as raised:
+        Served(model("mistral")[0], speculation=str(model("llama")[0]), num_drafts=3)
+    assert raised.value.field == "speculative_model"
