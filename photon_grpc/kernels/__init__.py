@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import accept, admit, geglu, ngram, rms_norm, slot_state, swiglu
+from photon_grpc.kernels import accept, admit, ngram, rms_norm, slot_state, swiglu
 from photon_grpc.kernels.admit import SlotColumns, SlotRow
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
@@ -73,7 +73,7 @@ TORCH = Kernels(
     add_rms_norm_once=partial(rms_norm.add_reference, once=True),
     rotary=rotary.reference,
     swiglu=swiglu.reference,
-    geglu=geglu.reference,
+    geglu=partial(swiglu.reference, activation="gelu"),
     stacks_experts=False,
     attention=torch_backend,
     process_logits=process_logits.reference,
@@ -96,7 +96,7 @@ TRITON = Kernels(
     add_rms_norm_once=partial(rms_norm.add_launch, once=True),
     rotary=rotary.launch,
     swiglu=swiglu.launch,
-    geglu=geglu.launch,
+    geglu=partial(swiglu.launch, activation="gelu"),
     stacks_experts=True,
     attention=dispatch,
     process_logits=process_logits.launch,

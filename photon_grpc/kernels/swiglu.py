@@ -1,9 +1,10 @@
-"""SwiGLU for gate and up side by side in one tensor, silu(a) = a / (1 + exp(-a)).
+"""SwiGLU and GeGLU for gate and up side by side in one tensor.
 
-    swiglu:       y = round(silu(gate)) · up, rounded as transformers does
+    swiglu:       y = round(act(gate)) · up, rounded as transformers does
     norm_swiglu:  y = act(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
 
-act is silu, or for the second also the tanh form of gelu.
+act is silu(a) = a / (1 + exp(-a)), or the tanh form of gelu, gelu(a) = a / 2 · (1 + tanh(z)) = a / (1 + exp(-2z)),
+z = sqrt(2 / π) · (a + 0.044715 · a³).
 
 The second follows a projection of the residual stream h that is not normalised. The norm, whose weight is folded into
 the projection, is applied here (as `rotate_store.py` does for attention).
@@ -19,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.lang.formulas import gated
+from photon_grpc.kernels.lang.formulas import gated, gelu
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.lang.squares import row_scale
@@ -35,11 +36,16 @@ class Gated(NamedTuple):
     ACTIVATION: Activation
 
 
-def reference(gate_up: torch.Tensor) -> torch.Tensor:
+def activated(gate: torch.Tensor, activation: Activation) -> torch.Tensor:
+    functional = torch.nn.functional
+    return functional.gelu(gate, approximate="tanh") if activation == "gelu" else functional.silu(gate)
+
+
+def reference(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
     """Return swiglu in torch, a new tensor [T, I]."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.split_with_sizes((size, size), -1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    return activated(gate, activation).mul_(up)
 
 
 def norm_reference(
@@ -49,21 +55,24 @@ def norm_reference(
     """Fill y with norm_swiglu in torch."""
     scaled = gate_up.float() * torch.rsqrt(squares.total_reference(h) / h.shape[1] + eps)[:, None]
     gate, up = (scaled if b is None else scaled + b.float()).chunk(2, dim=-1)
-    functional = torch.nn.functional
-    y.copy_((functional.gelu(gate, approximate="tanh") if activation == "gelu" else functional.silu(gate)) * up)
+    y.copy_(activated(gate, activation) * up)
 
 
 @jit
-def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def swiglu_kernel(gate_up, y, stride, GATED: tl.constexpr, BLOCK: tl.constexpr):
     """Write y [T, SIZE]; BLOCK columns of one row per program."""
+    SIZE: tl.constexpr = GATED.SIZE
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0)
     a = gate.to(tl.float32)
-    silu = (a / (1.0 + tl.exp(-a))).to(gate.dtype)
-    tl.store(y + row * SIZE + column, silu * up, mask=inside)
+    if GATED.ACTIVATION == "gelu":
+        a = gelu(a)
+    else:
+        a = a / (1.0 + tl.exp(-a))
+    tl.store(y + row * SIZE + column, a.to(gate.dtype) * up, mask=inside)
 
 
 @jit
@@ -108,18 +117,18 @@ def store_product(gate_up, bias, y, column, scale, GATED: tl.constexpr):
     tl.store(y + column, gated(gate, up, ACTIVATION).to(y.dtype.element_ty), mask=inside)
 
 
-def config(size: int) -> dict[str, Any]:
+def config(size: int, activation: Activation = "silu") -> dict[str, Any]:
     """Return the compile-time arguments for `size` columns."""
-    return {"SIZE": size, "BLOCK": 1024, "num_warps": 4}
+    return {"GATED": Gated(size, activation), "BLOCK": 1024, "num_warps": 4}
 
 
-def launch(gate_up: torch.Tensor) -> torch.Tensor:
+def launch(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
     """Return swiglu of gate_up [T, 2·I], a new tensor [T, I]."""
     if not launches(gate_up):
-        return reference(gate_up)
+        return reference(gate_up, activation)
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    meta = config(size)
+    meta = config(size, activation)
     if num_tokens:
         swiglu_kernel[(num_tokens, cdiv(size, meta["BLOCK"]))](gate_up, y, gate_up.stride(0), **meta)
     return y

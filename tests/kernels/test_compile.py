@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import accept, geglu, ngram, norm_add, rms_norm, swiglu
+from photon_grpc.kernels import accept, ngram, norm_add, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.rotary import rotary, rotate_store
@@ -194,18 +194,11 @@ def test_rotary(name: str, dtype: torch.dtype) -> None:
     check(compiled(rotary.rotary_kernel, types, rotary.config(model.q_heads, model.kv_heads, model.head_dim)))
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @each_model
-def test_swiglu(name: str, dtype: torch.dtype) -> None:
+def test_swiglu_and_geglu(name: str, dtype: torch.dtype, activation: swiglu.Activation) -> None:
     types = {"gate_up": "*" + NAMES[dtype], "y": "*" + NAMES[dtype], "stride": "i32"}
-    built = compiled(swiglu.swiglu_kernel, types, swiglu.config(MODELS[name].intermediate))
-    check(built)
-    assert "ld.global.v" in built.ptx
-
-
-@each_model
-def test_geglu(name: str, dtype: torch.dtype) -> None:
-    types = {"gate_up": "*" + NAMES[dtype], "y": "*" + NAMES[dtype], "stride": "i32"}
-    built = compiled(geglu.geglu_kernel, types, geglu.config(MODELS[name].intermediate))
+    built = compiled(swiglu.swiglu_kernel, types, swiglu.config(MODELS[name].intermediate, activation))
     check(built)
     assert "ld.global.v" in built.ptx
 

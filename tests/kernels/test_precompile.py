@@ -183,9 +183,9 @@ def compile_one() -> Any:
     from tests.kernels.test_compile import compiled
 
     types = {"gate_up": "*bf16", "y": "*bf16", "stride": "i32"}
-    from photon_grpc.kernels.swiglu import swiglu_kernel
+    from photon_grpc.kernels.swiglu import Gated, swiglu_kernel
 
-    return compiled(swiglu_kernel, types, {"SIZE": 64, "BLOCK": 64})
+    return compiled(swiglu_kernel, types, {"GATED": Gated(64, "silu"), "BLOCK": 64})
 
 
 @needs_compiler
