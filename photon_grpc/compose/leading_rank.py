@@ -113,9 +113,14 @@ class RankProcess:
             # As many threads as here: they are part of the numerics on a CPU.
             env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
             # In a session of its own no signal of a terminal reaches it.
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
+                )
+            except OSError:
+                self.channel.close()
+                self.watchdog.close()
+                raise
         self.pidfd = os.pidfd_open(self.process.pid)
         self._stopped_ticks = 0
 
@@ -309,10 +314,11 @@ class LeadingRank(OneRank):
 
     def _start_and_watch(self) -> None:
         try:
-            self._ranks = [RankProcess(rank, self._rendezvous) for rank in range(1, self._size)]
+            for rank in range(1, self._size):
+                self._ranks.append(RankProcess(rank, self._rendezvous))
         except OSError as error:
             self._error = error
-            self.leave()
+            self.close()
         finally:
             self._are_begun.set()
         if self._error is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from photon_grpc import LLM
 from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
 from photon_grpc.compose import leading_rank
 from photon_grpc.compose.leading_rank import LeadingRank, RankProcess
+from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError, StartupError
 from photon_grpc.layers.parallel.processes import ProcessGroup, ProcessMesh
 from photon_grpc.runner.start import RunnerStart
@@ -106,6 +107,25 @@ def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
     assert list(tmp_path.iterdir()) == [] and not torch.distributed.is_initialized()
     # A meeting that was given up goes on for a while, with its file.
     assert phase == "meeting" or rendezvous_files() == num_files
+
+
+def test_ranks_that_have_begun_end_if_another_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = subprocess.Popen, []
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if begun:
+            raise OSError("no process is left")
+        begun.append(begin(*args, **options))
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    config = resolve({"device": "cpu", "tensor_parallel_size": 3}, {}).config
+    num_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StartupError, match="another rank cannot be started: no process is left"):
+        LeadingRank(config)
+    assert begun[0].returncode == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == num_files
+    ProcessMesh.refuse_another()
 
 
 class FailingStart(LeadingRank):
