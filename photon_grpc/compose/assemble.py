@@ -134,8 +134,8 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
     Args:
         ranks: those that compute the model together; each calls `load_runner` alike.
     """
-    check_step_trace(config)
     with ranks.starting():
+        check_step_trace(config)
         loaded = load_runner(config, progress, ranks)
         vocabulary = read_vocabulary(loaded.model_config)
         facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))

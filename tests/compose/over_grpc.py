@@ -20,5 +20,7 @@ def over_grpc(llm: LLM) -> Iterator[str]:
         return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
 
     server, address = program.wait(start())
-    yield address
-    program.wait(server.drain_and_stop(0))
+    try:
+        yield address
+    finally:
+        program.wait(server.drain_and_stop(0))

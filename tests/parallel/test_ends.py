@@ -109,6 +109,13 @@ def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
     assert phase == "meeting" or rendezvous_files() == num_files
 
 
+def test_ranks_end_with_a_start_that_is_refused(followers: list[int]) -> None:
+    with pytest.raises(StartupError, match="step_trace /no/such: No such file"):
+        LLM(device="cpu", tensor_parallel_size=2, step_trace="/no/such")
+    assert followers and not any(map(is_alive, followers))
+    ProcessMesh.refuse_another()
+
+
 def test_ranks_that_have_begun_end_if_another_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, begun = subprocess.Popen, []
 
