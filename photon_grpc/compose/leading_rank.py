@@ -142,12 +142,12 @@ class RankProcess:
     @property
     def has_ended(self) -> bool:
         """Whether its main thread has ended, or all of it."""
-        return exit_code(self.process.pid) is not None or self.process.poll() is not None
+        return self.process.poll() is not None or exit_code(self.process.pid) is not None
 
     @property
     def code(self) -> int:
         """The exit code, negative for a signal, of a rank that has ended."""
-        return exit_code(self.process.pid) or self.process.wait()
+        return self.process.poll() or exit_code(self.process.pid) or self.process.wait()
 
     @property
     def end(self) -> str:

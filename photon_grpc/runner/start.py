@@ -160,24 +160,28 @@ class RunnerStart:
 
         Raise ConfigError when nothing is left.
         """
-        plan, device, sizes = self._plan(decoder), decoder.device, self.limits.sizes
+        plan, device = self._plan(decoder), decoder.device
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self._largest_step(decoder)
         torch.cuda.synchronize(device)
-        step_bytes = torch.cuda.max_memory_allocated(device) - before
-        if self._is_captured(decoder):
-            # Of contexts of any length, which the largest step has not met.
-            most, longest = sizes.max_num_seqs * (1 + self.speculation.max_drafts), sizes.max_model_len
-            step_bytes += max(layer.attention.lane_bytes(most, longest) for layer in decoder.layers)
+        step_bytes = torch.cuda.max_memory_allocated(device) - before + self._lane_bytes(decoder)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         budget = int(free - total * (1.0 - self.limits.gpu_memory_utilization)) - step_bytes
         if budget < (len(plan.groups) + 1) * plan.block_bytes:
             raise ConfigError(
                 f"no memory is left for the KV cache: {free >> 20} MiB of {total >> 20} are free, "
-                f"the largest step takes {step_bytes >> 20}; "
-                "lower --max-num-batched-tokens or raise --gpu-memory-utilization",
+                f"the largest step takes {step_bytes >> 20}; lower --max-num-batched-tokens, --max-num-seqs or "
+                "--max-model-len, or raise --gpu-memory-utilization",
                 field="gpu_memory_utilization",
             )
         return budget // plan.block_bytes - 1
+
+    def _lane_bytes(self, decoder: Decoder) -> int:
+        """Return what lanes take in a step of the most short rows with the longest contexts, which are not run here."""
+        if decoder.kernels is TORCH:
+            return 0
+        sizes = self.limits.sizes
+        most = sizes.max_num_seqs * (1 + self.speculation.max_drafts)
+        return max(layer.attention.lane_bytes(most, sizes.max_model_len) for layer in decoder.layers)

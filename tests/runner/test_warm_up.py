@@ -94,6 +94,28 @@ def test_graphs_are_captured_where_nothing_forbids_it(
     assert made == ["graph_runner" if is_captured else "eager_runner"]
 
 
+@pytest.mark.parametrize(("kernels", "num_blocks"), [(TRITON, 5), (TORCH, 7)])
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_of_the_longest_contexts_have_room_beside_blocks(
+    monkeypatch: pytest.MonkeyPatch, kernels: Kernels, num_blocks: int, enforce_eager: bool
+) -> None:
+    """Whether steps are captured or not: what lanes take for them is not measured."""
+    memory = {"mem_get_info": (1000, 1000), "memory_allocated": 100, "max_memory_allocated": 150}
+    for name, found in (memory | dict.fromkeys(("reset_peak_memory_stats", "synchronize", "empty_cache"))).items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, found=found: found)
+    plan = SimpleNamespace(groups=[None], block_bytes=100)
+    monkeypatch.setattr(RunnerStart, "_plan", lambda *args: plan)
+    monkeypatch.setattr(RunnerStart, "_largest_step", lambda *args: None)
+    attention = SimpleNamespace(lane_bytes=lambda num_tokens, longest: 200 if (num_tokens, longest) == (8, 256) else 0)
+    decoder = SimpleNamespace(device="cuda", kernels=kernels, layers=[SimpleNamespace(attention=attention)])
+    limits = RunnerLimits(sizes(8, 64), gpu_memory_utilization=0.9, may_capture=not enforce_eager)
+    start = RunnerStart(limits, lambda *now: None, 1)
+    assert start._blocks_on_cuda(decoder) == num_blocks  # type: ignore[arg-type]
+    plan.block_bytes = 500
+    with pytest.raises(ConfigError, match=r"the largest step takes 0; lower .*--max-model-len"):
+        start._blocks_on_cuda(decoder)  # type: ignore[arg-type]
+
+
 def test_steps_longer_than_any_graph_are_met_before_the_first_request() -> None:
     directory, reference = model("llama")
     served = Served(directory, scheduler=SchedulerConfig(max_num_seqs=24))
