@@ -113,14 +113,9 @@ class RankProcess:
             # As many threads as here: they are part of the numerics on a CPU.
             env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
             # In a session of its own no signal of a terminal reaches it.
-            try:
-                self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
-                )
-            except OSError:
-                self.channel.close()
-                self.watchdog.close()
-                raise
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
+            )
         self.pidfd = os.pidfd_open(self.process.pid)
         self._stopped_ticks = 0
 
@@ -314,8 +309,7 @@ class LeadingRank(OneRank):
 
     def _start_and_watch(self) -> None:
         try:
-            for rank in range(1, self._size):
-                self._ranks.append(RankProcess(rank, self._rendezvous))
+            self._ranks.extend(RankProcess(rank, self._rendezvous) for rank in range(1, self._size))
         except OSError as error:
             self._error = error
             self.close()

@@ -160,12 +160,16 @@ class RunnerStart:
 
         Raise ConfigError when nothing is left.
         """
-        plan, device = self._plan(decoder), decoder.device
+        plan, device, sizes = self._plan(decoder), decoder.device, self.limits.sizes
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self._largest_step(decoder)
         torch.cuda.synchronize(device)
-        step_bytes = torch.cuda.max_memory_allocated(device) - before + self._lane_bytes(decoder)
+        step_bytes = torch.cuda.max_memory_allocated(device) - before
+        if decoder.kernels is not TORCH:
+            # Of contexts of any length, which the largest step has not met.
+            most, longest = sizes.max_num_seqs * (1 + self.speculation.max_drafts), sizes.max_model_len
+            step_bytes += max(layer.attention.lane_bytes(most, longest) for layer in decoder.layers)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         budget = int(free - total * (1.0 - self.limits.gpu_memory_utilization)) - step_bytes
@@ -177,11 +181,3 @@ class RunnerStart:
                 field="gpu_memory_utilization",
             )
         return budget // plan.block_bytes - 1
-
-    def _lane_bytes(self, decoder: Decoder) -> int:
-        """Return what lanes take in a step of the most short rows with the longest contexts, which are not run here."""
-        if decoder.kernels is TORCH:
-            return 0
-        sizes = self.limits.sizes
-        most = sizes.max_num_seqs * (1 + self.speculation.max_drafts)
-        return max(layer.attention.lane_bytes(most, sizes.max_model_len) for layer in decoder.layers)

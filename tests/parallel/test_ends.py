@@ -127,11 +127,11 @@ def test_ranks_that_have_begun_end_if_another_cannot(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     config = resolve({"device": "cpu", "tensor_parallel_size": 3}, {}).config
-    num_files = len(os.listdir("/proc/self/fd"))
+    num_files = rendezvous_files()
     with pytest.raises(StartupError, match="another rank cannot be started: no process is left"):
         LeadingRank(config)
     assert begun[0].returncode == -signal.SIGKILL
-    assert len(os.listdir("/proc/self/fd")) == num_files
+    assert rendezvous_files() == num_files
     ProcessMesh.refuse_another()
 
 
