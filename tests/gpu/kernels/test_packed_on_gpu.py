@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from photon_grpc.kernels.linear import cost, dequantize, epilogue, head, tiles, wide, wide_tiles
+from photon_grpc.kernels.linear import cost, dequantize, embed, epilogue, head, tiles, wide, wide_tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, Gate, launch, swiglu_launch
@@ -167,3 +167,19 @@ def test_a_head_of_8_bits_draws_from_the_logits_of_its_numbers(rows: int, shape:
         slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
     )
     assert torch.equal(head.sample_launch(x, Affine(weight), metadata, tile), sample.reference(logits, metadata))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [None, 33.75])
+@pytest.mark.parametrize("size", [960, 4096])
+def test_rows_of_an_embedding_are_those_of_its_numbers(size: int, factor: float | None, dtype: torch.dtype) -> None:
+    table = packed_weight(1000, size, WeightKind(8), dtype, "cuda")
+    ids = torch.randint(0, 1000, (37,), device="cuda")
+    expected = torch.empty(37, size, dtype=dtype, device="cuda")
+    of_expected = torch.empty(37, size // 16, device="cuda")
+    embed.launch(dense(arranged(table)), ids, expected, of_expected, factor)
+    for held in (table, arranged(table)):
+        h, partial = torch.full_like(expected, torch.nan), torch.full_like(of_expected, torch.nan)
+        embed.launch(held, ids, h, partial, factor)
+        assert torch.equal(h, expected)
+        assert torch.equal(partial, of_expected)
