@@ -113,6 +113,8 @@ class LibraryConstants(NamedTuple):
 
 
 TILES = TileConstants()
+#: Of packed weights: those of wgmma are fitted to `packed_sweep` at 16 to 128 rows.
+PACKED_TILES = TILES._replace(step=(0.28, 0.15), latency=(1.06, 0.8), issue=(2.1e4, 2.4e4))
 LIBRARY = LibraryConstants()
 
 
@@ -144,10 +146,11 @@ ENDS = {
 ISSUED = {16: 1.0, 8: 2.0, 4: 2.0}
 
 
-def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants = TILES) -> float:
+def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants | None = None) -> float:
     """Return the microseconds of the product by this tile, its epilogue included."""
-    c, kind = constants, tile.kind == "wgmma"
+    kind = tile.kind == "wgmma"
     n, k, rows, span, end, slices, weight = product
+    c = constants or (TILES if weight.BITS == 16 else PACKED_TILES)
     programs = num_programs(tile, product)
     in_step = step_bytes(tile, weight, k, slices) * (slices if tile.kind == "gemv" else 1)
     # Numbers, and what is done with them, for each that 16 bits hold.
@@ -277,11 +280,16 @@ PACKED_GEMV = {
 #: More of 4 bits at 8 rows, and fewer bytes: all programs side by side, and steps that take longer than a barrier.
 OF_4_BITS = (64, 512, 4), (32, 512, 2), (128, 256, 8)
 OF_4_BITS_IN_FLIGHT = (40 << 10, 48 << 10, *IN_FLIGHT)
+#: Of those that cost the same the first is taken. More rows of W read fewer of x.
 PACKED_WGMMA = {
-    16: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
-    32: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12)),
-    64: ((64, 128, 4, 5), (64, 128, 4, 6), (64, 128, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8), (128, 128, 8, 6)),
-    128: ((64, 128, 4, 5), (64, 64, 4, 8), (128, 64, 8, 8), (128, 128, 8, 4)),
+    16: ((64, 256, 4, 6), (64, 128, 4, 8), (64, 128, 4, 12), (64, 64, 4, 12), (128, 256, 8, 4)),
+    32: ((64, 128, 4, 8), (64, 128, 4, 12), (64, 256, 4, 6), (64, 64, 4, 12), (128, 128, 8, 6), (128, 256, 8, 4)),
+    64: (
+        *((64, 128, 4, 8), (64, 256, 4, 4), (64, 128, 4, 6), (64, 128, 4, 5), (64, 64, 4, 10)),
+        *((128, 128, 8, 6), (128, 256, 8, 4), (128, 64, 8, 8), (128, 128, 8, 4)),
+        *((256, 128, 8, 6), (256, 128, 16, 4)),
+    ),
+    128: ((64, 128, 4, 5), (64, 64, 4, 8), (128, 64, 8, 8), (128, 128, 8, 4), (256, 64, 8, 6)),
 }
 
 

@@ -189,20 +189,11 @@ NORMED_TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
 #: (rows of W, columns of W, bits) -> bucket -> tile of packed weights.
 PACKED_TABLE: dict[tuple[int, int, int], dict[int, Tile | None]] = {
     # Llama-3.1-8B: output, gate and up, down, qkv
-    (4096, 4096, 8): {
-        8: Tile("gemv", 32, 256, 4, 5),
-        64: Tile("wgmma", 64, 128, 4, 8),
-        128: Tile("wgmma", 64, 64, 4, 8),
-    },
-    (4096, 4096, 4): {8: Tile("gemv", 64, 256, 8, 7), 64: Tile("wgmma", 64, 128, 4, 8)},
-    (28672, 4096, 8): {64: Tile("wgmma", 128, 128, 8, 6)},
-    (28672, 4096, 4): {8: Tile("gemv", 128, 256, 8, 4), 64: Tile("wgmma", 128, 128, 8, 6)},
-    (4096, 14336, 8): {
-        8: Tile("gemv", 16, 256, 2, 6),
-        64: Tile("wgmma", 64, 128, 4, 8),
-        128: Tile("wgmma", 64, 64, 4, 8),
-    },
-    (4096, 14336, 4): {8: Tile("gemv", 32, 256, 8, 5), 64: Tile("wgmma", 64, 128, 4, 5)},
+    (4096, 4096, 8): {8: Tile("gemv", 32, 256, 4, 5)},
+    (4096, 4096, 4): {8: Tile("gemv", 64, 256, 8, 7), 16: Tile("gemv", 32, 256, 4, 4)},
+    (28672, 4096, 4): {8: Tile("gemv", 128, 256, 8, 4)},
+    (4096, 14336, 8): {8: Tile("gemv", 16, 256, 2, 6)},
+    (4096, 14336, 4): {8: Tile("gemv", 32, 256, 8, 5), 16: Tile("wgmma", 64, 256, 4, 6)},
     (6144, 4096, 4): {8: Tile("gemv", 16, 256, 2, 4), 64: Tile("wgmma", 64, 128, 4, 5)},
     # Llama-3.1-70B: qkv, output, gate and up, down
     (10240, 8192, 4): {8: Tile("gemv", 32, 512, 4, 2)},
