@@ -42,6 +42,7 @@ def test_every_option_and_some_pairs_answer_as_alone(path: str) -> None:
         expected = {each: answer(llm, request(each)) for each in names}
         expected["plain",] = [output for one in PLAIN for output in complete(llm, one)]
     served = [each for each, told in expected.items() if not isinstance(told, str) and each != ("plain",)]
+    assert {(name,) for name in FEATURES} < set(served)
     for more in ({}, {"speculative_model": "ngram", "num_speculative_tokens": 3, "speculation_control": "fixed"}):
         with LLM(path, device="cpu", dtype="float32", async_depth=1, **CROWDED, **more) as llm:
             answered = list(answers_together(llm, served))
