@@ -418,7 +418,7 @@ class WeightBytes(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     KV_TOKENS_GAINED_FIELD_NUMBER: _builtins.int
     held: _builtins.int
-    """Of all projections and an untied head, including scales."""
+    """Of all projections, an untied head and a quantized embedding, including scales."""
     saved: _builtins.int
     """Bytes saved compared with `dtype`."""
     kv_tokens_gained: _builtins.int

@@ -699,7 +699,7 @@ func (x *Experts) GetImbalance() float64 {
 // Bytes of weights in their format, by the sizes of the model.
 type WeightBytes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of all projections and an untied head, including scales.
+	// Of all projections, an untied head and a quantized embedding, including scales.
 	Held int64 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`
 	// Bytes saved compared with `dtype`.
 	Saved int64 `protobuf:"varint,2,opt,name=saved,proto3" json:"saved,omitempty"`
