@@ -55,7 +55,7 @@ GROUPS = (
     ),
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|geglu|silu|gelu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
-    ("exchange", r"push_kernel|take_kernel|exchange_kernel"),
+    ("exchange", r"push_kernel|take_kernel|exchange_kernel|nccl"),
     ("drafts", r"accept_kernel|ngram_kernel"),
     ("slots and inputs", r"admit_kernel|_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),

@@ -1,11 +1,12 @@
 """Measure one replica on several GPUs beside one GPU: equal ids, ms a step, tok/s of prompts, time to the first token.
 
-    python -m benchmarks.ranks --shape 8b --ranks 2 [--turn FILE] [--kill] [-- FLAGS OF serve]
+    python -m benchmarks.ranks --shape 8b --ranks 2 [--turn FILE] [--kill] [--profile] [-- FLAGS OF serve]
     python -m benchmarks.ranks --ids ids.json --shape 1b --ranks 2 [--by pipeline] -- --dtype float32
 
 Weights are random. With `--ids` the greedy ids of 32 prompts are compared with those in the file, which the first run
 writes. `--turn` waits for a lock on that file before it measures, so that `--beside` runs may load at a time. `--kill`
-ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told.
+ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told. `--profile` shows what rank 0's
+device does from a prompt to its first token, and for 16 prompts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
+from benchmarks.profile import record, tables
 
 
 def decode_ms(work: Work, rows: int) -> float:
@@ -75,6 +80,25 @@ def compare(work: Work, file: Path) -> dict[str, float]:
     return {"outputs": len(outputs), "outputs with equal ids": equal}
 
 
+def show_profiles(work: Work, length: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for count in (1, 16):
+            prompts = [workloads.prompt(905, i, length) for i in range(count)]
+
+            def measured(prompts: list[tuple[int, ...]] = prompts) -> int:
+                work.run(prompts, [1] * len(prompts))
+                return len(work.step_times_s)
+
+            rows, steps, elapsed_s = record(measured, Path(directory) / "trace.json", on_cuda=True)
+            print(f"\n{count} prompts of {length} tokens")
+            tables(rows, steps, elapsed_s, 12, "on the device of rank 0")
+
+
+def show_memory() -> None:
+    mib = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved())
+    print("torch of rank 0: {:,} MiB allocated, {:,} at most, {:,} reserved".format(*(each >> 20 for each in mib)))
+
+
 def kill(work: Work) -> dict[str, float]:
     """End rank 1 in a step; tell when the thread that watches it says so, and end this process."""
     leading = work.ranks
@@ -117,6 +141,7 @@ def main() -> None:
     parser.add_argument("--turn", type=Path)
     parser.add_argument("--beside", type=int, default=1, help="runs that load at a time, with the same --turn")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     flags = [f"--{args.by}-parallel-size", str(args.ranks), *args.flags]
@@ -129,6 +154,10 @@ def main() -> None:
         print(f"\n| {args.shape}, {args.ranks} ranks | |\n|---|--:|", flush=True)
         for name, value in found.items():
             print(f"| {name} | {value:,.3f} |", flush=True)
+        if torch.cuda.is_available():
+            show_memory()
+        if args.profile:
+            show_profiles(work, args.prompts[0])
         if args.kill and args.ranks > 1:
             kill(work)
         if args.ranks > 1:

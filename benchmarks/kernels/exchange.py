@@ -5,7 +5,8 @@
 Starts a process for the second GPU. Times are those of one of 64 exchanges in a CUDA graph, on planes in turns, with
 the addition to the residual stream: `planes` by memory that the GPUs write to each other (and the sums of squares),
 `nccl` by an all-gather and a kernel that adds, `shared` by a kernel that adds half of the rows, which are handed on.
-Bytes are those of a rank's part.
+Bytes are those of a rank's part. The second table has sums behind their product, as layers have them: the product
+alone, with the exchange while it is made in pieces of so many rows, and with `shared` behind it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from photon_grpc.bridge.heartbeat import shared_file
-from photon_grpc.kernels.linear import slices
-from photon_grpc.layers.parallel.group import MeshSizes
+from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import exchange, slices
+from photon_grpc.layers.parallel import planes as shared_planes
+from photon_grpc.layers.parallel.group import MeshSizes, Parts
 from photon_grpc.layers.parallel.planes import Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
 HIDDEN, CALLS = 4096, 64
+ROWS, PIECES = shared_planes.NUM_ROWS, (256, 512, 1024)
 
 
 def captured(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -59,7 +65,7 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
         def by_planes(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
             for call in range(CALLS):
-                planes.add(h, part, None, squares, call % 2)
+                planes.add(h, part.__getitem__, None, squares, call % 2)
 
         def by_nccl(h: torch.Tensor = h, part: torch.Tensor = part) -> None:
             for _ in range(CALLS):
@@ -67,24 +73,57 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
         def by_group(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
             for call in range(CALLS):
-                group.add(h, part, None, squares, call % 2)
+                group.add(h, part.__getitem__, None, squares, call % 2)
 
-        ways = [by_planes if planes.take(h) else None, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
+        ways = [by_planes, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
         found = [f"{microseconds(captured(way)):.2f}" if way else "" for way in ways]
         if rank == 0:
             print(f"| {num_rows} | {part.nbytes >> 10} KB | {' | '.join(found)} |", flush=True)
 
 
+def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: int) -> None:
+    """Time sums of many rows with the products of an output and of a down projection of half an 8B model."""
+    if rank == 0:
+        sizes = " | ".join(f"{rows} rows a piece" for rows in PIECES)
+        print(f"\n| rows | K | product, µs | {sizes} | shared |\n|--:|--:|--:|{'--:|' * len(PIECES)}--:|", flush=True)
+    for num_rows, k in ((2048, 2048), (2048, 7168), (8192, 2048), (8192, 7168)):
+        h = torch.zeros(num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
+        x, w = (torch.randn(size, k, device=device).bfloat16() for size in (num_rows, HIDDEN))
+        squares = torch.empty(num_rows, HIDDEN // 16, device=device)
+
+        def part(rows: slice, x: torch.Tensor = x, w: torch.Tensor = w) -> torch.Tensor:
+            return torch.mm(x[rows], w.t(), out_dtype=torch.float32)
+
+        def product(part: Parts = part) -> None:
+            for _ in range(CALLS):
+                part(slice(None))
+
+        def summed(group: Planes | Joined, h: torch.Tensor = h, part: Parts = part, s: torch.Tensor = squares) -> None:
+            for call in range(CALLS):
+                group.add(h, part, None, s, call % 2)
+
+        found = [microseconds(captured(product), 15)]
+        for shared_planes.NUM_ROWS in PIECES:
+            found.append(microseconds(captured(partial(summed, planes)), 15))
+        shared_planes.NUM_ROWS = ROWS
+        found.append(microseconds(captured(partial(summed, alone)), 15))
+        if rank == 0:
+            print(f"| {num_rows} | {k} | {' | '.join(f'{each:.1f}' for each in found)} |", flush=True)
+
+
 def compare(group: Joined, device: torch.device, rank: int) -> None:
     """Tell whether rows that ranks share out have the bits of those that all add."""
-    for num_rows in (SHARED_ROWS, 4099):
+    for num_rows in (ROWS + 1, SHARED_ROWS, 4099):
         generator = torch.Generator(device=device).manual_seed(num_rows)
         parts = torch.randn(2, num_rows, HIDDEN, device=device, generator=generator)
         start = torch.randn(num_rows, HIDDEN, device=device, generator=generator).bfloat16()
         found, expected = start.clone(), start.clone()
-        group.add(found, parts[rank].contiguous(), None, torch.empty(0, device=device), 0)
-        slices.add_launch(expected, parts, None)
-        print(f"rank {rank}: {num_rows} rows equal: {torch.equal(found, expected)}", flush=True)
+        sums = torch.empty(num_rows, HIDDEN // 16, device=device)
+        for site in (0, 1):
+            group.add(found, parts[rank].__getitem__, None, sums, site)
+            slices.add_launch(expected, parts, None)
+        equal = torch.equal(found, expected) and torch.equal(sums, squares.reference(expected))
+        print(f"rank {rank}: {num_rows} rows equal: {equal}", flush=True)
 
 
 def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int) -> None:
@@ -100,7 +139,7 @@ def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int)
         h.zero_()
         parts = base[rank] * turn
         for call in range(CALLS):
-            planes.add(h[call], parts[call], None, squares, call % 2)
+            planes.add(h[call], parts[call].__getitem__, None, squares, call % 2)
         wrong.add_((h != (base[0] + base[1]) * turn).sum())
 
     graph, chance = captured(exchange), random.Random(rank)
@@ -113,22 +152,47 @@ def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int)
     print(f"rank {rank}: {num_exchanges} exchanges with random delays, {int(wrong)} wrong words", flush=True)
 
 
+def bounded(planes: Planes, device: torch.device, rank: int, looks: int = 1_000_000) -> None:
+    """Tell how long rank 0 looks for parts of a rank that sends none. Its device is lost then."""
+    exchange.LOOKS = looks
+    h, part, sums = (torch.zeros(1, size, device=device) for size in (HIDDEN, HIDDEN, HIDDEN // 16))
+    for site in (0, 1):
+        planes.add(h, part.__getitem__, None, sums, site)
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    if rank:
+        time.sleep(8)
+        return
+    begun_s = time.perf_counter()
+    try:
+        planes.add(h, part.__getitem__, None, sums, 0)
+        torch.cuda.synchronize()
+    except Exception as error:
+        took_s = time.perf_counter() - begun_s
+        print(f"gave up after {took_s:.2f} s of {looks:,} looks: {type(error).__name__}", flush=True)
+
+
 def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     mesh = ProcessMesh(rank, MeshSizes(2), file)
+    # Planes for the largest pieces.
+    shared_planes.NUM_ROWS = max(PIECES)
     mesh.join(device, HIDDEN)
+    shared_planes.NUM_ROWS = ROWS
     assert isinstance(mesh.mesh.tp, ProcessGroup)
     group = mesh.mesh.tp._group
     assert isinstance(group, Joined) and group._planes is not None, "the GPUs do not reach each other"
     if rank == 0:
         print(f"\n{torch.cuda.get_device_name()}\n\n| rows | bytes | planes, µs | nccl, µs | shared, µs |")
         print("|--:|--:|--:|--:|--:|", flush=True)
-    timed(group, group._planes, device, rows, rank)
+    alone = Joined(rank, 2, group._group)
+    timed(alone, group._planes, device, rows, rank)
+    behind_products(alone, group._planes, device, rank)
     compare(group, device, rank)
     delayed(group._planes, device, num_exchanges, rank)
-    dist.barrier()
-    torch.cuda.synchronize()
+    bounded(group._planes, device, rank)
     # The end of NCCL's group may wait for graphs.
     os._exit(0)
 

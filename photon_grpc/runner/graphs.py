@@ -23,10 +23,10 @@ import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.errors import ConfigError, StartupError
+from photon_grpc.kernels.lang.streams import launching_on
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
 from photon_grpc.runner.step import Bounds, Draws, Launch, Rows, Step, StepShape, StepTensors, Tail
-from photon_grpc.runner.streams import launching_on
 from photon_grpc.runner.upload import fill_columns
 
 _LOG = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure
+from photon_grpc.kernels.lang.streams import stream_of
 from photon_grpc.runner.drafting import Drafter, NoDrafter
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.logprob_records import LogprobRecords, output_records
@@ -26,7 +27,6 @@ from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.saturation import NO_SATURATION, Saturation
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, StepTensors, Tail
-from photon_grpc.runner.streams import stream_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from photon_grpc.runner.streams import launching_on, stream_of
+from photon_grpc.kernels.lang.streams import launching_on, stream_of
 
 Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
 

@@ -20,7 +20,7 @@ from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel import vocabulary
-from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Parts, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
@@ -52,10 +52,8 @@ class ThreadGroup:
         self._ranks.barrier.wait()
         return parts
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
-        return add_gathered(self, h, part, bias)
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+        return add_gathered(self, h, parts(slice(None)), bias)
 
 
 def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[Decoder]:

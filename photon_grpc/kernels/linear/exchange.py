@@ -5,13 +5,13 @@
 Every rank has an *inbox*: planes of parts, one for each other rank, in which every word is EMPTY until it has come. A
 program pushes its columns of a row into the inboxes of all others, waits in its own until no word is EMPTY, adds, and
 leaves EMPTY behind. No flag is needed: a word is its own arrival. A part's word that equals EMPTY, a NaN that no GPU
-makes, becomes another NaN.
+makes, becomes another NaN. Parts may also be pushed as copies, which take no multiprocessor (`layers/parallel/planes`).
 
 Two exchanges that follow each other use different planes. A rank writes plane 0 again once it has taken all of plane 1,
 which the others pushed after they had emptied plane 0; so two planes, in turns, suffice.
 
 Shapes: h [T, H] contiguous, part float32 [T, H], b [H] or None, partial sums of squares as in `lang/squares.py`; an
-inbox is int32 [planes, size, rows, H]. bf16, fp16, fp32; H a multiple of 16.
+inbox is int32 [planes, size - 1, rows, H], without its own rank. bf16, fp16, fp32; H a multiple of 16.
 Bytes moved: (4 · size + 2 · itemsize) · T · H, of them 4 · (size - 1) · T · H from each GPU to others.
 """
 
@@ -52,7 +52,7 @@ def push(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.co
     bits = words(part)
     for rank in tl.static_range(SIZE):
         if rank != RANK:
-            tl.store(inboxes[rank] + RANK * distance + place, bits, mask=inside)
+            tl.store(inboxes[rank] + (RANK - (rank < RANK)) * distance + place, bits, mask=inside)
 
 
 @jit
@@ -63,7 +63,7 @@ def take(part, inboxes, place, inside, distance, RANK: tl.constexpr, SIZE: tl.co
         if rank == RANK:
             came = words(part)
         else:
-            at = inboxes[RANK] + rank * distance + place
+            at = inboxes[RANK] + (rank - (rank > RANK)) * distance + place
             came = tl.load(at, mask=inside, other=0, volatile=True)
             looks = 0
             while (tl.max((came == -1).to(tl.int32), axis=0) > 0) & (looks < LOOKS):
@@ -101,7 +101,7 @@ def push_kernel(part, inboxes, plane, HIDDEN: tl.constexpr, ROWS: tl.constexpr, 
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     own = tl.load(part + row * HIDDEN + column, mask=inside, other=0.0)
-    place = plane * (SIZE * ROWS * HIDDEN) + row * HIDDEN + column
+    place = plane * ((SIZE - 1) * ROWS * HIDDEN) + row * HIDDEN + column
     push(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
 
 
@@ -117,7 +117,7 @@ def exchange_kernel(h, part, bias, squares, inboxes, plane, HIDDEN: tl.constexpr
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     own = tl.load(part + row * HIDDEN + column, mask=inside, other=0.0)
-    place = plane * (SIZE * ROWS * HIDDEN) + row * HIDDEN + column
+    place = plane * ((SIZE - 1) * ROWS * HIDDEN) + row * HIDDEN + column
     if PUSHES:
         push(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
     total = take(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE, LOOKS)
@@ -131,15 +131,15 @@ def config() -> dict[str, Any]:
 
 def launch(
     h: torch.Tensor, part: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor,
-    inboxes: tuple[torch.Tensor, ...], rank: int, plane: int,
+    inboxes: tuple[torch.Tensor, ...], rank: int, plane: int, *, pushes: bool = True,
 ) -> None:  # fmt: skip
     """Change h, and store the sums of its squares, with all ranks; `inboxes` are those of all, in their order.
 
-    h has at most as many rows as a plane.
+    h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already.
     """
     num_rows, hidden = h.shape
     meta = config() | {"HIDDEN": hidden, "ROWS": inboxes[rank].shape[2], "RANK": rank, "SIZE": len(inboxes)}
     if num_rows:
         grid = num_rows, cdiv(hidden, meta["BLOCK"])
-        more = {"PUSHES": True, "LOOKS": LOOKS, **dependent_launch(h.device)}
+        more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if pushes else {"PDL": False})}
         exchange_kernel[grid](h, part, b, squares, inboxes, plane, **meta, **more)

@@ -27,7 +27,7 @@ class ParallelSparseMLP(SparseMLP):
 
     def add_to(self, work: Workspace, norm: RMSNorm, ctx: StepContext) -> None:
         part = super().__call__(norm(work.h), ctx).float()
-        if self._group.add(work.h, part, None, work.sums.partial, 1):
+        if self._group.add(work.h, part.__getitem__, None, work.sums.partial, 1):
             work.written()
         else:
             work.outdated()

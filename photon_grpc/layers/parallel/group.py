@@ -10,6 +10,9 @@ import torch
 
 from photon_grpc.kernels.linear import slices
 
+#: What makes this rank's part of a sum, float32, of some rows. Called for all rows once, in their order.
+Parts = Callable[[slice], torch.Tensor]
+
 
 class Group(Protocol):
     """Ranks 0 … size - 1 that compute the same step."""
@@ -23,10 +26,8 @@ class Group(Protocol):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """Return every rank's `part`, in the order of ranks: [...] -> [size, ...], equal on all to the bit."""
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
-        """Change h [T, H] by the sum of all ranks' `part` float32 and the bias, equal on all to the bit.
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+        """Change h [T, H] by the sum of all ranks' parts and the bias, equal on all to the bit.
 
         Return whether `squares` has the sums of its squares. Calls alternate between sites 0 and 1.
         """
@@ -41,10 +42,8 @@ class GroupOfOne:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None]
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
-        return add_gathered(self, h, part, bias)
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+        return add_gathered(self, h, parts(slice(None)), bias)
 
 
 class Rehearsal(NamedTuple):
@@ -56,10 +55,8 @@ class Rehearsal(NamedTuple):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None].repeat(self.size, *(1 for _ in part.shape))
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
-        return add_gathered(self, h, part, bias)
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+        return add_gathered(self, h, parts(slice(None)), bias)
 
 
 def add_gathered(group: Group, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -1,20 +1,31 @@
-"""Memory that GPUs of one machine write to each other, for sums of few rows (`kernels/linear/exchange.py`)."""
+"""Memory that GPUs of one machine write to each other, for sums over ranks (`kernels/linear/exchange.py`).
+
+Of few rows a kernel pushes the parts. Parts of more rows are copied, which takes no multiprocessor, while the next rows
+are multiplied. Every piece has a plane that all others have emptied when it is sent, so nothing else is waited for.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
+from photon_grpc.layers.parallel.group import Parts
 
 _LOG = logging.getLogger(__name__)
 
-#: Rows of a plane: more than a decode step has, fewer than a prompt, which NCCL moves faster.
+#: Rows of a plane. Parts of more rows are made and sent so many at a time.
 NUM_ROWS = 512
+#: Planes of each of a layer's sums for parts that are sent while the next ones are made: a rank sends part n when it
+#: has taken part n - 2, which another one sent when it had taken part n - 4.
+NUM_SENT = 4
 #: Read by torch when memory is shared: no NVLink multicast.
 _VARIABLE = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
@@ -27,17 +38,59 @@ class Planes:
         self._rank = rank
         #: What keeps the mapping.
         self._owner = owner
+        self._sending = torch.cuda.Stream(inboxes[rank].device)  # type: ignore[no-untyped-call]
 
     def take(self, h: torch.Tensor) -> bool:
-        """Return whether a sum of these rows goes through planes."""
-        _, _, num_rows, hidden = self._inboxes[self._rank].shape
-        return h.shape[0] <= num_rows and h.shape[1] == hidden
+        """Return whether sums of rows of this size go through planes."""
+        return h.shape[1] == self._inboxes[self._rank].shape[3]
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, plane: int
-    ) -> None:
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
         """Change h by the parts of all ranks, and store the sums of its squares."""
-        exchange.launch(h, part, bias, squares, self._inboxes, self._rank, plane)
+        if h.shape[0] <= NUM_ROWS:
+            exchange.launch(h, parts(slice(None)), bias, squares, self._inboxes, self._rank, site)
+        else:
+            self._add_pieces(h, parts, bias, squares, site)
+
+    def _add_pieces(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
+    ) -> None:
+        """Add in pieces of rows: while one is made the one before is on its way."""
+        main = stream_of(h.device)
+        take: Callable[[], None] | None = None
+        for number, rows in enumerate(pieces(h.shape[0])):
+            part, plane = parts(rows), plane_of(site, number)
+            sent = self._send(part, plane, main)
+            if take is not None:
+                take()
+            take = partial(self._take, main, sent, (h[rows], part, bias, squares[rows]), plane)
+        if take is not None:
+            take()
+
+    def _send(self, part: torch.Tensor, plane: int, main: torch.cuda.Stream) -> torch.cuda.Event:
+        """Copy a part into the inboxes of the others, beside what the main stream computes; return when it has gone."""
+        self._sending.wait_stream(main)
+        with launching_on(self._sending):
+            for rank, inbox in enumerate(self._inboxes):
+                if rank != self._rank:
+                    place = inbox[plane, self._rank - (self._rank > rank), : len(part)]
+                    place.view(torch.float32).copy_(part, non_blocking=True)
+        return self._sending.record_event()
+
+    def _take(self, main: torch.cuda.Stream, sent: torch.cuda.Event, sums: tuple[Any, ...], plane: int) -> None:
+        # The part's memory is used again.
+        main.wait_event(sent)
+        exchange.launch(*sums, self._inboxes, self._rank, plane, pushes=False)
+
+
+def pieces(num_rows: int) -> Iterator[slice]:
+    """Return rows of about equal numbers, at most NUM_ROWS each."""
+    count = -(-num_rows // NUM_ROWS)
+    return (slice(at * num_rows // count, (at + 1) * num_rows // count) for at in range(count))
+
+
+def plane_of(site: int, piece: int) -> int:
+    """Return the plane of a piece of a sum. Sums that follow each other have none in common."""
+    return exchange.NUM_PLANES + NUM_SENT * site + piece % NUM_SENT
 
 
 def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes | None:
@@ -49,7 +102,7 @@ def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes 
     planes = None
     if hidden_size % 16 == 0 and NUM_ROWS:
         try:
-            planes = _mapped(group, device, (exchange.NUM_PLANES, size, NUM_ROWS, hidden_size), rank, size)
+            planes = _mapped(group, device, (plane_of(1, -1) + 1, size - 1, NUM_ROWS, hidden_size), rank, size)
         except Exception as error:
             _LOG.warning("GPUs exchange sums through NCCL alone (%s: %s)", type(error).__name__, error)
     have = torch.tensor([planes is not None], dtype=torch.int32, device=device)

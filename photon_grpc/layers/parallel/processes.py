@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
-from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.parallel.group import Group, MeshSizes, Parts, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
 #: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
@@ -49,10 +49,8 @@ class ProcessGroup:
         finally:
             self._group = before
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
-        return self._group.add(h, part, bias, squares, site)
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+        return self._group.add(h, parts, bias, squares, site)
 
     def join(self, joined: Joined) -> None:
         """Wait for the others from now on."""
@@ -168,12 +166,11 @@ class Joined:
         dist.all_gather_into_tensor(parts, part.contiguous().view(-1), group=self._group)
         return parts.view(self.size, *part.shape)
 
-    def add(
-        self, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> bool:
+    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
         if self._planes is not None and self._planes.take(h):
-            self._planes.add(h, part, bias, squares, site)
+            self._planes.add(h, parts, bias, squares, site)
             return True
+        part = parts(slice(None))
         shared = h.shape[0] - h.shape[0] % self.size if h.shape[0] >= SHARED_ROWS else 0
         if shared:
             self._add_shared(h[:shared], part[:shared], bias)

@@ -30,7 +30,7 @@ def load_kernels(inboxes: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n
 @pytest.mark.parametrize("hidden", [2048, 4096])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_two_ranks_add_the_same_sum(num_rows: int, hidden: int, has_bias: bool) -> None:
-    inboxes = tuple(torch.full((2, 2, 64, hidden), exchange.EMPTY, dtype=torch.int32, device="cuda") for _ in range(2))
+    inboxes = tuple(torch.full((2, 1, 64, hidden), exchange.EMPTY, dtype=torch.int32, device="cuda") for _ in range(2))
     streams = [torch.cuda.Stream() for _ in range(2)]
     bias = torch.randn(hidden, device="cuda", dtype=torch.bfloat16) if has_bias else None
     load_kernels(inboxes, bias, num_rows)
