@@ -26,8 +26,9 @@ import torch.distributed as dist
 from photon_grpc.bridge.heartbeat import shared_file
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import exchange, slices
+from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.parallel import planes as shared_planes
-from photon_grpc.layers.parallel.group import MeshSizes, Parts
+from photon_grpc.layers.parallel.group import MeshSizes
 from photon_grpc.layers.parallel.planes import Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
@@ -173,7 +174,7 @@ def bounded(planes: Planes, device: torch.device, rank: int, looks: int = 1_000_
         print(f"gave up after {took_s:.2f} s of {looks:,} looks: {type(error).__name__}", flush=True)
 
 
-def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
+def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int, *, has_products: bool) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     mesh = ProcessMesh(rank, MeshSizes(2), file)
@@ -189,7 +190,8 @@ def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int) -> None:
         print("|--:|--:|--:|--:|--:|", flush=True)
     alone = Joined(rank, 2, group._group)
     timed(alone, group._planes, device, rows, rank)
-    behind_products(alone, group._planes, device, rank)
+    if has_products:
+        behind_products(alone, group._planes, device, rank)
     compare(group, device, rank)
     delayed(group._planes, device, num_exchanges, rank)
     bounded(group._planes, device, rank)
@@ -201,14 +203,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 32, 64, 128, 256, 2048, 8192])
     parser.add_argument("--exchanges", type=int, default=1_000_000)
+    parser.add_argument("--products", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--second", type=int, help="the number of the shared file; of the process for the second GPU")
     args = parser.parse_args()
     if args.second is None:
         file = shared_file("rendezvous")
         command = [sys.executable, "-m", "benchmarks.kernels.exchange", *sys.argv[1:], "--second", str(file)]
         subprocess.Popen(command, pass_fds=(file,))
-        run(0, file, args.rows, args.exchanges)
-    run(1, args.second, args.rows, args.exchanges)
+        run(0, file, args.rows, args.exchanges, has_products=args.products)
+    run(1, args.second, args.rows, args.exchanges, has_products=args.products)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
     AddNormed:    h <- norm(W x + b) + h
     Logits:       W x in float32
     Plain:        W x
-    PartialSums:  W x in float32, to be added to those of other ranks
+    PartialSums:  W x in float32, to be added to those of other ranks, in pieces of rows
     Sample:       an id from the logits
 
 `tiled` is a kernel of ours that does all of it. `library` is the matrix library, which reads the residual stream before
@@ -38,6 +38,8 @@ from photon_grpc.kernels.swiglu import Activation
 from photon_grpc.layers.operands import Operands
 from photon_grpc.layers.workspace import Workspace
 
+#: What makes a rank's part of a sum over ranks, float32, of some rows. Called for pieces of all rows, in their order.
+Parts = Callable[[slice], torch.Tensor]
 #: A product with its end; its arguments are those of the end's methods after the weight and the tile.
 Gemm = Callable[..., Any]
 
@@ -217,29 +219,36 @@ class Logits:
 
 
 class PartialSums:
-    """The sums, float32 [T, N], without bias: a rank's part of a sum over ranks."""
+    """What makes the sums of some rows, float32 [rows, N], without bias: a rank's part of a sum over ranks."""
 
     cost, span = "head", 0
 
-    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> torch.Tensor:
-        return head.logits_launch(x, linear.map, tile, work.counters)
+    def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> Parts:
+        sums: torch.Tensor = head.logits_launch(x, linear.map, tile, work.counters)
+        return sums.__getitem__
 
-    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> torch.Tensor:
-        return linear.logits(x)
+    def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> Parts:
+        many = linear.for_pieces(x)
+        return lambda rows: many.logits(x[rows])
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True
 
 
-class Plain(PartialSums):
+class Plain:
     """The product in x's dtype, without bias; of `work` only the counters are used."""
 
+    cost, span = "head", 0
+
     def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> torch.Tensor:
-        return super().tiled(linear, tile, work, x).to(x.dtype)
+        return head.logits_launch(x, linear.map, tile, work.counters).to(x.dtype)
 
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> torch.Tensor:
         product = linear.product(x)
         return (functools.reduce(torch.add, product) if product.dim() == 3 else product).to(x.dtype)
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return True
 
 
 class Sample:

@@ -66,6 +66,9 @@ class Operands(Protocol):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ in float32, not rounded first."""
 
+    def for_pieces(self, x: torch.Tensor) -> Operands:
+        """Return operands for products of x's rows in pieces: what each piece would do again is done."""
+
 
 class _Products:
     """Ends of a product that one kernel computes and another ends."""
@@ -118,6 +121,9 @@ class DenseOperands(_Products):
             # The sums are float32 in the multiplier: they are not rounded on the way out.
             return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return F.linear(x, self.weight).float()
+
+    def for_pieces(self, x: torch.Tensor) -> Operands:
+        return self
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         tile = many_rows.choose(x, self.weight, self.num_slices)
@@ -178,6 +184,9 @@ class PackedOperands(_Products):
             return self.dense().logits(x)
         return functools.reduce(torch.add, wide.sums(x, self.map, tile))
 
+    def for_pieces(self, x: torch.Tensor) -> Operands:
+        return self.dense() if wide.choose(x, self.map) is None else self
+
     def _fused_tile(self, h: torch.Tensor, span: int) -> wide.WideTile | None:
         """Return the tile that ends a product of pairs `span` apart; None if another kernel does."""
         tile = wide.choose(h, self.map)
@@ -221,3 +230,6 @@ class EightBitOperands(NamedTuple):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return products8.product(x, self.weight, torch.float32)
+
+    def for_pieces(self, x: torch.Tensor) -> Operands:
+        return self

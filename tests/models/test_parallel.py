@@ -18,9 +18,10 @@ from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel import vocabulary
-from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Parts, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized

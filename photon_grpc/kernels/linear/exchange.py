@@ -28,8 +28,9 @@ from photon_grpc.kernels.linear import slices
 
 #: All bits set.
 EMPTY = -1
-#: A program looks so often for the words of another rank: for about a minute.
-LOOKS = 100_000_000
+#: A program looks so often for the words of another rank: for about 10 s. A rank that meets a kernel to be compiled is
+#: late by seconds; one that has ended, or is stopped, is noticed sooner, by the host.
+LOOKS = 16_000_000
 #: The planes that exchanges use in turns.
 NUM_PLANES = 2
 

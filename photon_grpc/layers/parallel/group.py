@@ -9,9 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from photon_grpc.kernels.linear import slices
-
-#: What makes this rank's part of a sum, float32, of some rows. Called for all rows once, in their order.
-Parts = Callable[[slice], torch.Tensor]
+from photon_grpc.layers.ends import Parts
 
 
 class Group(Protocol):

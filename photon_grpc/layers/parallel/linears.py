@@ -122,7 +122,7 @@ class RowParallelLinear(RowPartLinear):
         return None if sums is None else partial(self._add, sums)
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
-        if self.group.add(work.h, lambda rows: sums(work, x[rows]), self._bias, work.sums.partial, self._site):
+        if self.group.add(work.h, sums(work, x), self._bias, work.sums.partial, self._site):
             work.written()
         else:
             work.outdated()

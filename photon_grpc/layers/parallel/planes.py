@@ -17,14 +17,16 @@ import torch.distributed as dist
 
 from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
-from photon_grpc.layers.parallel.group import Parts
+from photon_grpc.layers.ends import Parts
 
 _LOG = logging.getLogger(__name__)
 
-#: Rows of a plane. Parts of more rows are made and sent so many at a time.
-NUM_ROWS = 512
-#: Planes of each of a layer's sums for parts that are sent while the next ones are made: a rank sends part n when it
-#: has taken part n - 2, which another one sent when it had taken part n - 4.
+#: Rows whose parts a kernel pushes: more than a decode step has.
+NUM_PUSHED = 512
+#: Rows of a plane. Parts of more rows than are pushed are made and sent in pieces of at most so many.
+NUM_ROWS = 1024
+#: Planes of each of a layer's sums for pieces: a rank sends piece n when it has taken piece n - 2, which another one
+#: sent when it had taken piece n - 4.
 NUM_SENT = 4
 #: Read by torch when memory is shared: no NVLink multicast.
 _VARIABLE = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
@@ -38,7 +40,18 @@ class Planes:
         self._rank = rank
         #: What keeps the mapping.
         self._owner = owner
-        self._sending = torch.cuda.Stream(inboxes[rank].device)  # type: ignore[no-untyped-call]
+        device = inboxes[rank].device
+        self._sending = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        #: Of every plane: a part is made, and has gone. To make an event anew for each takes the host longer.
+        self._events = [
+            (torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            for _ in range(inboxes[rank].shape[0])
+        ]
+        #: Of every plane: this rank's place in the inboxes of the others.
+        others = [(peer, inbox.view(torch.float32)) for peer, inbox in enumerate(inboxes) if peer != rank]
+        self._places = [
+            [inbox[plane, rank - (rank > peer)] for peer, inbox in others] for plane in range(inboxes[rank].shape[0])
+        ]
 
     def take(self, h: torch.Tensor) -> bool:
         """Return whether sums of rows of this size go through planes."""
@@ -46,7 +59,7 @@ class Planes:
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
         """Change h by the parts of all ranks, and store the sums of its squares."""
-        if h.shape[0] <= NUM_ROWS:
+        if h.shape[0] <= NUM_PUSHED:
             exchange.launch(h, parts(slice(None)), bias, squares, self._inboxes, self._rank, site)
         else:
             self._add_pieces(h, parts, bias, squares, site)
@@ -59,32 +72,33 @@ class Planes:
         take: Callable[[], None] | None = None
         for number, rows in enumerate(pieces(h.shape[0])):
             part, plane = parts(rows), plane_of(site, number)
-            sent = self._send(part, plane, main)
+            self._send(part, plane, main)
             if take is not None:
                 take()
-            take = partial(self._take, main, sent, (h[rows], part, bias, squares[rows]), plane)
+            take = partial(self._take, (h[rows], part, bias, squares[rows]), plane, main)
         if take is not None:
             take()
 
-    def _send(self, part: torch.Tensor, plane: int, main: torch.cuda.Stream) -> torch.cuda.Event:
-        """Copy a part into the inboxes of the others, beside what the main stream computes; return when it has gone."""
-        self._sending.wait_stream(main)
+    def _send(self, part: torch.Tensor, plane: int, main: torch.cuda.Stream) -> None:
+        """Copy a part into the inboxes of the others, beside what the main stream computes."""
+        made, has_gone = self._events[plane]
+        made.record(main)
+        self._sending.wait_event(made)
         with launching_on(self._sending):
-            for rank, inbox in enumerate(self._inboxes):
-                if rank != self._rank:
-                    place = inbox[plane, self._rank - (self._rank > rank), : len(part)]
-                    place.view(torch.float32).copy_(part, non_blocking=True)
-        return self._sending.record_event()
+            for place in self._places[plane]:
+                place[: len(part)].copy_(part)
+        has_gone.record(self._sending)
 
-    def _take(self, main: torch.cuda.Stream, sent: torch.cuda.Event, sums: tuple[Any, ...], plane: int) -> None:
+    def _take(self, sums: tuple[Any, ...], plane: int, main: torch.cuda.Stream) -> None:
+        _, has_gone = self._events[plane]
         # The part's memory is used again.
-        main.wait_event(sent)
+        main.wait_event(has_gone)
         exchange.launch(*sums, self._inboxes, self._rank, plane, pushes=False)
 
 
 def pieces(num_rows: int) -> Iterator[slice]:
-    """Return rows of about equal numbers, at most NUM_ROWS each."""
-    count = -(-num_rows // NUM_ROWS)
+    """Return at least two pieces of about equal numbers of rows, of at most NUM_ROWS."""
+    count = max(2, -(-num_rows // NUM_ROWS))
     return (slice(at * num_rows // count, (at + 1) * num_rows // count) for at in range(count))
 
 
@@ -100,7 +114,7 @@ def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes 
     """
     rank, size = group.rank(), group.size()
     planes = None
-    if hidden_size % 16 == 0 and NUM_ROWS:
+    if hidden_size % 16 == 0:
         try:
             planes = _mapped(group, device, (plane_of(1, -1) + 1, size - 1, NUM_ROWS, hidden_size), rank, size)
         except Exception as error:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
-from photon_grpc.layers.parallel.group import Group, MeshSizes, Parts, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
 #: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
