@@ -32,6 +32,7 @@ from photon_grpc.layers.parallel.group import MeshSizes
 from photon_grpc.layers.parallel.planes import Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
+PartOf = Callable[[slice], torch.Tensor]
 HIDDEN, CALLS = 4096, 64
 ROWS, PIECES = shared_planes.NUM_ROWS, (256, 512, 1024)
 
@@ -66,7 +67,7 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
         def by_planes(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
             for call in range(CALLS):
-                planes.add(h, part.__getitem__, None, squares, call % 2)
+                planes.add(h, Parts(part.__getitem__), None, squares, call % 2)
 
         def by_nccl(h: torch.Tensor = h, part: torch.Tensor = part) -> None:
             for _ in range(CALLS):
@@ -74,7 +75,7 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
         def by_group(h: torch.Tensor = h, part: torch.Tensor = part, squares: torch.Tensor = squares) -> None:
             for call in range(CALLS):
-                group.add(h, part.__getitem__, None, squares, call % 2)
+                group.add(h, Parts(part.__getitem__), None, squares, call % 2)
 
         ways = [by_planes, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
         found = [f"{microseconds(captured(way)):.2f}" if way else "" for way in ways]
@@ -95,13 +96,13 @@ def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: i
         def part(rows: slice, x: torch.Tensor = x, w: torch.Tensor = w) -> torch.Tensor:
             return torch.mm(x[rows], w.t(), out_dtype=torch.float32)
 
-        def product(part: Parts = part) -> None:
+        def product(part: PartOf = part) -> None:
             for _ in range(CALLS):
                 part(slice(None))
 
-        def summed(group: Planes | Joined, h: torch.Tensor = h, part: Parts = part, s: torch.Tensor = squares) -> None:
+        def summed(group: Planes | Joined, h: torch.Tensor = h, part: PartOf = part, s: torch.Tensor = squares) -> None:
             for call in range(CALLS):
-                group.add(h, part, None, s, call % 2)
+                group.add(h, Parts(part), None, s, call % 2)
 
         found = [microseconds(captured(product), 15)]
         for shared_planes.NUM_ROWS in PIECES:
@@ -121,7 +122,7 @@ def compare(group: Joined, device: torch.device, rank: int) -> None:
         found, expected = start.clone(), start.clone()
         sums = torch.empty(num_rows, HIDDEN // 16, device=device)
         for site in (0, 1):
-            group.add(found, parts[rank].__getitem__, None, sums, site)
+            group.add(found, Parts(parts[rank].__getitem__), None, sums, site)
             slices.add_launch(expected, parts, None)
         equal = torch.equal(found, expected) and torch.equal(sums, squares.reference(expected))
         print(f"rank {rank}: {num_rows} rows equal: {equal}", flush=True)
@@ -140,7 +141,7 @@ def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int)
         h.zero_()
         parts = base[rank] * turn
         for call in range(CALLS):
-            planes.add(h[call], parts[call].__getitem__, None, squares, call % 2)
+            planes.add(h[call], Parts(parts[call].__getitem__), None, squares, call % 2)
         wrong.add_((h != (base[0] + base[1]) * turn).sum())
 
     graph, chance = captured(exchange), random.Random(rank)
@@ -158,7 +159,7 @@ def bounded(planes: Planes, device: torch.device, rank: int, looks: int = 1_000_
     exchange.LOOKS = looks
     h, part, sums = (torch.zeros(1, size, device=device) for size in (HIDDEN, HIDDEN, HIDDEN // 16))
     for site in (0, 1):
-        planes.add(h, part.__getitem__, None, sums, site)
+        planes.add(h, Parts(part.__getitem__), None, sums, site)
     torch.cuda.synchronize()
     dist.barrier()
     torch.cuda.synchronize()
@@ -167,7 +168,7 @@ def bounded(planes: Planes, device: torch.device, rank: int, looks: int = 1_000_
         return
     begun_s = time.perf_counter()
     try:
-        planes.add(h, part.__getitem__, None, sums, 0)
+        planes.add(h, Parts(part.__getitem__), None, sums, 0)
         torch.cuda.synchronize()
     except Exception as error:
         took_s = time.perf_counter() - begun_s

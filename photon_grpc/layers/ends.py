@@ -38,10 +38,28 @@ from photon_grpc.kernels.swiglu import Activation
 from photon_grpc.layers.operands import Operands
 from photon_grpc.layers.workspace import Workspace
 
-#: What makes a rank's part of a sum over ranks, float32, of some rows. Called for pieces of all rows, in their order.
-Parts = Callable[[slice], torch.Tensor]
 #: A product with its end; its arguments are those of the end's methods after the weight and the tile.
 Gemm = Callable[..., Any]
+
+
+#: Memory of the other ranks for the words of this one's part of a sum, int32 [rows, N] of each.
+Places = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A rank's part of a sum over ranks, float32, which is made in pieces of rows.
+
+    of: makes that of some rows; called for pieces of all rows, in their order. pushed: makes that of all rows, and
+    stores its words in places as well; None if what makes it cannot.
+    """
+
+    of: Callable[[slice], torch.Tensor]
+    pushed: Callable[[Places], torch.Tensor] | None = None
+
+    @property
+    def whole(self) -> torch.Tensor:
+        return self.of(slice(None))
 
 
 class End(Protocol):
@@ -224,12 +242,12 @@ class PartialSums:
     cost, span = "head", 0
 
     def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> Parts:
-        sums: torch.Tensor = head.logits_launch(x, linear.map, tile, work.counters)
-        return sums.__getitem__
+        pushed = functools.partial(head.push_launch, x, linear.map, tile, work.counters)
+        return Parts(lambda rows: head.logits_launch(x, linear.map, tile, work.counters)[rows], pushed)
 
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> Parts:
         many = linear.for_pieces(x)
-        return lambda rows: many.logits(x[rows])
+        return Parts(lambda rows: many.logits(x[rows]))
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return True

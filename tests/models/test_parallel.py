@@ -54,7 +54,7 @@ class ThreadGroup:
         return parts
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        return add_gathered(self, h, parts(slice(None)), bias)
+        return add_gathered(self, h, parts.whole, bias)
 
 
 def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[Decoder]:

@@ -13,6 +13,7 @@ from tests.service.running import ROOT
 
 PROGRAM = """
     import sys, torch
+    from photon_grpc.layers.ends import Parts
     from photon_grpc.layers.parallel import processes
     from photon_grpc.layers.parallel.group import MeshSizes, add_gathered
 
@@ -28,7 +29,7 @@ PROGRAM = """
                 part = torch.randn(num_rows, 16, generator=torch.Generator().manual_seed(rank))
                 expected, found = start.clone(), start.clone()
                 add_gathered(group, expected, part, bias)
-                assert not group.add(found, part.__getitem__, bias, torch.empty(0), 0)
+                assert not group.add(found, Parts(part.__getitem__), bias, torch.empty(0), 0)
                 assert torch.equal(found, expected), (rank, dtype, num_rows)
     mesh.leave()
     print("equal")

@@ -5,7 +5,8 @@
 Every rank has an *inbox*: planes of parts, one for each other rank, in which every word is EMPTY until it has come. A
 program pushes its columns of a row into the inboxes of all others, waits in its own until no word is EMPTY, adds, and
 leaves EMPTY behind. No flag is needed: a word is its own arrival. A part's word that equals EMPTY, a NaN that no GPU
-makes, becomes another NaN. Parts may also be pushed as copies, which take no multiprocessor (`layers/parallel/planes`).
+makes, becomes another NaN. Parts may also be pushed by the product that makes them (`epilogue.push_sums`), or as
+copies, which take no multiprocessor.
 
 Two exchanges that follow each other use different planes. A rank writes plane 0 again once it has taken all of plane 1,
 which the others pushed after they had emptied plane 0; so two planes, in turns, suffice.
@@ -133,14 +134,16 @@ def config() -> dict[str, Any]:
 def launch(
     h: torch.Tensor, part: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor,
     inboxes: tuple[torch.Tensor, ...], rank: int, plane: int, *, pushes: bool = True,
+    is_chained: bool = True,
 ) -> None:  # fmt: skip
     """Change h, and store the sums of its squares, with all ranks; `inboxes` are those of all, in their order.
 
-    h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already.
+    h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already. `is_chained`:
+    the kernel before is the only thing that is waited for.
     """
     num_rows, hidden = h.shape
     meta = config() | {"HIDDEN": hidden, "ROWS": inboxes[rank].shape[2], "RANK": rank, "SIZE": len(inboxes)}
     if num_rows:
         grid = num_rows, cdiv(hidden, meta["BLOCK"])
-        more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if pushes else {"PDL": False})}
+        more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if is_chained else {"PDL": False})}
         exchange_kernel[grid](h, part, b, squares, inboxes, plane, **meta, **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.experts import Experts, Router, SparseMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import Group
@@ -27,7 +28,7 @@ class ParallelSparseMLP(SparseMLP):
 
     def add_to(self, work: Workspace, norm: RMSNorm, ctx: StepContext) -> None:
         part = super().__call__(norm(work.h), ctx).float()
-        if self._group.add(work.h, part.__getitem__, None, work.sums.partial, 1):
+        if self._group.add(work.h, Parts(part.__getitem__), None, work.sums.partial, 1):
             work.written()
         else:
             work.outdated()

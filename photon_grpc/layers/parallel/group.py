@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.ends import Parts
 
@@ -41,7 +42,7 @@ class GroupOfOne:
         return part[None]
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        return add_gathered(self, h, parts(slice(None)), bias)
+        return add_gathered(self, h, parts.whole, bias)
 
 
 class Rehearsal(NamedTuple):
@@ -54,7 +55,10 @@ class Rehearsal(NamedTuple):
         return part[None].repeat(self.size, *(1 for _ in part.shape))
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        return add_gathered(self, h, parts(slice(None)), bias)
+        if parts.pushed is not None and launches(h):
+            # The kernel that all ranks will launch.
+            parts.pushed(tuple(torch.empty_like(h, dtype=torch.int32) for _ in range(1, self.size)))
+        return add_gathered(self, h, parts.whole, bias)
 
 
 def add_gathered(group: Group, h: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -1,7 +1,8 @@
 """Memory that GPUs of one machine write to each other, for sums over ranks (`kernels/linear/exchange.py`).
 
-Of few rows a kernel pushes the parts. Parts of more rows are copied, which takes no multiprocessor, while the next rows
-are multiplied. Every piece has a plane that all others have emptied when it is sent, so nothing else is waited for.
+Of few rows the product that makes a part pushes it, or the kernel that adds the parts. Parts of more rows are copied,
+which takes no multiprocessor, while the next rows are multiplied. Every piece has a plane that all others have emptied
+when it is sent, so nothing else is waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.ends import Parts, Places
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,9 +49,10 @@ class Planes:
             for _ in range(inboxes[rank].shape[0])
         ]
         #: Of every plane: this rank's place in the inboxes of the others.
-        others = [(peer, inbox.view(torch.float32)) for peer, inbox in enumerate(inboxes) if peer != rank]
-        self._places = [
-            [inbox[plane, rank - (rank > peer)] for peer, inbox in others] for plane in range(inboxes[rank].shape[0])
+        others = [(peer, inbox) for peer, inbox in enumerate(inboxes) if peer != rank]
+        self._places: list[Places] = [
+            tuple(inbox[plane, rank - (rank > peer)] for peer, inbox in others)
+            for plane in range(inboxes[rank].shape[0])
         ]
 
     def take(self, h: torch.Tensor) -> bool:
@@ -59,10 +61,10 @@ class Planes:
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
         """Change h by the parts of all ranks, and store the sums of its squares."""
-        if h.shape[0] <= NUM_PUSHED:
-            exchange.launch(h, parts(slice(None)), bias, squares, self._inboxes, self._rank, site)
-        else:
-            self._add_pieces(h, parts, bias, squares, site)
+        if h.shape[0] > NUM_PUSHED:
+            return self._add_pieces(h, parts, bias, squares, site)
+        part = parts.whole if parts.pushed is None else parts.pushed(self._places[site])
+        return exchange.launch(h, part, bias, squares, self._inboxes, self._rank, site, pushes=parts.pushed is None)
 
     def _add_pieces(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
@@ -71,7 +73,7 @@ class Planes:
         main = stream_of(h.device)
         take: Callable[[], None] | None = None
         for number, rows in enumerate(pieces(h.shape[0])):
-            part, plane = parts(rows), plane_of(site, number)
+            part, plane = parts.of(rows), plane_of(site, number)
             self._send(part, plane, main)
             if take is not None:
                 take()
@@ -86,14 +88,14 @@ class Planes:
         self._sending.wait_event(made)
         with launching_on(self._sending):
             for place in self._places[plane]:
-                place[: len(part)].copy_(part)
+                place[: len(part)].copy_(part.view(torch.int32))
         has_gone.record(self._sending)
 
     def _take(self, sums: tuple[Any, ...], plane: int, main: torch.cuda.Stream) -> None:
         _, has_gone = self._events[plane]
         # The part's memory is used again.
         main.wait_event(has_gone)
-        exchange.launch(*sums, self._inboxes, self._rank, plane, pushes=False)
+        exchange.launch(*sums, self._inboxes, self._rank, plane, pushes=False, is_chained=False)
 
 
 def pieces(num_rows: int) -> Iterator[slice]:

@@ -171,7 +171,7 @@ class Joined:
         if self._planes is not None and self._planes.take(h):
             self._planes.add(h, parts, bias, squares, site)
             return True
-        part = parts(slice(None))
+        part = parts.whole
         shared = h.shape[0] - h.shape[0] % self.size if h.shape[0] >= SHARED_ROWS else 0
         if shared:
             self._add_shared(h[:shared], part[:shared], bias)
