@@ -26,7 +26,7 @@ from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, load
-from photon_grpc.models.fused import with_chains
+from photon_grpc.models.fused import num_fused, with_chains
 from tests.kernels.sampling import metadata_of
 from tests.models import reference
 
@@ -143,14 +143,14 @@ def test_each_rank_keeps_its_part(tmp_path: Path) -> None:
     assert [layer.mlp.down.in_features for layer in layers] == [whole.layers[0].mlp.down.in_features // 2] * 2
 
 
-@pytest.mark.parametrize("variant", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3", "gemma3"])
 def test_fused_layers_add_the_sums_of_all_ranks(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
     model = reference.make_model(variant)
     fused = [with_chains(decoder) for decoder in of_two_ranks(reference.save(model, tmp_path))]
 
     def logits(decoder: Decoder | None) -> list[torch.Tensor]:
-        assert decoder is not None
+        assert decoder is not None and num_fused(decoder) == len(decoder.layers)
         return reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[11, 3, 1, 26])
 
     with ThreadPoolExecutor(2) as threads:

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels import norm_add
+from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import AddResidual, End, Gemm, Logits, PartialSums
+from photon_grpc.layers.ends import AddNormed, AddResidual, End, Gemm, Logits, PartialSums
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parallel.group import Group, RankShare, share_of
 from photon_grpc.layers.parameter_owner import Part, Target
@@ -118,14 +120,24 @@ class RowParallelLinear(RowPartLinear):
         """Return the product whose partial sums all ranks add to the residual stream; None for other ends."""
         if self.group.size == 1:
             return super().gemm(num_rows, end)
-        sums = super().gemm(num_rows, PARTIAL) if isinstance(end, AddResidual) else None
-        return None if sums is None else partial(self._add, sums)
+        sums = super().gemm(num_rows, PARTIAL)
+        if sums is None or not end.library_takes(self.dtype):
+            return None
+        if isinstance(end, AddNormed):
+            return partial(self._add_normed, sums, end.norm)
+        return partial(self._add, sums) if isinstance(end, AddResidual) else None
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
         if self.group.add(work.h, sums(work, x), self._bias, work.sums.partial, self._site):
             work.written()
         else:
             work.outdated()
+
+    def _add_normed(self, sums: Gemm, norm: Norm, work: Workspace, x: torch.Tensor) -> None:
+        """Add the norm of the sum, which is rounded before it as a product of one rank is."""
+        product = torch.zeros_like(work.h)
+        self.group.add(product, sums(work, x), None, torch.empty_like(work.sums.partial), self._site)
+        norm_add.launch(product, self._bias, norm, work.h, work.written())
 
     def after_load(self) -> None:
         if self.group.size > 1:
