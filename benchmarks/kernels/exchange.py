@@ -27,14 +27,13 @@ from photon_grpc.bridge.heartbeat import shared_file
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import exchange, slices
 from photon_grpc.layers.ends import Parts
-from photon_grpc.layers.parallel import planes as shared_planes
 from photon_grpc.layers.parallel.group import MeshSizes
-from photon_grpc.layers.parallel.planes import Planes
+from photon_grpc.layers.parallel.planes import NUM_PUSHED, Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
 PartOf = Callable[[slice], torch.Tensor]
 HIDDEN, CALLS = 4096, 64
-ROWS, PIECES = shared_planes.NUM_ROWS, (256, 512, 1024)
+PIECES = (512, 1024, 2048)
 
 
 def captured(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -105,9 +104,8 @@ def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: i
                 group.add(h, Parts(part), None, s, call % 2)
 
         found = [microseconds(captured(product), 15)]
-        for shared_planes.NUM_ROWS in PIECES:
+        for planes.piece_rows in PIECES:
             found.append(microseconds(captured(partial(summed, planes)), 15))
-        shared_planes.NUM_ROWS = ROWS
         found.append(microseconds(captured(partial(summed, alone)), 15))
         if rank == 0:
             print(f"| {num_rows} | {k} | {' | '.join(f'{each:.1f}' for each in found)} |", flush=True)
@@ -115,7 +113,7 @@ def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: i
 
 def compare(group: Joined, device: torch.device, rank: int) -> None:
     """Tell whether rows that ranks share out have the bits of those that all add."""
-    for num_rows in (ROWS + 1, SHARED_ROWS, 4099):
+    for num_rows in (NUM_PUSHED + 1, SHARED_ROWS, 4099):
         generator = torch.Generator(device=device).manual_seed(num_rows)
         parts = torch.randn(2, num_rows, HIDDEN, device=device, generator=generator)
         start = torch.randn(num_rows, HIDDEN, device=device, generator=generator).bfloat16()
@@ -179,10 +177,7 @@ def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int, *, has_pr
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     mesh = ProcessMesh(rank, MeshSizes(2), file)
-    # Planes for the largest pieces.
-    shared_planes.NUM_ROWS = max(PIECES)
     mesh.join(device, HIDDEN)
-    shared_planes.NUM_ROWS = ROWS
     assert isinstance(mesh.mesh.tp, ProcessGroup)
     group = mesh.mesh.tp._group
     assert isinstance(group, Joined) and group._planes is not None, "the GPUs do not reach each other"

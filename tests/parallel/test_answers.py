@@ -85,6 +85,12 @@ def test_every_option_answers_as_in_one_process(split: dict[str, int], alone: LL
         ("qwen2", {PP: 2}, {"enable_prefix_caching": False, "enable_chunked_prefill": False}),
         ("qwen3", {PP: 3}, {"kv_cache_dtype": "fp8"}),
         ("demo", {PP: 2}, {"quantization": "int8", "kv_layout": "contiguous"}),
+        ("wide", {TP: 2}, {"quantization": "fp8-block"}),
+        ("wide", {TP: 2}, {"quantization": "int4-g128", "kv_cache_dtype": "fp8"}),
+        ("deepseek2", {TP: 2}, {}),
+        ("deepseek2", {EP: 2}, {"speculative_model": "ngram"}),
+        ("smollm3", {TP: 2}, {"kv_cache_dtype": "fp8"}),
+        ("olmo2", {TP: 2}, {}),
     ],
     ids=str,
 )

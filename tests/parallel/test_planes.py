@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from photon_grpc.kernels.linear import exchange
 from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.parallel import planes
-from photon_grpc.layers.parallel.planes import NUM_PUSHED, NUM_ROWS, Planes
+from photon_grpc.layers.parallel.planes import NUM_PUSHED, Inboxes, Planes
 
+#: Rows of a piece, and the first plane for pieces behind those for few rows.
+PIECE, FIRST_SENT = 1024, exchange.NUM_PLANES
 #: Where a rank is: what its main stream and its copies still have to do, in order.
 Operation = tuple[str, int, tuple[int, int]]
 
@@ -31,8 +33,9 @@ class Recorded(Planes):
         self.copies: deque[Operation] = deque()
         self.number, self.row = 0, 0
         #: What a fused product takes.
-        self._places: Any = ["place 0", "place 1"]
-        self._inboxes, self._rank = (), 0
+        self._few_places: Any = ["place 0", "place 1"]
+        self._few, self._many = Inboxes((), 0), Inboxes((), 1)
+        self.piece_rows = PIECE
 
     def run(self, num_rows: int, site: int, *, is_fused: bool) -> None:
         def of(rows: slice) -> torch.Tensor:
@@ -42,25 +45,25 @@ class Recorded(Planes):
 
         def pushed(places: Any) -> torch.Tensor:
             self.row = 0
-            self.main.append(("push", self._places.index(places), (self.number, 0)))
+            self.main.append(("push", self._few_places.index(places), (self.number, 0)))
             return torch.empty(0)
 
         h = torch.empty(num_rows, 1)
         self.add(h, Parts(of, pushed if is_fused else None), None, h, site)
         self.number += 1
 
-    def launch(self, *sums: Any, pushes: bool = True, is_chained: bool = True) -> None:
+    def launch(self, *sums: Any, pushes: bool = True) -> None:
         if pushes:
             self.main.append(("push", sums[-1], (self.number, 0)))
         self.main.append(("take", sums[-1], (self.number, 0)))
 
     def _send(self, part: torch.Tensor, plane: int, main: Any) -> None:
-        self.copies.append(("send", plane, (self.number, self.row)))
-        self.main.append(("made", plane, (self.number, self.row)))
+        self.copies.append(("send", FIRST_SENT + plane, (self.number, self.row)))
+        self.main.append(("made", FIRST_SENT + plane, (self.number, self.row)))
 
     def _take(self, sums: Any, plane: int, main: Any) -> None:
         (h, *_) = sums
-        self.main.append(("take", plane, (self.number, h.storage_offset())))
+        self.main.append(("take", FIRST_SENT + plane, (self.number, h.storage_offset())))
 
 
 def operations(sums: list[tuple[int, bool]]) -> Recorded:
@@ -90,7 +93,7 @@ def simulate(ranks: list[Recorded], chance: random.Random) -> None:
         others = [(rank, plane, other) for other in range(size) if other != rank]
         if kind == "send" and what not in made[rank]:
             return False
-        if kind == "take" and (plane >= exchange.NUM_PLANES and what not in gone[rank]):
+        if kind == "take" and (plane >= FIRST_SENT and what not in gone[rank]):
             return False
         if kind == "take" and not all(each in memory for each in others):
             return False
@@ -110,7 +113,7 @@ def simulate(ranks: list[Recorded], chance: random.Random) -> None:
     assert not memory
 
 
-ROWS = st.sampled_from([1, NUM_PUSHED, NUM_PUSHED + 1, NUM_ROWS + 1, 3 * NUM_ROWS, 4 * NUM_ROWS, 9 * NUM_ROWS - 1])
+ROWS = st.sampled_from([1, NUM_PUSHED, NUM_PUSHED + 1, PIECE + 1, 3 * PIECE, 4 * PIECE, 9 * PIECE - 1])
 
 
 @given(st.lists(st.tuples(ROWS, st.booleans()), min_size=1, max_size=8), st.integers(2, 4), st.integers(0, 2**32))
@@ -120,8 +123,8 @@ def test_no_part_is_written_over_another(sums: list[tuple[int, bool]], size: int
 
 @given(st.integers(NUM_PUSHED + 1, 40_000))
 def test_pieces_are_all_rows_in_order_and_fit_into_planes(num_rows: int) -> None:
-    found = list(planes.pieces(num_rows))
+    found = list(planes.pieces(num_rows, PIECE))
     assert [row for rows in found for row in range(num_rows)[rows]] == list(range(num_rows))
-    assert all(0 < rows.stop - rows.start <= NUM_ROWS for rows in found) and len(found) > 1
+    assert all(0 < rows.stop - rows.start <= PIECE for rows in found) and len(found) > 1
     # The library multiplies few rows by other kernels than many.
     assert min(rows.stop - rows.start for rows in found) > 128

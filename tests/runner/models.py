@@ -126,7 +126,14 @@ _ALL = (
                 "sliding_window": 13,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             },
-        )
+        ),
+        # Half of every size is a multiple of the groups and blocks of 128.
+        "wide": (
+            LlamaConfig,
+            LlamaForCausalLM,
+            {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
+            | {"num_hidden_layers": 2, "tie_word_embeddings": False},
+        ),
     }
 )
 

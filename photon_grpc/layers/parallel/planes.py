@@ -8,10 +8,11 @@ when it is sent, so nothing else is waited for.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,8 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 #: Rows whose parts a kernel pushes: more than a decode step has.
 NUM_PUSHED = 512
-#: Rows of a plane. Parts of more rows than are pushed are made and sent in pieces of at most so many.
-NUM_ROWS = 1024
+#: Bytes of a plane for a piece of more rows. The host launches what each needs, so that there must not be many.
+PIECE_BYTES = 32 << 20
 #: Planes of each of a layer's sums for pieces: a rank sends piece n when it has taken piece n - 2, which another one
 #: sent when it had taken piece n - 4.
 NUM_SENT = 4
@@ -33,38 +34,52 @@ NUM_SENT = 4
 _VARIABLE = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
-class Planes:
-    """The inboxes of all ranks, mapped here."""
+class Inboxes(NamedTuple):
+    """Memory for parts, int32 [planes, size - 1, rows, H] of every rank, mapped here."""
 
-    def __init__(self, inboxes: tuple[torch.Tensor, ...], rank: int, owner: Any = None) -> None:
-        self._inboxes = inboxes
-        self._rank = rank
-        #: What keeps the mapping.
-        self._owner = owner
-        device = inboxes[rank].device
-        self._sending = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        #: Of every plane: a part is made, and has gone. To make an event anew for each takes the host longer.
+    of_ranks: tuple[torch.Tensor, ...]
+    rank: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.of_ranks[self.rank].shape[2]
+
+    def places(self) -> list[Places]:
+        """Return this rank's place in the memory of the others, for every plane."""
+        others = [(peer, inbox) for peer, inbox in enumerate(self.of_ranks) if peer != self.rank]
+        planes = range(self.of_ranks[self.rank].shape[0])
+        return [tuple(inbox[plane, self.rank - (self.rank > peer)] for peer, inbox in others) for plane in planes]
+
+
+class Planes:
+    """Sums over ranks by the inboxes of all: those for few rows, and those for pieces of many.
+
+    Args:
+        owner: what keeps the mapping.
+    """
+
+    def __init__(self, few: Inboxes, many: Inboxes, owner: Any = None) -> None:
+        self._few, self._many, self._owner = few, many, owner
+        self._few_places, self._many_places = few.places(), many.places()
+        #: Rows of a piece.
+        self.piece_rows = many.num_rows
+        self._sending = torch.cuda.Stream(few.of_ranks[few.rank].device)  # type: ignore[no-untyped-call]
+        #: Of every plane for pieces: a part is made, and has gone. To make events anew takes the host longer.
         self._events = [
             (torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
-            for _ in range(inboxes[rank].shape[0])
-        ]
-        #: Of every plane: this rank's place in the inboxes of the others.
-        others = [(peer, inbox) for peer, inbox in enumerate(inboxes) if peer != rank]
-        self._places: list[Places] = [
-            tuple(inbox[plane, rank - (rank > peer)] for peer, inbox in others)
-            for plane in range(inboxes[rank].shape[0])
+            for _ in self._many_places
         ]
 
     def take(self, h: torch.Tensor) -> bool:
         """Return whether sums of rows of this size go through planes."""
-        return h.shape[1] == self._inboxes[self._rank].shape[3]
+        return h.shape[1] == self._few.of_ranks[self._few.rank].shape[3]
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
         """Change h by the parts of all ranks, and store the sums of its squares."""
         if h.shape[0] > NUM_PUSHED:
             return self._add_pieces(h, parts, bias, squares, site)
-        part = parts.whole if parts.pushed is None else parts.pushed(self._places[site])
-        return exchange.launch(h, part, bias, squares, self._inboxes, self._rank, site, pushes=parts.pushed is None)
+        part = parts.whole if parts.pushed is None else parts.pushed(self._few_places[site])
+        return exchange.launch(h, part, bias, squares, *self._few, site, pushes=parts.pushed is None)
 
     def _add_pieces(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
@@ -72,7 +87,7 @@ class Planes:
         """Add in pieces of rows: while one is made the one before is on its way."""
         main = stream_of(h.device)
         take: Callable[[], None] | None = None
-        for number, rows in enumerate(pieces(h.shape[0])):
+        for number, rows in enumerate(pieces(h.shape[0], self.piece_rows)):
             part, plane = parts.of(rows), plane_of(site, number)
             self._send(part, plane, main)
             if take is not None:
@@ -87,7 +102,7 @@ class Planes:
         made.record(main)
         self._sending.wait_event(made)
         with launching_on(self._sending):
-            for place in self._places[plane]:
+            for place in self._many_places[plane]:
                 place[: len(part)].copy_(part.view(torch.int32))
         has_gone.record(self._sending)
 
@@ -95,18 +110,18 @@ class Planes:
         _, has_gone = self._events[plane]
         # The part's memory is used again.
         main.wait_event(has_gone)
-        exchange.launch(*sums, self._inboxes, self._rank, plane, pushes=False, is_chained=False)
+        exchange.launch(*sums, *self._many, plane, pushes=False, is_chained=False)
 
 
-def pieces(num_rows: int) -> Iterator[slice]:
-    """Return at least two pieces of about equal numbers of rows, of at most NUM_ROWS."""
-    count = max(2, -(-num_rows // NUM_ROWS))
+def pieces(num_rows: int, most: int) -> Iterator[slice]:
+    """Return at least two pieces of about equal numbers of rows, of at most so many."""
+    count = max(2, -(-num_rows // most))
     return (slice(at * num_rows // count, (at + 1) * num_rows // count) for at in range(count))
 
 
 def plane_of(site: int, piece: int) -> int:
     """Return the plane of a piece of a sum. Sums that follow each other have none in common."""
-    return exchange.NUM_PLANES + NUM_SENT * site + piece % NUM_SENT
+    return NUM_SENT * site + piece % NUM_SENT
 
 
 def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes | None:
@@ -114,11 +129,10 @@ def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes 
 
     All ranks call it; on all it returns the same.
     """
-    rank, size = group.rank(), group.size()
     planes = None
     if hidden_size % 16 == 0:
         try:
-            planes = _mapped(group, device, (plane_of(1, -1) + 1, size - 1, NUM_ROWS, hidden_size), rank, size)
+            planes = _mapped(group, device, hidden_size)
         except Exception as error:
             _LOG.warning("GPUs exchange sums through NCCL alone (%s: %s)", type(error).__name__, error)
     have = torch.tensor([planes is not None], dtype=torch.int32, device=device)
@@ -126,16 +140,24 @@ def shared_planes(group: Any, device: torch.device, hidden_size: int) -> Planes 
     return planes if int(have) else None
 
 
-def _mapped(group: Any, device: torch.device, shape: tuple[int, ...], rank: int, size: int) -> Planes:
+def _mapped(group: Any, device: torch.device, hidden_size: int) -> Planes:
     os.environ.setdefault(_VARIABLE, "1")
     # Its interface is not stable yet; without it NCCL does the same, more slowly.
     from torch.distributed import _symmetric_memory as memory
 
-    own = memory.empty(shape, dtype=torch.int32, device=device)
+    rank, size = group.rank(), group.size()
+    few = exchange.NUM_PLANES, size - 1, NUM_PUSHED, hidden_size
+    many = 2 * NUM_SENT, size - 1, PIECE_BYTES // (4 * hidden_size), hidden_size
+    num_few, num_words = math.prod(few), math.prod(few) + math.prod(many)
+    own = memory.empty((num_words,), dtype=torch.int32, device=device)
     own.fill_(exchange.EMPTY)
     torch.cuda.synchronize(device)
     handle = memory.rendezvous(own, group)
-    inboxes = tuple(own if peer == rank else handle.get_buffer(peer, shape, torch.int32) for peer in range(size))
+    found = [own if peer == rank else handle.get_buffer(peer, (num_words,), torch.int32) for peer in range(size)]
     # No rank writes before all have emptied their inboxes.
     dist.barrier(group=group)
-    return Planes(inboxes, rank, handle)
+    return Planes(
+        Inboxes(tuple(words[:num_few].view(few) for words in found), rank),
+        Inboxes(tuple(words[num_few:].view(many) for words in found), rank),
+        handle,
+    )
