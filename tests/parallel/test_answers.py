@@ -86,7 +86,7 @@ def test_every_option_answers_as_in_one_process(split: dict[str, int], alone: LL
         ("qwen3", {PP: 3}, {"kv_cache_dtype": "fp8"}),
         ("demo", {PP: 2}, {"quantization": "int8", "kv_layout": "contiguous"}),
         ("wide", {TP: 2}, {"quantization": "fp8-block"}),
-        ("wide", {TP: 2}, {"quantization": "int4-g128", "kv_cache_dtype": "fp8"}),
+        ("wide", {TP: 2}, {"quantization": "int4-g128"}),
         ("deepseek2", {TP: 2}, {}),
         ("deepseek2", {EP: 2}, {"speculative_model": "ngram"}),
         ("smollm3", {TP: 2}, {"kv_cache_dtype": "fp8"}),
