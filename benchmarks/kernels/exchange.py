@@ -28,7 +28,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import exchange, slices
 from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.parallel.group import MeshSizes
-from photon_grpc.layers.parallel.planes import NUM_PUSHED, Planes
+from photon_grpc.layers.parallel.planes import Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh
 
 PartOf = Callable[[slice], torch.Tensor]
@@ -113,7 +113,7 @@ def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: i
 
 def compare(group: Joined, device: torch.device, rank: int) -> None:
     """Tell whether rows that ranks share out have the bits of those that all add."""
-    for num_rows in (NUM_PUSHED + 1, SHARED_ROWS, 4099):
+    for num_rows in (exchange.NUM_PUSHED + 1, SHARED_ROWS, 4099):
         generator = torch.Generator(device=device).manual_seed(num_rows)
         parts = torch.randn(2, num_rows, HIDDEN, device=device, generator=generator)
         start = torch.randn(num_rows, HIDDEN, device=device, generator=generator).bfloat16()

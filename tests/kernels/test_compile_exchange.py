@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 def test_exchange_fits_and_reads_what_others_write(hidden: int, size: int, has_bias: bool, pushes: bool) -> None:
     types = {
         "h": "*bf16", "part": "*fp32", "bias": "*bf16" if has_bias else None, "squares": "*fp32",
-        "inboxes": ("*i32",) * size, "plane": "i32",
+        "inboxes": ("*i32",) * size,
     }  # fmt: skip
     meta = {"HIDDEN": hidden, "ROWS": 512, "RANK": 1, "SIZE": size, "PUSHES": pushes, "PDL": pushes}
     built = compiled(exchange.exchange_kernel, types, meta | {"LOOKS": exchange.LOOKS} | exchange.config())

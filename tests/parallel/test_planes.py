@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc.kernels.linear import exchange
+from photon_grpc.kernels.linear.exchange import NUM_PUSHED
 from photon_grpc.layers.ends import Parts
 from photon_grpc.layers.parallel import planes
-from photon_grpc.layers.parallel.planes import NUM_PUSHED, Inboxes, Planes
+from photon_grpc.layers.parallel.planes import NUM_SENT, Planes
 
 #: Rows of a piece, and the first plane for pieces behind those for few rows.
 PIECE, FIRST_SENT = 1024, exchange.NUM_PLANES
@@ -34,7 +35,7 @@ class Recorded(Planes):
         self.number, self.row = 0, 0
         #: What a fused product takes.
         self._few_places: Any = ["place 0", "place 1"]
-        self._few, self._many = Inboxes((), 0), Inboxes((), 1)
+        self._few, self._many, self._rank = (0, 1), range(2 * NUM_SENT), 0
         self.piece_rows = PIECE
 
     def run(self, num_rows: int, site: int, *, is_fused: bool) -> None:
@@ -53,9 +54,10 @@ class Recorded(Planes):
         self.number += 1
 
     def launch(self, *sums: Any, pushes: bool = True) -> None:
+        plane = sums[4]
         if pushes:
-            self.main.append(("push", sums[-1], (self.number, 0)))
-        self.main.append(("take", sums[-1], (self.number, 0)))
+            self.main.append(("push", plane, (self.number, 0)))
+        self.main.append(("take", plane, (self.number, 0)))
 
     def _send(self, part: torch.Tensor, plane: int, main: Any) -> None:
         self.copies.append(("send", FIRST_SENT + plane, (self.number, self.row)))

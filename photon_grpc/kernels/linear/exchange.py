@@ -12,7 +12,7 @@ Two exchanges that follow each other use different planes. A rank writes plane 0
 which the others pushed after they had emptied plane 0; so two planes, in turns, suffice.
 
 Shapes: h [T, H] contiguous, part float32 [T, H], b [H] or None, partial sums of squares as in `lang/squares.py`; an
-inbox is int32 [planes, size - 1, rows, H], without its own rank. bf16, fp16, fp32; H a multiple of 16.
+plane is int32 [size - 1, rows, H] in every rank's memory, without its own part. bf16, fp16, fp32; H a multiple of 16.
 Bytes moved: (4 · size + 2 · itemsize) · T · H, of them 4 · (size - 1) · T · H from each GPU to others.
 """
 
@@ -32,8 +32,15 @@ EMPTY = -1
 #: A program looks so often for the words of another rank: for about 10 s. A rank that meets a kernel to be compiled is
 #: late by seconds; one that has ended, or is stopped, is noticed sooner, by the host.
 LOOKS = 16_000_000
-#: The planes that exchanges use in turns.
-NUM_PLANES = 2
+#: The planes that exchanges of few rows use in turns, and the rows that they have: more than a decode step.
+NUM_PLANES, NUM_PUSHED = 2, 512
+#: Bytes of a plane for a piece of more rows. The host launches what each needs, so that there must not be many.
+PIECE_BYTES = 32 << 20
+
+
+def piece_rows(hidden: int) -> int:
+    """Return the rows of a plane for a piece."""
+    return PIECE_BYTES // (4 * hidden)
 
 
 def reference(h: torch.Tensor, parts: torch.Tensor, b: torch.Tensor | None) -> None:
@@ -96,19 +103,19 @@ def add(h, bias, squares, total, row, column, inside, HIDDEN: tl.constexpr, BLOC
 
 
 @jit
-def push_kernel(part, inboxes, plane, HIDDEN: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
+def push_kernel(part, inboxes, HIDDEN: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
     """Push BLOCK columns of one row per program; for tests, which run ranks one after the other."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     own = tl.load(part + row * HIDDEN + column, mask=inside, other=0.0)
-    place = plane * ((SIZE - 1) * ROWS * HIDDEN) + row * HIDDEN + column
+    place = row * HIDDEN + column
     push(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
 
 
 @jit
-def exchange_kernel(h, part, bias, squares, inboxes, plane, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
+def exchange_kernel(h, part, bias, squares, inboxes, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
                     RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PUSHES: tl.constexpr,
                     LOOKS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Exchange BLOCK columns of one row per program, all of which run at a time or begin in their order."""
@@ -119,7 +126,7 @@ def exchange_kernel(h, part, bias, squares, inboxes, plane, HIDDEN: tl.constexpr
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     own = tl.load(part + row * HIDDEN + column, mask=inside, other=0.0)
-    place = plane * ((SIZE - 1) * ROWS * HIDDEN) + row * HIDDEN + column
+    place = row * HIDDEN + column
     if PUSHES:
         push(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE)
     total = take(own, inboxes, place, inside, ROWS * HIDDEN, RANK, SIZE, LOOKS)
@@ -133,17 +140,25 @@ def config() -> dict[str, Any]:
 
 def launch(
     h: torch.Tensor, part: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor,
-    inboxes: tuple[torch.Tensor, ...], rank: int, plane: int, *, pushes: bool = True,
-    is_chained: bool = True,
+    plane: tuple[torch.Tensor, ...], rank: int, *, pushes: bool = True, is_chained: bool = True,
 ) -> None:  # fmt: skip
-    """Change h, and store the sums of its squares, with all ranks; `inboxes` are those of all, in their order.
+    """Change h, and store the sums of its squares, with all ranks; `plane` is its memory of all, in their order.
 
     h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already. `is_chained`:
     the kernel before is the only thing that is waited for.
     """
     num_rows, hidden = h.shape
-    meta = config() | {"HIDDEN": hidden, "ROWS": inboxes[rank].shape[2], "RANK": rank, "SIZE": len(inboxes)}
+    meta = config() | {"HIDDEN": hidden, "ROWS": plane[rank].shape[1], "RANK": rank, "SIZE": len(plane)}
     if num_rows:
         grid = num_rows, cdiv(hidden, meta["BLOCK"])
         more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if is_chained else {"PDL": False})}
-        exchange_kernel[grid](h, part, b, squares, inboxes, plane, **meta, **more)
+        exchange_kernel[grid](h, part, b, squares, plane, **meta, **more)
+
+
+def request(h: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor, rank: int, size: int) -> None:
+    """Launch what exchanges between so many ranks launch, in a dry run, which only compiles it."""
+    part, word = torch.empty_like(h, dtype=torch.float32), torch.empty((), dtype=torch.int32, device=h.device)
+    ways = (NUM_PUSHED, True, True), (NUM_PUSHED, False, True), (piece_rows(h.shape[1]), False, False)
+    for num_rows, pushes, is_chained in ways:
+        plane = (word.expand(size - 1, num_rows, h.shape[1]),) * size
+        launch(h, part, b, squares, plane, rank, pushes=pushes, is_chained=is_chained)

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from photon_grpc.kernels.lang.jit import launches
-from photon_grpc.kernels.linear import slices
+from photon_grpc.kernels.lang.jit import DRY_RUN, launches
+from photon_grpc.kernels.linear import exchange, slices
 from photon_grpc.layers.ends import Parts
 
 
@@ -55,9 +55,11 @@ class Rehearsal(NamedTuple):
         return part[None].repeat(self.size, *(1 for _ in part.shape))
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        if parts.pushed is not None and launches(h):
-            # The kernel that all ranks will launch.
-            parts.pushed(tuple(torch.empty_like(h, dtype=torch.int32) for _ in range(1, self.size)))
+        if DRY_RUN.get() and launches(h):
+            # What the ranks will launch once they have met.
+            exchange.request(h, bias, squares, self.rank, self.size)
+            if parts.pushed is not None:
+                parts.pushed(tuple(torch.empty_like(h, dtype=torch.int32) for _ in range(1, self.size)))
         return add_gathered(self, h, parts.whole, bias)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,6 @@ from photon_grpc.layers.ends import Parts, Places
 
 _LOG = logging.getLogger(__name__)
 
-#: Rows whose parts a kernel pushes: more than a decode step has.
-NUM_PUSHED = 512
-#: Bytes of a plane for a piece of more rows. The host launches what each needs, so that there must not be many.
-PIECE_BYTES = 32 << 20
 #: Planes of each of a layer's sums for pieces: a rank sends piece n when it has taken piece n - 2, which another one
 #: sent when it had taken piece n - 4.
 NUM_SENT = 4
@@ -34,52 +30,40 @@ NUM_SENT = 4
 _VARIABLE = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
-class Inboxes(NamedTuple):
-    """Memory for parts, int32 [planes, size - 1, rows, H] of every rank, mapped here."""
-
-    of_ranks: tuple[torch.Tensor, ...]
-    rank: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.of_ranks[self.rank].shape[2]
-
-    def places(self) -> list[Places]:
-        """Return this rank's place in the memory of the others, for every plane."""
-        others = [(peer, inbox) for peer, inbox in enumerate(self.of_ranks) if peer != self.rank]
-        planes = range(self.of_ranks[self.rank].shape[0])
-        return [tuple(inbox[plane, self.rank - (self.rank > peer)] for peer, inbox in others) for plane in planes]
+#: A plane's memory of all ranks, int32 [size - 1, rows, H] each, mapped here.
+Plane = tuple[torch.Tensor, ...]
 
 
 class Planes:
-    """Sums over ranks by the inboxes of all: those for few rows, and those for pieces of many.
+    """Sums over ranks by memory of all: planes for few rows, and planes for pieces of many.
 
     Args:
         owner: what keeps the mapping.
     """
 
-    def __init__(self, few: Inboxes, many: Inboxes, owner: Any = None) -> None:
-        self._few, self._many, self._owner = few, many, owner
-        self._few_places, self._many_places = few.places(), many.places()
+    def __init__(self, few: Sequence[Plane], many: Sequence[Plane], rank: int, owner: Any = None) -> None:
+        self._few, self._many, self._rank, self._owner = few, many, rank, owner
+        self._few_places, self._many_places = ([places(plane, rank) for plane in planes] for planes in (few, many))
+        own = many[0][rank]
         #: Rows of a piece.
-        self.piece_rows = many.num_rows
-        self._sending = torch.cuda.Stream(few.of_ranks[few.rank].device)  # type: ignore[no-untyped-call]
+        self.piece_rows = own.shape[1]
+        self._sending = torch.cuda.Stream(own.device)  # type: ignore[no-untyped-call]
         #: Of every plane for pieces: a part is made, and has gone. To make events anew takes the host longer.
         self._events = [
             (torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
-            for _ in self._many_places
+            for _ in many
         ]
 
     def take(self, h: torch.Tensor) -> bool:
         """Return whether sums of rows of this size go through planes."""
-        return h.shape[1] == self._few.of_ranks[self._few.rank].shape[3]
+        return h.shape[1] == self._few[0][self._rank].shape[2]
 
     def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
         """Change h by the parts of all ranks, and store the sums of its squares."""
-        if h.shape[0] > NUM_PUSHED:
+        if h.shape[0] > exchange.NUM_PUSHED:
             return self._add_pieces(h, parts, bias, squares, site)
         part = parts.whole if parts.pushed is None else parts.pushed(self._few_places[site])
-        return exchange.launch(h, part, bias, squares, *self._few, site, pushes=parts.pushed is None)
+        return exchange.launch(h, part, bias, squares, self._few[site], self._rank, pushes=parts.pushed is None)
 
     def _add_pieces(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
@@ -110,7 +94,12 @@ class Planes:
         _, has_gone = self._events[plane]
         # The part's memory is used again.
         main.wait_event(has_gone)
-        exchange.launch(*sums, *self._many, plane, pushes=False, is_chained=False)
+        exchange.launch(*sums, self._many[plane], self._rank, pushes=False, is_chained=False)
+
+
+def places(plane: Plane, rank: int) -> Places:
+    """Return the place of a rank's part in the memory of the others."""
+    return tuple(memory[rank - (rank > peer)] for peer, memory in enumerate(plane) if peer != rank)
 
 
 def pieces(num_rows: int, most: int) -> Iterator[slice]:
@@ -146,8 +135,8 @@ def _mapped(group: Any, device: torch.device, hidden_size: int) -> Planes:
     from torch.distributed import _symmetric_memory as memory
 
     rank, size = group.rank(), group.size()
-    few = exchange.NUM_PLANES, size - 1, NUM_PUSHED, hidden_size
-    many = 2 * NUM_SENT, size - 1, PIECE_BYTES // (4 * hidden_size), hidden_size
+    few = exchange.NUM_PLANES, size - 1, exchange.NUM_PUSHED, hidden_size
+    many = 2 * NUM_SENT, size - 1, exchange.piece_rows(hidden_size), hidden_size
     num_few, num_words = math.prod(few), math.prod(few) + math.prod(many)
     own = memory.empty((num_words,), dtype=torch.int32, device=device)
     own.fill_(exchange.EMPTY)
@@ -156,8 +145,8 @@ def _mapped(group: Any, device: torch.device, hidden_size: int) -> Planes:
     found = [own if peer == rank else handle.get_buffer(peer, (num_words,), torch.int32) for peer in range(size)]
     # No rank writes before all have emptied their inboxes.
     dist.barrier(group=group)
-    return Planes(
-        Inboxes(tuple(words[:num_few].view(few) for words in found), rank),
-        Inboxes(tuple(words[num_few:].view(many) for words in found), rank),
-        handle,
+    of_few, of_many = (
+        list(zip(*(words.view(shape) for words in part), strict=True))
+        for shape, part in ((few, [words[:num_few] for words in found]), (many, [words[num_few:] for words in found]))
     )
+    return Planes(of_few, of_many, rank, handle)

@@ -24,7 +24,7 @@ def load_kernels(inboxes: tuple[torch.Tensor, ...], bias: torch.Tensor | None, n
         for plane in range(exchange.NUM_PLANES):
             for inbox in inboxes:
                 inbox.zero_()
-            exchange.launch(h.bfloat16(), part, bias, sums, inboxes, rank, plane)
+            exchange.launch(h.bfloat16(), part, bias, sums, tuple(inbox[plane] for inbox in inboxes), rank)
             torch.cuda.synchronize()
     for inbox in inboxes:
         inbox.fill_(exchange.EMPTY)
@@ -49,7 +49,7 @@ def test_two_ranks_add_the_same_sum(num_rows: int, hidden: int, has_bias: bool) 
         torch.cuda.synchronize()
         for rank, (stream, (h, sums)) in enumerate(zip(streams, found, strict=True)):
             with torch.cuda.stream(stream):
-                exchange.launch(h, parts[rank], bias, sums, inboxes, rank, turn % 2)
+                exchange.launch(h, parts[rank], bias, sums, tuple(inbox[turn % 2] for inbox in inboxes), rank)
         torch.cuda.synchronize()
         for h, sums in found:
             assert torch.equal(h, expected)
@@ -81,9 +81,10 @@ def test_products_push_the_sums_that_they_leave(num_rows: int, k: int) -> None:
             assert torch.equal(part.nan_to_num(), head.logits_launch(x, linear, tile, counters).nan_to_num())
         expected = start.clone()
         exchange.reference(expected, torch.stack(parts), None)
+        plane = tuple(inbox[turn % 2] for inbox in inboxes)
         for rank in range(size):
             found, sums = start.clone(), torch.empty(num_rows, hidden // 16, device="cuda")
-            exchange.launch(found, parts[rank], None, sums, inboxes, rank, turn % 2, pushes=False)
+            exchange.launch(found, parts[rank], None, sums, plane, rank, pushes=False)
             assert torch.equal(found.isnan(), expected.isnan())
             assert torch.equal(found.nan_to_num(), expected.nan_to_num())
             torch.testing.assert_close(sums, squares.reference(expected), rtol=0, atol=0, equal_nan=True)

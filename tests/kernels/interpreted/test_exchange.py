@@ -29,15 +29,16 @@ def test_every_rank_adds_the_parts_of_all_in_their_order(size: int, has_bias: bo
         num_rows = (turn + 2) % ROWS + 1
         parts, start = parts_of(size, num_rows, turn), torch.randn(num_rows, HIDDEN).half()
         meta = exchange.config() | {"HIDDEN": HIDDEN, "ROWS": ROWS, "SIZE": size}
+        plane = tuple(inbox[turn % 2] for inbox in inboxes)
         grid = num_rows, cdiv(HIDDEN, meta["BLOCK"])
         for rank in range(size):
-            exchange.push_kernel[grid](parts[rank], inboxes, turn % 2, RANK=rank, **meta)
+            exchange.push_kernel[grid](parts[rank], plane, RANK=rank, **meta)
         expected = start.clone()
         exchange.reference(expected, parts, bias)
         for rank in range(size):
             h, sums = start.clone(), torch.full((num_rows, HIDDEN // 16), 7.0)
             exchange.exchange_kernel[grid](
-                h, parts[rank], bias, sums, inboxes, turn % 2, RANK=rank, PUSHES=False, LOOKS=9, PDL=False, **meta
+                h, parts[rank], bias, sums, plane, RANK=rank, PUSHES=False, LOOKS=9, PDL=False, **meta
             )
             assert torch.equal(h.isnan(), expected.isnan())
             assert torch.equal(h.nan_to_num(), expected.nan_to_num())
