@@ -62,6 +62,10 @@ class Parts:
         return self.of(slice(None))
 
 
+#: Pieces of h whose sum over ranks is on its way, and what waits for it.
+Pending = list[tuple[slice, Callable[[], None]]]
+
+
 class End(Protocol):
     """The end of a product."""
 
@@ -169,7 +173,9 @@ class SwiGLU:
         )
 
     def library(self, linear: Operands, work: Workspace) -> None:
-        linear.swiglu(work.h, self.eps, work.y, self.activation)
+        many = linear.for_pieces(work.h)
+        for rows in work.pieces():
+            many.swiglu(work.h[rows], self.eps, work.y[rows], self.activation)
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return _has_range(dtype)

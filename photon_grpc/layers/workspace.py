@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,10 +14,14 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 @dataclass(slots=True, eq=False)
 class RowSums:
-    """The sums of squares of the residual stream, partial [M, hidden_size / 16], and whether h has changed since."""
+    """The sums of squares of the residual stream, partial [M, hidden_size / 16], and whether h has changed since.
+
+    pending: pieces of h whose sum over ranks is on its way, in their order, and what waits for it.
+    """
 
     partial: torch.Tensor
     is_current: bool = False
+    pending: list[tuple[slice, Callable[[], None]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +53,7 @@ class Workspace:
 
     def stream(self) -> ResidualStream:
         """Return the residual stream with the sums of its squares, made now if the kernel that wrote h left none."""
+        self.settle()
         if not self.sums.is_current:
             squares.launch(self.h, self.written())
         return ResidualStream(self.h, self.sums.partial)
@@ -56,6 +62,20 @@ class Workspace:
         """Return the place of the sums for a kernel that writes h and leaves them."""
         self.sums.is_current = True
         return self.sums.partial
+
+    def pieces(self) -> Iterator[slice]:
+        """Return the rows of h in pieces, each when its sum over ranks has come; all at once if none is on its way."""
+        pending, self.sums.pending = self.sums.pending, []
+        if not pending:
+            yield slice(None)
+        for rows, take in pending:
+            take()
+            yield rows
+
+    def settle(self) -> None:
+        """Wait for all of h."""
+        for _ in self.pieces():
+            """Each is waited for."""
 
     def outdated(self) -> None:
         """Note that h was written by a kernel that leaves no sums."""

@@ -114,6 +114,7 @@ class FusedSparseLayer(FusedDecoderLayer):
     def feed_forward(self, work: Workspace, gemms: Sequence[Gemm], ctx: StepContext) -> None:
         """Change the residual stream by what follows attention."""
         assert isinstance(self.mlp, SparseMLP)
+        work.settle()
         self.mlp.add_to(work, self.norms[1], ctx)
 
 

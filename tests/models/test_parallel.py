@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import chosen_format
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
+from photon_grpc.kernels.linear import slices
 from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.ends import Parts, Pending
 from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel import vocabulary
 from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Rehearsal, add_gathered, mesh_of
@@ -53,8 +55,17 @@ class ThreadGroup:
         self._ranks.barrier.wait()
         return parts
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        return add_gathered(self, h, parts.whole, bias)
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
+        if pending is None or len(h) < 2:
+            return add_gathered(self, h, parts.whole, bias)
+        gathered, half = self.gather(parts.whole), len(h) // 2
+        for rows in (slice(0, half), slice(half, len(h))):
+            # As planes do with many rows: what follows waits for each.
+            pending.append((rows, partial(slices.add_launch, h[rows], gathered[:, rows], bias)))
+        return False
 
 
 def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[Decoder]:

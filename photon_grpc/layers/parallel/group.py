@@ -10,7 +10,7 @@ import torch
 
 from photon_grpc.kernels.lang.jit import DRY_RUN, launches
 from photon_grpc.kernels.linear import exchange, slices
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.ends import Parts, Pending
 
 
 class Group(Protocol):
@@ -25,10 +25,14 @@ class Group(Protocol):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """Return every rank's `part`, in the order of ranks: [...] -> [size, ...], equal on all to the bit."""
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
         """Change h [T, H] by the sum of all ranks' parts and the bias, equal on all to the bit.
 
-        Return whether `squares` has the sums of its squares. Calls alternate between sites 0 and 1.
+        Return whether `squares` has the sums of its squares. Calls alternate between sites 0 and 1. A group may append
+        to `pending` pieces of h whose sum is still on its way; all are waited for before the next call.
         """
 
 
@@ -41,7 +45,10 @@ class GroupOfOne:
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None]
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
         return add_gathered(self, h, parts.whole, bias)
 
 
@@ -54,7 +61,10 @@ class Rehearsal(NamedTuple):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part[None].repeat(self.size, *(1 for _ in part.shape))
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
         if DRY_RUN.get() and launches(h):
             # What the ranks will launch once they have met.
             exchange.request(h, bias, squares, self.rank, self.size)

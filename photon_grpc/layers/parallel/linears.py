@@ -128,7 +128,9 @@ class RowParallelLinear(RowPartLinear):
         return partial(self._add, sums) if isinstance(end, AddResidual) else None
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
-        if self.group.add(work.h, sums(work, x), self._bias, work.sums.partial, self._site):
+        # What follows a layer's second sum reads all rows.
+        pending = work.sums.pending if self._site == 0 else None
+        if self.group.add(work.h, sums(work, x), self._bias, work.sums.partial, self._site, pending):
             work.written()
         else:
             work.outdated()

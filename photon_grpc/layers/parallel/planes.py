@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
-from photon_grpc.layers.ends import Parts, Places
+from photon_grpc.layers.ends import Parts, Pending, Places
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,27 +58,27 @@ class Planes:
         """Return whether sums of rows of this size go through planes."""
         return h.shape[1] == self._few[0][self._rank].shape[2]
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> None:
-        """Change h by the parts of all ranks, and store the sums of its squares."""
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> None:  # fmt: skip
+        """Change h by the parts of all ranks, and store the sums of its squares; arguments as of Group.add."""
         if h.shape[0] > exchange.NUM_PUSHED:
-            return self._add_pieces(h, parts, bias, squares, site)
+            sent = self._sent(h, parts, bias, squares, site)
+            is_long = h.shape[0] > NUM_SENT * self.piece_rows
+            return take_all(sent) if pending is None or is_long else pending.extend(sent)
         part = parts.whole if parts.pushed is None else parts.pushed(self._few_places[site])
         return exchange.launch(h, part, bias, squares, self._few[site], self._rank, pushes=parts.pushed is None)
 
-    def _add_pieces(
+    def _sent(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
-    ) -> None:
-        """Add in pieces of rows: while one is made the one before is on its way."""
+    ) -> Iterator[tuple[slice, Callable[[], None]]]:
+        """Make and send pieces of rows; return the rows of each and what takes it."""
         main = stream_of(h.device)
-        take: Callable[[], None] | None = None
         for number, rows in enumerate(pieces(h.shape[0], self.piece_rows)):
             part, plane = parts.of(rows), plane_of(site, number)
             self._send(part, plane, main)
-            if take is not None:
-                take()
-            take = partial(self._take, (h[rows], part, bias, squares[rows]), plane, main)
-        if take is not None:
-            take()
+            yield rows, partial(self._take, (h[rows], part, bias, squares[rows]), plane, main)
 
     def _send(self, part: torch.Tensor, plane: int, main: torch.cuda.Stream) -> None:
         """Copy a part into the inboxes of the others, beside what the main stream computes."""
@@ -95,6 +95,17 @@ class Planes:
         # The part's memory is used again.
         main.wait_event(has_gone)
         exchange.launch(*sums, self._many[plane], self._rank, pushes=False, is_chained=False)
+
+
+def take_all(sent: Iterable[tuple[slice, Callable[[], None]]]) -> None:
+    """Take each piece when the next one has been made and sent."""
+    before: Callable[[], None] | None = None
+    for _, take in sent:
+        if before is not None:
+            before()
+        before = take
+    if before is not None:
+        before()
 
 
 def places(plane: Plane, rank: int) -> Places:

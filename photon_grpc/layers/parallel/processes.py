@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.ends import Parts, Pending
 from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
@@ -50,8 +50,11 @@ class ProcessGroup:
         finally:
             self._group = before
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
-        return self._group.add(h, parts, bias, squares, site)
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
+        return self._group.add(h, parts, bias, squares, site, pending)
 
     def join(self, joined: Joined) -> None:
         """Wait for the others from now on."""
@@ -167,9 +170,12 @@ class Joined:
         dist.all_gather_into_tensor(parts, part.contiguous().view(-1), group=self._group)
         return parts.view(self.size, *part.shape)
 
-    def add(self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int) -> bool:
+    def add(
+        self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
+        pending: Pending | None = None,
+    ) -> bool:  # fmt: skip
         if self._planes is not None and self._planes.take(h):
-            self._planes.add(h, parts, bias, squares, site)
+            self._planes.add(h, parts, bias, squares, site, pending)
             return True
         part = parts.whole
         shared = h.shape[0] - h.shape[0] % self.size if h.shape[0] >= SHARED_ROWS else 0
