@@ -243,7 +243,7 @@ class Logits:
 
 
 class PartialSums:
-    """What makes the sums of some rows, float32 [rows, N], without bias: a rank's part of a sum over ranks."""
+    """Sums of some rows, float32 [rows, N], without bias, made when they are asked for: a rank's part of those of all."""
 
     cost, span = "head", 0
 
