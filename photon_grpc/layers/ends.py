@@ -243,7 +243,7 @@ class Logits:
 
 
 class PartialSums:
-    """Sums of some rows, float32 [rows, N], without bias, made when they are asked for: a rank's part of those of all."""
+    """Sums of some rows, float32 [rows, N], without bias, made when they are asked for: a rank's part of a sum."""
 
     cost, span = "head", 0
 
