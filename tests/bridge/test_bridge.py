@@ -139,6 +139,13 @@ def test_aborts_of_a_front_end_that_left_are_still_read(host, frontend, caplog):
     assert caplog.messages == []
 
 
+def test_an_engine_that_ends_hangs_up_though_its_socket_stays_open(host, frontend):
+    _, sock = frontend
+    sock.settimeout(60)
+    host.hang_up()
+    assert sock.recv(1) == b""
+
+
 def test_garbage_ends_only_the_connection_that_sent_it(host, frontend):
     number, sock = frontend
     ours, theirs = socket.socketpair()

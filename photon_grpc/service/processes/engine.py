@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from photon_grpc.bridge.codec import max_frame_bytes
@@ -63,9 +63,11 @@ def _run(context: ChildContext) -> None:
     from photon_grpc.compose.leading_rank import ranks_of
     from photon_grpc.kernels.lang.jit import BEFORE_COMPILATION
 
-    ranks = ranks_of(config, partial(_refuse, context), _end_as)
+    hosts: list[BridgeHost] = []
+    ranks = ranks_of(config, partial(_refuse, context), partial(_end_as, hosts))
     assembled = assemble(config, _reporter(control), ranks)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
+    hosts.append(host)
     recorder = SharedFlightRecorder(*context.shared)
     quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
     engine = assembled.engine(EnginePorts(host, host, heartbeat), quarantine)
@@ -93,8 +95,10 @@ def _refuse(context: ChildContext, reason: str) -> None:
     os._exit(context.refuse(reason))
 
 
-def _end_as(code: int) -> None:
+def _end_as(hosts: Sequence[BridgeHost], code: int) -> None:
     """End this process as a rank of it has ended: who sent that a signal, not a request, is the cause."""
+    for host in hosts:
+        host.hang_up()
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(1)
