@@ -42,20 +42,11 @@ from photon_grpc.layers.workspace import Workspace
 Gemm = Callable[..., Any]
 
 
-#: Memory of the other ranks for the words of this one's part of a sum, int32 [rows, N] of each.
-Places = tuple[torch.Tensor, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """A rank's part of a sum over ranks, float32, which is made in pieces of rows.
-
-    of: makes that of some rows; called for pieces of all rows, in their order. pushed: makes that of all rows, and
-    stores its words in places as well; None if what makes it cannot.
-    """
+    """A rank's part of a sum over ranks, float32; `of` makes that of some rows, and is called for pieces of all."""
 
     of: Callable[[slice], torch.Tensor]
-    pushed: Callable[[Places], torch.Tensor] | None = None
 
     @property
     def whole(self) -> torch.Tensor:
@@ -248,8 +239,7 @@ class PartialSums:
     cost, span = "head", 0
 
     def tiled(self, linear: Operands, tile: Any, work: Workspace, x: torch.Tensor) -> Parts:
-        pushed = functools.partial(head.push_launch, x, linear.map, tile, work.counters)
-        return Parts(lambda rows: head.logits_launch(x, linear.map, tile, work.counters)[rows], pushed)
+        return Parts(lambda rows: head.logits_launch(x[rows], linear.map, tile, work.counters))
 
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> Parts:
         many = linear.for_pieces(x)

@@ -90,6 +90,8 @@ class RunnerStart:
             self.ranks.least(0)
             self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
             num_blocks = self.ranks.least(num_blocks or self._blocks_on_cuda(decoder))
+            # What was used while the weights were loaded.
+            torch.cuda.empty_cache()
             return self._warm_runner(decoder, num_blocks)
 
     def _dry_run(self, short: Decoder) -> None:

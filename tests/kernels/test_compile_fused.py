@@ -62,7 +62,6 @@ EPILOGUES = {
     "plain": (epilogue.load_nothing, epilogue.store_sums),
     "logits": (epilogue.load_nothing, epilogue.store_sums),
     "sample": (epilogue.load_nothing, epilogue.store_best),
-    "push": (epilogue.load_nothing, epilogue.push_sums),
 }
 METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
 OPERANDS = {
@@ -70,7 +69,6 @@ OPERANDS = {
     "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32", None),
     "rotary8": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*fp8e4nv", "i32", SCALES),
     "sample": (METADATA, "*fp32", "*i32"),
-    "push": ("*i32",),
 }
 
 
@@ -113,7 +111,7 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
     load, store = EPILOGUES[end]
     types: dict[str, Any] = {"weight": weight_operand(problem.WEIGHT)}
     constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
-    if end in ("sample", "logits", "push"):
+    if end in ("sample", "logits"):
         types["y"] = "*fp32"
     if end in OPERANDS:
         types["operands"] = OPERANDS[end]
@@ -245,19 +243,6 @@ def test_tiles_have_room_on_devices_with_less_shared_memory(
         assert tile is not None
         built = projection(end, tile, problem, arch)
         assert built.shared_bytes <= shared_bytes
-
-
-@pytest.mark.parametrize(
-    ("k", "rows"), [(2048, 8), (2048, 64), pytest.param(7168, 8, marks=pytest.mark.full), (7168, 64), (14336, 16)]
-)
-def test_a_part_of_a_sum_over_ranks_is_pushed_without_spills(k: int, rows: int) -> None:
-    n = 8192 if k == 14336 else 4096
-    slices = num_slices(n, k)
-    tile = cost.choose(Product(n, k, rows, 0, "head", slices), may_decline=False)
-    assert tile is not None
-    built = projection("push", tile, Problem(n, k, rows, SLICES=slices))
-    check(built)
-    assert built.ptx.count("st.global") >= 2
 
 
 @pytest.mark.parametrize("end", ["sample", "logits"])

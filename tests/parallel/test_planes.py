@@ -33,24 +33,17 @@ class Recorded(Planes):
         self.main: deque[Operation] = deque()
         self.copies: deque[Operation] = deque()
         self.number, self.row = 0, 0
-        #: What a fused product takes.
-        self._few_places: Any = ["place 0", "place 1"]
         self._few, self._many, self._rank = (0, 1), range(2 * NUM_SENT), 0
         self.piece_rows = PIECE
 
-    def run(self, num_rows: int, site: int, *, is_fused: bool, may_wait: bool) -> None:
+    def run(self, num_rows: int, site: int, *, may_wait: bool) -> None:
         def of(rows: slice) -> torch.Tensor:
             self.row = rows.start or 0
             self.main.append(("make", -1, (self.number, self.row)))
             return torch.empty(0)
 
-        def pushed(places: Any) -> torch.Tensor:
-            self.row = 0
-            self.main.append(("push", self._few_places.index(places), (self.number, 0)))
-            return torch.empty(0)
-
         h, pending = torch.empty(num_rows, 1), [] if site == 0 and may_wait else None
-        self.add(h, Parts(of, pushed if is_fused else None), None, h, site, pending)
+        self.add(h, Parts(of), None, h, site, pending)
         for _, take in pending or ():
             take()
         self.number += 1
@@ -70,13 +63,13 @@ class Recorded(Planes):
         self.main.append(("take", FIRST_SENT + plane, (self.number, h.storage_offset())))
 
 
-def operations(sums: list[tuple[int, bool]], *, may_wait: bool) -> Recorded:
+def operations(sums: list[int], *, may_wait: bool) -> Recorded:
     found = Recorded()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planes, "stream_of", lambda device: None)
         patch.setattr(exchange, "launch", found.launch)
-        for number, (num_rows, is_fused) in enumerate(sums):
-            found.run(num_rows, number % 2, is_fused=is_fused, may_wait=may_wait)
+        for number, num_rows in enumerate(sums):
+            found.run(num_rows, number % 2, may_wait=may_wait)
     return found
 
 
@@ -121,10 +114,10 @@ ROWS = st.sampled_from([1, NUM_PUSHED, NUM_PUSHED + 1, PIECE + 1, 3 * PIECE, 4 *
 
 
 @given(
-    st.lists(st.tuples(ROWS, st.booleans()), min_size=1, max_size=8), st.integers(2, 4), st.booleans(),
+    st.lists(ROWS, min_size=1, max_size=8), st.integers(2, 4), st.booleans(),
     st.integers(0, 2**32),
 )  # fmt: skip
-def test_no_part_is_written_over_another(sums: list[tuple[int, bool]], size: int, may_wait: bool, seed: int) -> None:
+def test_no_part_is_written_over_another(sums: list[int], size: int, may_wait: bool, seed: int) -> None:
     """`may_wait`: what follows attention's sum takes its pieces one by one."""
     simulate([operations(sums, may_wait=may_wait) for _ in range(size)], random.Random(seed))
 

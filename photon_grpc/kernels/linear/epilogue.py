@@ -248,23 +248,6 @@ def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon_jit
-def push_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
-    """Store y [num_rows, N] in float32, and its words in the memory of others: int32 [rows, N] of each.
-
-    No word is -1, as in `exchange.py`; operands: the places of the others.
-    """
-    y, places, num_rows, place = result
-    row, token = output_indices(place, P, TILE)
-    at = token[None, :] * P.N + row[:, None]
-    inside = (token < num_rows)[None, :]
-    words = tile.to(gl.int32, bitcast=True)
-    words = gl.where(words == -1, 2147483647, words)
-    for number in gl.static_range(len(places)):
-        gl.store(places[number] + at, words, mask=inside)
-    gl.store(y + at, tile, mask=inside)
-
-
-@gluon_jit
 def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Store what TileBest has for every token: the best value of the tile, its id, and the highest logit.
 

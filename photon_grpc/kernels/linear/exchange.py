@@ -5,8 +5,7 @@
 Every rank has an *inbox*: planes of parts, one for each other rank, in which every word is EMPTY until it has come. A
 program pushes its columns of a row into the inboxes of all others, waits in its own until no word is EMPTY, adds, and
 leaves EMPTY behind. No flag is needed: a word is its own arrival. A part's word that equals EMPTY, a NaN that no GPU
-makes, becomes another NaN. Parts may also be pushed by the product that makes them (`epilogue.push_sums`), or as
-copies, which take no multiprocessor.
+makes, becomes another NaN. Parts may also be pushed as copies, which take no multiprocessor.
 
 Two exchanges that follow each other use different planes. A rank writes plane 0 again once it has taken all of plane 1,
 which the others pushed after they had emptied plane 0; so two planes, in turns, suffice.
@@ -140,25 +139,24 @@ def config() -> dict[str, Any]:
 
 def launch(
     h: torch.Tensor, part: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor,
-    plane: tuple[torch.Tensor, ...], rank: int, *, pushes: bool = True, is_chained: bool = True,
+    plane: tuple[torch.Tensor, ...], rank: int, *, pushes: bool = True,
 ) -> None:  # fmt: skip
     """Change h, and store the sums of its squares, with all ranks; `plane` is its memory of all, in their order.
 
-    h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already. `is_chained`:
-    the kernel before is the only thing that is waited for.
+    h has at most as many rows as a plane. Without `pushes` the part is on its way to the others already, and was made
+    by another than the kernel before.
     """
     num_rows, hidden = h.shape
     meta = config() | {"HIDDEN": hidden, "ROWS": plane[rank].shape[1], "RANK": rank, "SIZE": len(plane)}
     if num_rows:
         grid = num_rows, cdiv(hidden, meta["BLOCK"])
-        more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if is_chained else {"PDL": False})}
+        more = {"PUSHES": pushes, "LOOKS": LOOKS, **(dependent_launch(h.device) if pushes else {"PDL": False})}
         exchange_kernel[grid](h, part, b, squares, plane, **meta, **more)
 
 
 def request(h: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor, rank: int, size: int) -> None:
     """Launch what exchanges between so many ranks launch, in a dry run, which only compiles it."""
     part, word = torch.empty_like(h, dtype=torch.float32), torch.empty((), dtype=torch.int32, device=h.device)
-    ways = (NUM_PUSHED, True, True), (NUM_PUSHED, False, True), (piece_rows(h.shape[1]), False, False)
-    for num_rows, pushes, is_chained in ways:
+    for num_rows, pushes in ((NUM_PUSHED, True), (piece_rows(h.shape[1]), False)):
         plane = (word.expand(size - 1, num_rows, h.shape[1]),) * size
-        launch(h, part, b, squares, plane, rank, pushes=pushes, is_chained=is_chained)
+        launch(h, part, b, squares, plane, rank, pushes=pushes)

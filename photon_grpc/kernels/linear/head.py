@@ -43,21 +43,6 @@ def logits_launch(x: torch.Tensor, linear: Affine, tile: Tile, counters: torch.T
     return logits
 
 
-def push_launch(
-    x: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor, places: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    """Return W x in float32 [R, N], and store its words in `places`, int32 [rows, N] each (`exchange.py`).
-
-    x has memory for whole tiles; counters as of `fused_linear.launch`.
-    """
-    if not linear.launches:
-        return logits_reference(x, linear)
-    sums = torch.empty((x.shape[0], linear.w.shape[0]), dtype=torch.float32, device=x.device)
-    fusion = Fusion(epilogue.load_nothing, epilogue.push_sums, places)
-    launch(fusion, tile, linear, x, sums, counters=counters)
-    return sums
-
-
 def sample_launch(x: torch.Tensor, linear: Affine, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """Return sampled ids: int64 [R]."""
     if not linear.launches:

@@ -1,8 +1,8 @@
 """Memory that GPUs of one machine write to each other, for sums over ranks (`kernels/linear/exchange.py`).
 
-Of few rows the product that makes a part pushes it, or the kernel that adds the parts. Parts of more rows are copied,
-which takes no multiprocessor, while the next rows are multiplied. Every piece has a plane that all others have emptied
-when it is sent, so nothing else is waited for.
+Of few rows the kernel that adds the parts pushes them. Parts of more rows are copied, which takes no multiprocessor,
+while the next rows are multiplied. Every piece has a plane that all others have emptied when it is sent, so nothing
+else is waited for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
-from photon_grpc.layers.ends import Parts, Pending, Places
+from photon_grpc.layers.ends import Parts, Pending
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Planes:
 
     def __init__(self, few: Sequence[Plane], many: Sequence[Plane], rank: int, owner: Any = None) -> None:
         self._few, self._many, self._rank, self._owner = few, many, rank, owner
-        self._few_places, self._many_places = ([places(plane, rank) for plane in planes] for planes in (few, many))
+        self._places = [places(plane, rank) for plane in many]
         own = many[0][rank]
         #: Rows of a piece.
         self.piece_rows = own.shape[1]
@@ -67,8 +67,7 @@ class Planes:
             sent = self._sent(h, parts, bias, squares, site)
             is_long = h.shape[0] > NUM_SENT * self.piece_rows
             return take_all(sent) if pending is None or is_long else pending.extend(sent)
-        part = parts.whole if parts.pushed is None else parts.pushed(self._few_places[site])
-        return exchange.launch(h, part, bias, squares, self._few[site], self._rank, pushes=parts.pushed is None)
+        return exchange.launch(h, parts.whole, bias, squares, self._few[site], self._rank)
 
     def _sent(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int
@@ -86,7 +85,7 @@ class Planes:
         made.record(main)
         self._sending.wait_event(made)
         with launching_on(self._sending):
-            for place in self._many_places[plane]:
+            for place in self._places[plane]:
                 place[: len(part)].copy_(part.view(torch.int32))
         has_gone.record(self._sending)
 
@@ -94,7 +93,7 @@ class Planes:
         _, has_gone = self._events[plane]
         # The part's memory is used again.
         main.wait_event(has_gone)
-        exchange.launch(*sums, self._many[plane], self._rank, pushes=False, is_chained=False)
+        exchange.launch(*sums, self._many[plane], self._rank, pushes=False)
 
 
 def take_all(sent: Iterable[tuple[slice, Callable[[], None]]]) -> None:
@@ -108,7 +107,7 @@ def take_all(sent: Iterable[tuple[slice, Callable[[], None]]]) -> None:
         before()
 
 
-def places(plane: Plane, rank: int) -> Places:
+def places(plane: Plane, rank: int) -> tuple[torch.Tensor, ...]:
     """Return the place of a rank's part in the memory of the others."""
     return tuple(memory[rank - (rank > peer)] for peer, memory in enumerate(plane) if peer != rank)
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.linear import exchange, head
-from photon_grpc.kernels.linear.cost import Product
-from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.fused_linear import Affine
-from photon_grpc.kernels.linear.tiles import bucket
-from photon_grpc.layers.unquantized import _choose
+from photon_grpc.kernels.linear import exchange
 
 pytestmark = pytest.mark.gpu
 
@@ -54,38 +49,4 @@ def test_two_ranks_add_the_same_sum(num_rows: int, hidden: int, has_bias: bool) 
         for h, sums in found:
             assert torch.equal(h, expected)
             assert torch.equal(sums, squares.reference(expected))
-    assert all(bool((inbox == exchange.EMPTY).all()) for inbox in inboxes)
-
-
-@pytest.mark.parametrize(("num_rows", "k"), [(1, 2048), (8, 7168), (33, 2048), (64, 7168), (128, 2048)])
-def test_products_push_the_sums_that_they_leave(num_rows: int, k: int) -> None:
-    hidden, size, rows = 4096, 2, bucket(num_rows)
-    inboxes = tuple(
-        torch.full((2, 1, 128, hidden), exchange.EMPTY, dtype=torch.int32, device="cuda") for _ in range(size)
-    )
-    slices = num_slices(hidden, k)
-    tile = _choose(torch.device("cuda", 0), Product(hidden, k, rows, 0, "head", slices), False)
-    counters = torch.zeros(hidden // 16, dtype=torch.int32, device="cuda")
-    for turn in range(4):
-        torch.manual_seed(turn)
-        xs = [torch.randn(rows, k, device="cuda").bfloat16()[:num_rows] for _ in range(size)]
-        linears = [Affine(torch.randn(hidden, k, device="cuda").bfloat16() / 64, None, slices) for _ in range(size)]
-        if turn == 3:
-            linears[0].w[5, :] = float("nan")
-        start = torch.randn(num_rows, hidden, device="cuda").bfloat16()
-        parts = [
-            head.push_launch(x, linear, tile, counters, (inboxes[1 - rank][turn % 2, 0],))
-            for rank, (x, linear) in enumerate(zip(xs, linears, strict=True))
-        ]
-        for part, x, linear in zip(parts, xs, linears, strict=True):
-            assert torch.equal(part.nan_to_num(), head.logits_launch(x, linear, tile, counters).nan_to_num())
-        expected = start.clone()
-        exchange.reference(expected, torch.stack(parts), None)
-        plane = tuple(inbox[turn % 2] for inbox in inboxes)
-        for rank in range(size):
-            found, sums = start.clone(), torch.empty(num_rows, hidden // 16, device="cuda")
-            exchange.launch(found, parts[rank], None, sums, plane, rank, pushes=False)
-            assert torch.equal(found.isnan(), expected.isnan())
-            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
-            torch.testing.assert_close(sums, squares.reference(expected), rtol=0, atol=0, equal_nan=True)
     assert all(bool((inbox == exchange.EMPTY).all()) for inbox in inboxes)
