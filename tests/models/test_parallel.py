@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.config.quantization import chosen_format
+from photon_grpc.config.quantization import FORMATS, WeightFormat, chosen_format
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear import slices
@@ -68,9 +68,10 @@ class ThreadGroup:
         return False
 
 
-def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[Decoder]:
+def of_ranks(path: Path, sizes: MeshSizes, quantization: str | WeightFormat = "auto") -> list[Decoder]:
     """Return the decoder of each rank, whose groups meet where their place in the other ways is the same."""
     config, kernels = read_model_dir(path), select("torch", "cpu")
+    form = chosen_format(config.quantization, quantization) if isinstance(quantization, str) else quantization
     num_ranks, of_stage = sizes.of_stage * sizes.stages, sizes.of_stage
     world, stages = Ranks(num_ranks), [Ranks(of_stage) for _ in range(sizes.stages)]
     columns = [Ranks(sizes.stages) for _ in range(of_stage)]
@@ -90,7 +91,7 @@ def of_ranks(path: Path, sizes: MeshSizes, quantization: str = "auto") -> list[D
             kernels=kernels,
             max_model_len=reference.MAX_LEN,
             mesh=mesh_of(rank, sizes, group),
-            method=methods(chosen_format(config.quantization, quantization)),
+            method=methods(form),
         )
         load(decoder, config)
         decoders.append(decoder)
@@ -226,6 +227,23 @@ def test_all_ranks_draw_the_id_that_a_whole_head_draws(tmp_path: Path, monkeypat
     with ThreadPoolExecutor(2) as threads:
         drawn = list(threads.map(lambda decoder: decoder.sample(hidden, metadata), decoders))
     assert torch.equal(drawn[0], whole.sample(hidden, metadata)) and torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes"),
+    [("llama3-tied", MeshSizes(2)), ("llama3-tied", MeshSizes(1, stages=2)), ("gemma3", MeshSizes(2))],
+    ids=str,
+)
+def test_ranks_have_the_ids_of_an_embedding_of_8_bits(variant: str, sizes: MeshSizes, tmp_path: Path) -> None:
+    path = reference.save(reference.make_model(variant), tmp_path)
+    # Layers keep their bits: scales of their rows differ between ranks.
+    form = replace(FORMATS["int8"], ignored=("re:.*",), head="int8", embedding="int8")
+    (whole,), decoders = of_ranks(path, MeshSizes(1), form), of_ranks(path, sizes, form)
+    with ThreadPoolExecutor(len(decoders)) as threads:
+        first, second = threads.map(chunked_logits, decoders)
+    for expected, mine, other in zip(chunked_logits(whole), first, second, strict=True):
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=0)
+        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("variant", ["qwen3moe", "mixtral"])
