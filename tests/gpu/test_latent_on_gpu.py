@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 HEADS, RANK, ROTATED, BLOCK_SIZE = 16, 512, 64, 64
 
 
-def rows(counts: list[int], contexts: list[int]) -> AttentionMetadata:
-    columns = -(-max(contexts) // BLOCK_SIZE)
+def rows(counts: list[int], contexts: list[int], block_size: int = BLOCK_SIZE) -> AttentionMetadata:
+    columns = -(-max(contexts) // block_size)
     tables = (torch.randperm(len(counts) * columns) + 1).view(len(counts), columns).int().cuda()
     starts = torch.tensor([0, *counts]).cumsum(0).int().cuda()
     lengths = torch.tensor(contexts, dtype=torch.int32, device="cuda")
@@ -64,6 +64,26 @@ def test_a_token_has_the_same_bits_in_prompts_chunks_and_alone() -> None:
             some = AttentionMetadata(starts, lengths, meta.block_tables, 0.05, count, longest)
             found = latent.attention(spec, some, pages, slots[:count], is_torch=False).attend(q[stop - count : stop], 0)
             assert torch.equal(found, whole[stop - count : stop]), (count, stop, longest)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_what_is_behind_a_context_may_be_nan(block_size: int) -> None:
+    torch.manual_seed(10)
+    counts, contexts = [1, 1, 40, 3], [1, 700, 301, 520]
+    meta, options = rows(counts, contexts, block_size), {"dtype": torch.bfloat16, "device": "cuda"}
+    pages = torch.randn(meta.block_tables.numel() + 1, 2, 1, 1, block_size, RANK + ROTATED, **options)
+    q = torch.randn(sum(counts), HEADS, RANK + ROTATED, **options)
+    slots = torch.zeros(sum(counts), dtype=torch.int64, device="cuda")
+    attention = latent.attention(AttentionSpec(HEADS, 0.05, q.dtype, RANK), meta, pages, slots, is_torch=False)
+    expected = attention.attend(q, 1)
+    torch.testing.assert_close(
+        expected.float(), latent.reference(q.float(), pages.float(), 1, meta, RANK), atol=2e-2, rtol=2e-2
+    )
+    pages[0] = torch.nan
+    for row, context in enumerate(contexts):
+        for column, block in enumerate(meta.block_tables[row].tolist()):
+            pages[block, 1, 0, 0, max(0, min(block_size, context - column * block_size)) :] = torch.nan
+    assert torch.equal(attention.attend(q, 1), expected)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 140])

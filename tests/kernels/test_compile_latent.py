@@ -14,7 +14,7 @@ from photon_grpc.kernels.attention.latent_ring import WARPS
 from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from tests.kernels.test_compile import NAMES, check, compiled
+from tests.kernels.test_compile import NAMES, check, compiled, kept_report
 from tests.kernels.test_compile_fused import compiled_gluon
 
 triton = pytest.importorskip("triton")
@@ -40,15 +40,23 @@ def test_attention(dtype: torch.dtype, parts: LaneParts | None) -> None:
     check(found, instruction, 0 if is_half else 1 << 16)
 
 
+@pytest.mark.parametrize("block_size", [64, pytest.param(16, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("parts", "is_one"), [(None, False), (PARTS, True), (PARTS, False)])
-def test_attention_by_a_ring(parts: LaneParts | None, is_one: bool) -> None:
-    tile = latent.tile_of(SPEC, PAGES, 64, has_long_rows=parts is None)
-    types: dict[str, Any] = {"q": "*bf16", "pages": "*bf16", "out": "*bf16", "parts": parts, "query_start": "*i32"}
-    types |= {"context_len": "*i32", "tables": "*i32", "num_rows": "i32", "num_lanes": "i32"}
-    types |= {"scale": "fp32", "block_stride": "i64"}
+def test_attention_by_a_ring(parts: LaneParts | None, is_one: bool, block_size: int) -> None:
+    pages = torch.empty(1, 1, 1, 1, block_size, 576, device="meta")
+    tile = latent.tile_of(SPEC, pages, 64, has_long_rows=parts is None)
+    box = latent_ring.box_rows(block_size, latent_ring.KEYS)
+    columns = 512 if box == latent_ring.KEYS else 64
+    types: dict[str, Any] = {"q": "*bf16"}
+    for name, width in (("of_plain", columns), ("of_rotated", 64)):
+        types[name] = f"tensordesc<bf16[{box}, {width}],{latent_ring.swizzled()!r}>"
+    types |= {"out": "*bf16", "parts": parts, "query_start": "*i32", "context_len": "*i32", "tables": "*i32"}
+    types |= {"num_rows": "i32", "num_lanes": "i32", "scale": "fp32", "places": ("i32", "i32"), "table_stride": "i32"}
     constants = {"C": tile, "IS_ONE": is_one, "PDL": True}
-    found = compiled_gluon(latent_ring.latent_ring_kernel, constants, WARPS, **types, table_stride="i32")
+    found = compiled_gluon(latent_ring.latent_ring_kernel, constants, WARPS, **types)
     check(found, "wgmma.mma_async")
+    assert "cp.async.bulk.tensor.2d" in found.ptx
+    assert "serialized" not in kept_report(found.ptx)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 32, 2048])

@@ -22,7 +22,7 @@ import torch
 
 from photon_grpc.kernels.attention import latent_values
 from photon_grpc.kernels.attention.latent_lanes import LatentTile, latent_kernel
-from photon_grpc.kernels.attention.latent_ring import WARPS, latent_ring_kernel
+from photon_grpc.kernels.attention.latent_ring import WARPS, descriptors, latent_ring_kernel
 from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
@@ -161,17 +161,22 @@ class KernelLatents(TorchLatents):
         tile = tile_of(spec, pages, num_rows, has_long_rows=not splits)
         lanes = cdiv(meta.max_context_len, LANE) if splits else 1
         parts = _parts(q, lanes, tile.RANK) if splits else None
-        rows = q, pages[:, layer], out, parts, meta.query_start, meta.context_len, tables, num_rows
-        sizes = meta.log2_scale, pages.stride(0), tables.stride(0)
+        rows = out, parts, meta.query_start, meta.context_len, tables, num_rows
         constants = {"C": tile, **dependent_launch(q.device)}
         blocks = cdiv(spec.num_heads, HEADS)
         if is_ring:
             is_one = meta.max_query_len == 1
             tiles = num_rows if is_one else num_tokens // tile.TOKENS + num_rows
             grid = tiles, blocks, num_shares(tiles * blocks, lanes, num_multiprocessors(q.device))
-            latent_ring_kernel[grid](*rows, lanes, *sizes, IS_ONE=is_one, num_warps=WARPS, **constants)
+            places = layer * pages.shape[4], pages.shape[1] * pages.shape[4]
+            latent_ring_kernel[grid](
+                q, *descriptors(pages, tile.RANK), *rows, lanes, meta.log2_scale, places, tables.stride(0),
+                IS_ONE=is_one, num_warps=WARPS, **constants,
+            )  # fmt: skip
         else:
-            latent_kernel[(num_tokens, blocks, lanes)](*rows, *sizes, **constants, **options(spec.dtype))
+            sizes = meta.log2_scale, pages.stride(0), tables.stride(0)
+            grid = num_tokens, blocks, lanes
+            latent_kernel[grid](q, pages[:, layer], *rows, *sizes, **constants, **options(spec.dtype))
         return parts
 
 
@@ -203,8 +208,8 @@ def _parts(q: torch.Tensor, lanes: int, rank: int) -> LaneParts:
 
 def suits_ring(spec: AttentionSpec, pages: torch.Tensor) -> bool:
     """Return whether `latent_ring.py` computes it: 16 bits, tiles that fill rows of shared memory and fit there."""
-    rank, rotated = spec.value_width, pages.shape[5] - spec.value_width
-    fits = rank in (64, 128, 256, 512) and rotated == 64
+    rank, rotated, block_size = spec.value_width, pages.shape[5] - spec.value_width, pages.shape[4]
+    fits = rank in (64, 128, 256, 512) and rotated == 64 and block_size >= 8 and block_size & (block_size - 1) == 0
     return fits and has_wgmma(pages.device) and spec.dtype.itemsize == 2 and pages.is_contiguous()
 
 

@@ -5,16 +5,19 @@ or of a few:
 
     Sᵀ [64, N] = C qᵀ,   Oᵀ [R, N] += C[:, :R]ᵀ Pᵀ       C [64, R + P], read once for both
 
-Tiles arrive through a ring of shared memory. The order of sums is that of the keys alone: prompts, chunks and single
-tokens have the same bits.
+Tiles arrive through a ring of shared memory, fetched by the bulk copy engine. The order of sums is that of the keys
+alone: prompts, chunks and single tokens have the same bits.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.lang.gluon import (
+    TensorDescriptor,
     async_copy,
     constexpr_function,
     fence_async_shared,
@@ -22,12 +25,14 @@ from photon_grpc.kernels.lang.gluon import (
     gdc_wait,
     gl,
     gluon_jit,
+    mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-#: Warps of a program.
-WARPS = 8
+#: Warps of a program, and keys of a tile.
+WARPS, KEYS = 8, 64
 
 
 @constexpr_function
@@ -35,6 +40,24 @@ def rows_layout(width: int, num_warps: int) -> Any:
     """Return the layout that copies rows of `width` numbers of 16 bits, 16 bytes a thread."""
     lanes = min(32, width // 8)
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [num_warps, 1], [1, 0])
+
+
+@constexpr_function
+def box_rows(block_size: int, keys: int) -> int:
+    """Return the rows that are fetched at once: those of a tile that one block has."""
+    return min(block_size, keys)
+
+
+def descriptors(pages: torch.Tensor, rank: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Return the bulk copy engine's views of all pages, rows [num_blocks · layers · block_size, R + P]: plain, rotated.
+
+    They copy all columns of a tile at once, or 64 of those that one of several blocks has.
+    """
+    rows, box = pages.view(-1, pages.shape[-1]), box_rows(pages.shape[4], KEYS)
+    columns = rank if box == KEYS else 64
+    sizes = list(rows.shape), list(rows.stride())
+    of_plain, of_rotated = (TensorDescriptor(rows, *sizes, [box, width], swizzled()) for width in (columns, 64))
+    return of_plain, of_rotated
 
 
 @constexpr_function
@@ -63,30 +86,54 @@ def fetch_queries(to, q, token, stop, FIRST: gl.constexpr, C: gl.constexpr, WARP
 
 
 @gluon_jit
-def block_of(table, first, stop, C: gl.constexpr):
-    """Return the block of the key `first`, 0 from `stop` on."""
-    return gl.load(table + first // C.BLOCK_SIZE, mask=first < stop, other=0).to(gl.int64)
+def look_up(table, first, stop, places, C: gl.constexpr, KEYS: gl.constexpr):
+    """Return the row of the descriptor of each box of the keys from `first` on; those from `stop` on are zeros."""
+    layer_row, page_rows = places
+    BOX: gl.constexpr = box_rows(C.BLOCK_SIZE, KEYS)
+    rows = ()
+    for box in gl.static_range(KEYS // BOX):
+        key = first + box * BOX
+        block = gl.load(table + key // C.BLOCK_SIZE, mask=key < stop, other=0)
+        # A row after the last one reads as zeros.
+        rows = rows + (gl.where(key < stop, block * page_rows + layer_row + key % C.BLOCK_SIZE, 0x7FFFFF00),)
+    return rows
 
 
 @gluon_jit
-def fetch_part(to, pages, table, block, first, stop, block_stride, FIRST: gl.constexpr, C: gl.constexpr,
-               WARPS: gl.constexpr):  # fmt: skip
-    """Begin the copy of columns from FIRST on of the keys from `first` on, which is in `block`."""
-    key = first + gl.arange(0, to.shape[0], layout=gl.SliceLayout(1, rows_layout(to.shape[1], WARPS)))
-    there = key < stop
-    if C.BLOCK_SIZE % to.shape[0] == 0:
-        at = block * block_stride + key % C.BLOCK_SIZE * (C.RANK + C.ROTATED)
+def fetch_columns(to, cache, rows, ready, FIRST: gl.constexpr):
+    """Begin the copy of columns from FIRST on of a tile's boxes."""
+    KEYS: gl.constexpr = to.shape[0]
+    BOX: gl.constexpr = cache.block_type.shape[0]
+    if BOX == KEYS:
+        tma.async_copy_global_to_shared(cache, [rows[0], FIRST], ready, to)
     else:
-        blocks = gl.load(table + key // C.BLOCK_SIZE, mask=there, other=0).to(gl.int64)
-        at = blocks * block_stride + key % C.BLOCK_SIZE * (C.RANK + C.ROTATED)
-    fetch_rows(to, pages, at, there, FIRST, WARPS)
+        # In shared memory columns 0 ... 63 of all keys are followed by columns 64 ... 127, and so on.
+        parts = to._reinterpret(to.dtype, [KEYS * (to.shape[1] // 64), 64], to.layout)
+        for box in gl.static_range(KEYS // BOX):
+            for part in gl.static_range(to.shape[1] // 64):
+                place = parts.slice(part * KEYS + box * BOX, BOX)
+                tma.async_copy_global_to_shared(cache, [rows[box], FIRST + part * 64], ready, place)
 
 
 @gluon_jit
-def fetch_keys(cs, rs, pages, table, block, first, stop, block_stride, C: gl.constexpr, WARPS: gl.constexpr):
-    """Begin the copy of latents of keys from `first` on, which is in `block`; those from `stop` on are zeros."""
-    fetch_part(cs, pages, table, block, first, stop, block_stride, 0, C, WARPS)
-    fetch_part(rs, pages, table, block, first, stop, block_stride, C.RANK, C, WARPS)
+def fetch_keys(cs, rs, caches, rows, ready):
+    """Begin the copy of a tile of latents; `ready` is signalled when it is there."""
+    of_plain, of_rotated = caches
+    mbarrier.expect(ready, cs.shape[0] * (cs.shape[1] + rs.shape[1]) * 2)
+    fetch_columns(cs, of_plain, rows, ready, 0)
+    fetch_columns(rs, of_rotated, rows, ready, cs.shape[1])
+
+
+@gluon_jit
+def clear_tail(to, valid, WARPS: gl.constexpr):
+    """Clear the rows of a tile from `valid` on: rows that no key has may be NaN, and 0 · NaN is NaN."""
+    ROWS: gl.constexpr = to.shape[0]
+    layout: gl.constexpr = rows_layout(to.shape[1], WARPS)
+    row = gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
+    for first in gl.static_range(0, ROWS, WARPS):
+        if first + WARPS > valid:
+            some = to.slice(first, WARPS)
+            some.store(gl.where((first + row < valid)[:, None], some.load(layout), 0.0))
 
 
 @gluon_jit
@@ -127,11 +174,12 @@ def key_of(step, number, lanes, C: gl.constexpr, KEYS: gl.constexpr):
 
 @gluon_jit
 def latent_ring_kernel(
-    q, pages, out, parts, query_start, context_len, tables, num_rows, num_lanes, scale, block_stride, table_stride,
-    C: gl.constexpr, IS_ONE: gl.constexpr, PDL: gl.constexpr,
+    q, of_plain, of_rotated, out, parts, query_start, context_len, tables, num_rows, num_lanes, scale, places,
+    table_stride, C: gl.constexpr, IS_ONE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend as `latent_kernel` does. IS_ONE: every row has one query.
 
+    of_plain, of_rotated: `descriptors`; places: their rows up to the layer's in block 0, and from block to block.
     With `parts`, which have room for num_lanes lanes, program (., ., n) of m has lanes n, n + m, ...
     """
     N: gl.constexpr = C.TOKENS * C.HEADS
@@ -169,14 +217,21 @@ def latent_ring_kernel(
         turned = gl.allocate_shared_memory(kind, [N, ROTATED], swizzled())
         ps = gl.allocate_shared_memory(kind, [N, KEYS], swizzled())
         table = tables + row.to(gl.int64) * table_stride
+        ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(NS):
+            mbarrier.init(ready.index(i), count=1)
+        fence_async_shared()
+        gl.thread_barrier()
+        for i in gl.static_range(NS):
+            if i < steps:
+                rows = look_up(table, key_of(i, number, lanes, C, KEYS), stop, places, C, KEYS)
+                fetch_keys(cs.index(i), rs.index(i), (of_plain, of_rotated), rows, ready.index(i))
         fetch_queries(qs, q, token, end, 0, C, WARPS)
         fetch_queries(turned, q, token, end, RANK, C, WARPS)
-        for i in gl.static_range(NS):
-            key = key_of(i, number, lanes, C, KEYS)
-            if i < steps:
-                block = block_of(table, key, stop, C)
-                fetch_keys(cs.index(i), rs.index(i), pages, table, block, key, stop, block_stride, C, WARPS)
-            async_copy.commit_group()
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
         column: gl.constexpr = gl.SliceLayout(0, scores)
         last = of_row + token + gl.arange(0, N, layout=column) // C.HEADS
         within = gl.arange(0, KEYS, layout=gl.SliceLayout(1, scores))
@@ -191,12 +246,14 @@ def latent_ring_kernel(
         for i in range(steps):
             slot = i % NS
             key = key_of(i, number, lanes, C, KEYS)
-            after = key_of(i + NS, number, lanes, C, KEYS)
             # Of the tile that will be fetched when this one is done.
-            block = block_of(table, after, stop, C)
-            async_copy.wait_group(NS - 1)
-            fence_async_shared()
-            gl.thread_barrier()
+            rows = look_up(table, key_of(i + NS, number, lanes, C, KEYS), stop, places, C, KEYS)
+            mbarrier.wait(ready.index(slot), i // NS & 1)
+            if key + KEYS > stop:
+                clear_tail(cs.index(slot), stop - key, WARPS)
+                clear_tail(rs.index(slot), stop - key, WARPS)
+                fence_async_shared()
+                gl.thread_barrier()
             s = gl.zeros([KEYS, N], gl.float32, scores)
             s = warpgroup_mma(cs.index(slot), qs.permute([1, 0]), s, is_async=True)
             s = warpgroup_mma(rs.index(slot), turned.permute([1, 0]), s, is_async=True)
@@ -218,8 +275,7 @@ def latent_ring_kernel(
             # All warps are done with the tile: its place is free.
             gl.thread_barrier()
             if i + NS < steps:
-                fetch_keys(cs.index(slot), rs.index(slot), pages, table, block, after, stop, block_stride, C, WARPS)
-            async_copy.commit_group()
+                fetch_keys(cs.index(slot), rs.index(slot), (of_plain, of_rotated), rows, ready.index(slot))
             if ((i + 1) % (C.LANE // KEYS) == 0) | (i + 1 == steps):
                 if parts is None:
                     kept_most, kept_total, kept_acc = fold(
