@@ -125,14 +125,14 @@ def fetch_keys(cs, rs, caches, rows, ready):
 
 
 @gluon_jit
-def clear_tail(to, valid, WARPS: gl.constexpr):
-    """Clear the rows of a tile from `valid` on: rows that no key has may be NaN, and 0 · NaN is NaN."""
-    ROWS: gl.constexpr = to.shape[0]
+def clear_tail(to, valid, ROWS: gl.constexpr, WARPS: gl.constexpr):
+    """Clear the rows of a tile from `valid` on, ROWS at a time: those that no key has may be NaN, and 0 · NaN is NaN."""
+    KEYS: gl.constexpr = to.shape[0]
     layout: gl.constexpr = rows_layout(to.shape[1], WARPS)
-    row = gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
-    for first in gl.static_range(0, ROWS, WARPS):
-        if first + WARPS > valid:
-            some = to.slice(first, WARPS)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    for first in gl.static_range(0, KEYS, ROWS):
+        if first + ROWS > valid:
+            some = to.slice(first, ROWS)
             some.store(gl.where((first + row < valid)[:, None], some.load(layout), 0.0))
 
 
@@ -216,6 +216,7 @@ def latent_ring_kernel(
         qs = gl.allocate_shared_memory(kind, [N, RANK], swizzled())
         turned = gl.allocate_shared_memory(kind, [N, ROTATED], swizzled())
         ps = gl.allocate_shared_memory(kind, [N, KEYS], swizzled())
+        shrunk = gl.allocate_shared_memory(gl.float32, [N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         table = tables + row.to(gl.int64) * table_stride
         ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(NS):
@@ -246,12 +247,13 @@ def latent_ring_kernel(
         for i in range(steps):
             slot = i % NS
             key = key_of(i, number, lanes, C, KEYS)
-            # Of the tile that will be fetched when this one is done.
-            rows = look_up(table, key_of(i + NS, number, lanes, C, KEYS), stop, places, C, KEYS)
+            after = key_of(i + NS, number, lanes, C, KEYS)
+            # Of the tile that will be fetched when this one is done; of several blocks later, for want of registers.
+            rows = look_up(table, after, stop, places, C, KEYS) if C.BLOCK_SIZE >= KEYS else ()
             mbarrier.wait(ready.index(slot), i // NS & 1)
             if key + KEYS > stop:
-                clear_tail(cs.index(slot), stop - key, WARPS)
-                clear_tail(rs.index(slot), stop - key, WARPS)
+                clear_tail(cs.index(slot), stop - key, 16, WARPS)
+                clear_tail(rs.index(slot), stop - key, KEYS, WARPS)
                 fence_async_shared()
                 gl.thread_barrier()
             s = gl.zeros([KEYS, N], gl.float32, scores)
@@ -267,15 +269,17 @@ def latent_ring_kernel(
             total = gl.fma(total, shrink, gl.sum(p, 0))
             most = largest
             ps.permute([1, 0]).store(p.to(kind))
+            shrunk.store(shrink)
             fence_async_shared()
             gl.thread_barrier()
-            acc = acc * gl.convert_layout(shrink, of_sums)[None, :]
+            acc = acc * shrunk.load(of_sums)[None, :]
             acc = warpgroup_mma(cs.index(slot).permute([1, 0]), ps.permute([1, 0]), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             # All warps are done with the tile: its place is free.
             gl.thread_barrier()
             if i + NS < steps:
-                fetch_keys(cs.index(slot), rs.index(slot), (of_plain, of_rotated), rows, ready.index(slot))
+                found = rows if C.BLOCK_SIZE >= KEYS else look_up(table, after, stop, places, C, KEYS)
+                fetch_keys(cs.index(slot), rs.index(slot), (of_plain, of_rotated), found, ready.index(slot))
             if ((i + 1) % (C.LANE // KEYS) == 0) | (i + 1 == steps):
                 if parts is None:
                     kept_most, kept_total, kept_acc = fold(
