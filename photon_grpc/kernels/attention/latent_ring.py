@@ -86,47 +86,41 @@ def fetch_queries(to, q, token, stop, FIRST: gl.constexpr, C: gl.constexpr, WARP
 
 
 @gluon_jit
-def look_up(table, first, stop, places, C: gl.constexpr, KEYS: gl.constexpr):
-    """Return the row of the descriptor of each box of the keys from `first` on; those from `stop` on are zeros."""
+def row_of(table, key, stop, places, C: gl.constexpr):
+    """Return the row of the descriptors of a key; from `stop` on one that reads as zeros, behind the last."""
     layer_row, page_rows = places
-    BOX: gl.constexpr = box_rows(C.BLOCK_SIZE, KEYS)
-    rows = ()
-    for box in gl.static_range(KEYS // BOX):
-        key = first + box * BOX
-        block = gl.load(table + key // C.BLOCK_SIZE, mask=key < stop, other=0)
-        # A row after the last one reads as zeros.
-        rows = rows + (gl.where(key < stop, block * page_rows + layer_row + key % C.BLOCK_SIZE, 0x7FFFFF00),)
-    return rows
+    block = gl.load(table + key // C.BLOCK_SIZE, mask=key < stop, other=0)
+    return gl.where(key < stop, block * page_rows + layer_row + key % C.BLOCK_SIZE, 0x7FFFFF00)
 
 
 @gluon_jit
-def fetch_columns(to, cache, rows, ready, FIRST: gl.constexpr):
-    """Begin the copy of columns from FIRST on of a tile's boxes."""
-    KEYS: gl.constexpr = to.shape[0]
-    BOX: gl.constexpr = cache.block_type.shape[0]
+def fetch_keys(cs, rs, caches, row, pages, first, ready, C: gl.constexpr):
+    """Begin the copy of the latents of keys from `first` on, which is at `row`; `ready` is signalled at its end."""
+    of_plain, of_rotated = caches
+    table, stop, places = pages
+    KEYS: gl.constexpr = cs.shape[0]
+    RANK: gl.constexpr = cs.shape[1]
+    BOX: gl.constexpr = of_plain.block_type.shape[0]
+    mbarrier.expect(ready, KEYS * (RANK + rs.shape[1]) * 2)
     if BOX == KEYS:
-        tma.async_copy_global_to_shared(cache, [rows[0], FIRST], ready, to)
+        tma.async_copy_global_to_shared(of_plain, [row, 0], ready, cs)
+        tma.async_copy_global_to_shared(of_rotated, [row, RANK], ready, rs)
     else:
         # In shared memory columns 0 ... 63 of all keys are followed by columns 64 ... 127, and so on.
-        parts = to._reinterpret(to.dtype, [KEYS * (to.shape[1] // 64), 64], to.layout)
-        for box in gl.static_range(KEYS // BOX):
-            for part in gl.static_range(to.shape[1] // 64):
-                place = parts.slice(part * KEYS + box * BOX, BOX)
-                tma.async_copy_global_to_shared(cache, [rows[box], FIRST + part * 64], ready, place)
-
-
-@gluon_jit
-def fetch_keys(cs, rs, caches, rows, ready):
-    """Begin the copy of a tile of latents; `ready` is signalled when it is there."""
-    of_plain, of_rotated = caches
-    mbarrier.expect(ready, cs.shape[0] * (cs.shape[1] + rs.shape[1]) * 2)
-    fetch_columns(cs, of_plain, rows, ready, 0)
-    fetch_columns(rs, of_rotated, rows, ready, cs.shape[1])
+        BOXES: gl.constexpr = KEYS // BOX
+        plain = cs._reinterpret(cs.dtype, [RANK // 64 * BOXES, BOX, 64], cs.layout)
+        rotated = rs._reinterpret(rs.dtype, [BOXES, BOX, 64], rs.layout)
+        for box in range(BOXES):
+            at = row_of(table, first + box * BOX, stop, places, C)
+            for part in gl.static_range(RANK // 64):
+                to = plain.index(part * BOXES + box)
+                tma.async_copy_global_to_shared(of_plain, [at, part * 64], ready, to)
+            tma.async_copy_global_to_shared(of_rotated, [at, RANK], ready, rotated.index(box))
 
 
 @gluon_jit
 def clear_tail(to, valid, ROWS: gl.constexpr, WARPS: gl.constexpr):
-    """Clear the rows of a tile from `valid` on, ROWS at a time: those that no key has may be NaN, and 0 · NaN is NaN."""
+    """Clear the rows of a tile from `valid` on, ROWS at a time: where no key is may be NaN, and 0 · NaN is NaN."""
     KEYS: gl.constexpr = to.shape[0]
     layout: gl.constexpr = rows_layout(to.shape[1], WARPS)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
@@ -218,6 +212,7 @@ def latent_ring_kernel(
         ps = gl.allocate_shared_memory(kind, [N, KEYS], swizzled())
         shrunk = gl.allocate_shared_memory(gl.float32, [N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         table = tables + row.to(gl.int64) * table_stride
+        caches, pages = (of_plain, of_rotated), (table, stop, places)
         ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(NS):
             mbarrier.init(ready.index(i), count=1)
@@ -225,8 +220,9 @@ def latent_ring_kernel(
         gl.thread_barrier()
         for i in gl.static_range(NS):
             if i < steps:
-                rows = look_up(table, key_of(i, number, lanes, C, KEYS), stop, places, C, KEYS)
-                fetch_keys(cs.index(i), rs.index(i), (of_plain, of_rotated), rows, ready.index(i))
+                key = key_of(i, number, lanes, C, KEYS)
+                at = row_of(table, key, stop, places, C)
+                fetch_keys(cs.index(i), rs.index(i), caches, at, pages, key, ready.index(i), C)
         fetch_queries(qs, q, token, end, 0, C, WARPS)
         fetch_queries(turned, q, token, end, RANK, C, WARPS)
         async_copy.commit_group()
@@ -248,8 +244,8 @@ def latent_ring_kernel(
             slot = i % NS
             key = key_of(i, number, lanes, C, KEYS)
             after = key_of(i + NS, number, lanes, C, KEYS)
-            # Of the tile that will be fetched when this one is done; of several blocks later, for want of registers.
-            rows = look_up(table, after, stop, places, C, KEYS) if C.BLOCK_SIZE >= KEYS else ()
+            # Of the tile that will be fetched when this one is done.
+            at = row_of(table, after, stop, places, C)
             mbarrier.wait(ready.index(slot), i // NS & 1)
             if key + KEYS > stop:
                 clear_tail(cs.index(slot), stop - key, 16, WARPS)
@@ -278,8 +274,7 @@ def latent_ring_kernel(
             # All warps are done with the tile: its place is free.
             gl.thread_barrier()
             if i + NS < steps:
-                found = rows if C.BLOCK_SIZE >= KEYS else look_up(table, after, stop, places, C, KEYS)
-                fetch_keys(cs.index(slot), rs.index(slot), (of_plain, of_rotated), found, ready.index(slot))
+                fetch_keys(cs.index(slot), rs.index(slot), caches, at, pages, after, ready.index(slot), C)
             if ((i + 1) % (C.LANE // KEYS) == 0) | (i + 1 == steps):
                 if parts is None:
                     kept_most, kept_total, kept_acc = fold(
