@@ -147,8 +147,8 @@ class RankProcess:
     @property
     def end(self) -> str:
         """Return how it ended."""
-        code = self.code
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        code, names = self.code, {each.value: each.name for each in signal.Signals}
+        return f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
 
     @property
     def early_end(self) -> str:

@@ -109,6 +109,15 @@ def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
     assert phase == "meeting" or rendezvous_files() == num_files
 
 
+@pytest.mark.parametrize(
+    ("code", "told"), [(-signal.SIGKILL, "by SIGKILL"), (-40, "by signal 40"), (3, "with exit code 3")]
+)
+def test_any_end_of_a_rank_has_a_name(code: int, told: str) -> None:
+    rank = RankProcess.__new__(RankProcess)
+    rank.process = cast(Any, SimpleNamespace(poll=lambda: code))
+    assert rank.end == told
+
+
 def test_ranks_end_with_a_start_that_is_refused(followers: list[int]) -> None:
     with pytest.raises(StartupError, match="step_trace /no/such: No such file"):
         LLM(device="cpu", tensor_parallel_size=2, step_trace="/no/such")

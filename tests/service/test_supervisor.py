@@ -143,12 +143,13 @@ async def test_it_says_once_what_is_ready_whoever_of_its_children_is_heard_first
         supervisor._engine_ended(SimpleNamespace(is_at_fault=True))
 
 
-async def test_a_dead_engine_is_replaced_and_its_front_ends_joined_to_the_new_one(caplog):
+@pytest.mark.parametrize(("signum", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 6, "signal 40")])
+async def test_a_dead_engine_is_replaced_and_its_front_ends_joined_to_the_new_one(caplog, signum, name):
     async with running(new_service(frontends=2), caplog) as run:
         await run.until("ready on")
         before = run.service.pids
-        os.kill(before["engine"], signal.SIGKILL)
-        await run.until("the engine was killed by SIGKILL")
+        os.kill(before["engine"], signum)
+        await run.until(f"the engine was killed by {name}")
         await run.until("ready on", times=2)
         after = run.service.pids
         assert after.pop("engine") != before.pop("engine")

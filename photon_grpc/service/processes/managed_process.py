@@ -112,4 +112,7 @@ class ManagedProcess:
 
 def how_it_ended(code: int) -> str:
     """Return `was killed by SIGKILL` or `ended with exit code 1`."""
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    # Most of the signals for real time have no names.
+    return f"was killed by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
