@@ -39,7 +39,7 @@ def target_of(address: str) -> str:
 def http_addresses(given: Sequence[str], environ: Mapping[str, str] = os.environ, *, once: bool) -> tuple[str, ...]:
     """Return the addresses of the HTTP server that the user has given, or else 127.0.0.1:8000, or a free port.
 
-    Return none if a variable has them, and if the libraries of the door are missing.
+    Return none if a variable has them, and if the libraries of HTTP are missing.
     """
     if given or environ.get(by_name()["http_listen"].variable, "").strip() or missing_for_http():
         return tuple(given)
