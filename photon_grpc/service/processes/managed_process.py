@@ -36,8 +36,7 @@ class RestartDelay:
         """Return the seconds to wait after the end of a child that lived `lived_s`."""
         if lived_s >= self._forget_after_s:
             self._next_s = self._first_s
-        delay_s = self._next_s
-        self._next_s = min(2 * delay_s, self._longest_s)
+        delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return delay_s
 
 
@@ -112,7 +111,5 @@ class ManagedProcess:
 
 def how_it_ended(code: int) -> str:
     """Return `was killed by SIGKILL` or `ended with exit code 1`."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    # Most of the signals for real time have no names.
-    return f"was killed by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
+    names = {-each: each.name for each in signal.Signals}
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {names.get(code, f'signal {-code}')}"
