@@ -2,7 +2,7 @@
 #
 #   make run     the service with the embedded model: one generation, then gRPC on port 50051 and a page on port 8000
 #   make demo    the same on free ports, which ends after the generation
-#   make test    the tests that every change must pass: about nine minutes on two cores
+#   make test    the tests that every change must pass: about twelve minutes on two cores
 #   make test-all  every test that needs no GPU, with all hypothesis examples: an estimated 25 minutes on two cores
 #   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
 #   make soak    half an hour of mixed traffic, and a check for leaks
@@ -19,8 +19,9 @@ ARGS ?=
 PIP_ARGS ?=
 PYTHON ?=
 # The number of processes that run tests, each one file at a time. They often wait for services that they have started,
-# so there is one more than there are cores; each takes up to 2 GB with its services.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); [ $$cores -lt 6 ] && echo $$((cores + 1)) || echo 6)
+# so there are two more than there are cores, or one more where memory is short: each takes up to 2 GB with its services.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); kib=$$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null | cut -d' ' -f1); \
+  more=1; [ $${kib:-0} -gt $$((3000000 * (cores + 2))) ] && more=2; [ $$cores -lt 5 ] && echo $$((cores + more)) || echo 6)
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 

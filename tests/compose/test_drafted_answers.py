@@ -116,7 +116,9 @@ def path() -> Iterator[str]:
         yield directory
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("paged", "quantized") else pytest.mark.full) for name in SERVERS]
+)
 def test_every_option_answers_as_without_drafts(name: str, path: str) -> None:
     many, (flags, shared) = wanted(), SERVERS[name]
     expected = without_drafts(path, **shared)

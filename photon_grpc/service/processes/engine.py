@@ -58,11 +58,15 @@ def _run(context: ChildContext) -> None:
     control, config, heartbeat = context.control, context.begin.config, context.heartbeat
     log_to_stderr(config.server.log_level, "engine", log_format=config.server.log_format)
     limit_threads(config.parallel.num_ranks)
+    # What modules create stays; collections would look through all of it, also those while it is loaded.
+    gc.disable()
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble
     from photon_grpc.compose.leading_rank import ranks_of
     from photon_grpc.kernels.lang.jit import BEFORE_COMPILATION
 
+    gc.freeze()
+    gc.enable()
     hosts: list[BridgeHost] = []
     ranks = ranks_of(config, partial(_refuse, context), partial(_end_as, hosts))
     assembled = assemble(config, _reporter(control), ranks)
