@@ -19,13 +19,7 @@ import torch
 
 from photon_grpc import demo
 from photon_grpc.compose.access import read_certificates, read_keys
-from photon_grpc.compose.assemble import (
-    check_parallel,
-    check_step_trace,
-    pick_device,
-    pick_dtype,
-    pick_kernels,
-)
+from photon_grpc.compose.assemble import check_parallel, check_step_trace, pick_device, pick_dtype, pick_kernels
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model

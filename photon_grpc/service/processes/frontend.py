@@ -15,15 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import MAX_STEP_BYTES
-from photon_grpc.bridge.control import (
-    Begin,
-    Bound,
-    ControlChannel,
-    ControlMessage,
-    Drained,
-    DrainWanted,
-    Serving,
-)
+from photon_grpc.bridge.control import Begin, Bound, ControlChannel, ControlMessage, Drained, DrainWanted, Serving
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
 from photon_grpc.compose.http_door import Behind, http_door
@@ -108,13 +100,7 @@ async def _serve(context: ChildContext) -> None:
             observers=Observers((*observed.observers, *traced)),
         )
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
-        server = Server(
-            frontend,
-            config=config.server,
-            rules=rules,
-            certificates=allowed.certificates,
-            services=others,
-        )
+        server = Server(frontend, config=config.server, rules=rules, certificates=allowed.certificates, services=others)
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
         stack.push_async_callback(server.drain_and_stop, 0.0)
