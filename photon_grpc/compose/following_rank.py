@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from photon_grpc.bridge.ranks import Launch, Least, NewMemory, Offer, RankChannel, ReadStep, SampleMasked
-from photon_grpc.compose.assemble import load_runner, pick_device
+from photon_grpc.compose.assemble import check_parallel, load_runner, pick_device
 from photon_grpc.compose.leading_rank import OneRank
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.ports import Pending
@@ -32,6 +32,7 @@ class FollowingRank(OneRank):
     def load(self) -> ModelRunner:
         """Load the model and compute the first steps with the others. Raise StartupError."""
         device = pick_device(self._config.device.device, self.mesh.world.rank)
+        check_parallel(self._config.parallel, device)
         if device.type == "cuda":
             # Triton launches on the current device of the thread.
             torch.cuda.set_device(device)

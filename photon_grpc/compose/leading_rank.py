@@ -10,10 +10,6 @@ import itertools
 import logging
 import os
 import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,19 +20,18 @@ from typing import Any
 import torch
 
 from photon_grpc.bridge.codec import encode
-from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, exit_code, is_stopped, shared_file
+from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.bridge.ranks import (
-    BeginRank,
     Launch,
     Least,
     Offer,
-    RankChannel,
     RankMessage,
     RankRefused,
     ReadStep,
     SharedMasks,
 )
 from photon_grpc.compose.assemble import check_parallel, mesh_sizes, pick_device
+from photon_grpc.compose.rank_process import RankProcess, StartedRanks, start_ranks
 from photon_grpc.compose.split_model import check_split
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.batch import Batch
@@ -48,8 +43,6 @@ from photon_grpc.runner.ranks import ALONE, LeadingRanks, LeadingRunner
 
 log = logging.getLogger(__name__)
 
-#: What another rank runs: `python -m MODULE PID CHANNEL_FD HEARTBEAT_FD RENDEZVOUS_FD`.
-MODULE = "photon_grpc.service.processes.rank"
 #: Time for rank 0 to report by itself why a rank could not start, before the thread that watches ends it.
 _GRACE_S = 2.0
 #: Time for that thread to report the end of a rank before what failed by it.
@@ -57,28 +50,33 @@ _REPORT_S = 1.0
 #: Time in which it notices an end, and its interval of looking for one.
 _NOTICE_S, _LOOK_S = 0.1, 0.02
 _LOOKS_A_TICK = round(TICK_S / _LOOK_S)
-#: A rank may be stopped for so long.
-_STOPPED_S = 2.0
 
 
 def ranks_of(
     config: ServeConfig,
     on_refused: Callable[[str], None] | None = None,
     on_lost: Callable[[int], None] | None = None,
+    started: StartedRanks | None = None,
 ) -> LeadingRanks:
-    """Start the other ranks that the settings ask for; arguments as of LeadingRank.
+    """Lead the other ranks that the settings ask for; arguments as of LeadingRank.
 
     By default what waits for a rank that has ended fails.
 
-    Raise ConfigError and ModelLoadError for what cannot be split so, before a process is started; StartupError if one
-    cannot be, and where another model of this process is on several ranks.
+    Raise ConfigError and ModelLoadError for what cannot be split so, before a process is started here; StartupError if
+    one cannot be, and where another model of this process is on several ranks.
     """
-    device = pick_device(config.device.device)
-    check_parallel(config.parallel, device)
-    if config.parallel.num_ranks == 1:
-        return ALONE
-    check_split(config, on_cuda=device.type == "cuda")
-    return LeadingRank(config, on_refused, on_lost)
+    try:
+        device = pick_device(config.device.device)
+        check_parallel(config.parallel, device)
+        if config.parallel.num_ranks == 1:
+            return ALONE
+        check_split(config, on_cuda=device.type == "cuda")
+        ProcessMesh.refuse_another()
+    except BaseException:
+        if started is not None:
+            started.close()
+        raise
+    return LeadingRank(config, on_refused, on_lost, started)
 
 
 class OneRank:
@@ -99,69 +97,13 @@ class OneRank:
         self._group.leave()
 
 
-class RankProcess:
-    """One of the other ranks: its process, its socket and its heartbeat."""
-
-    def __init__(self, rank: int, rendezvous: int) -> None:
-        ours, theirs = socket.socketpair()
-        self.rank = rank
-        self.watchdog = Watchdog()
-        self.channel = RankChannel(ours)
-        with theirs:
-            files = theirs.fileno(), self.watchdog.fd, rendezvous
-            command = [sys.executable, "-m", MODULE, str(os.getpid()), *map(str, files)]
-            # As many threads as here: they are part of the numerics on a CPU.
-            env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-            # In a session of its own no signal of a terminal reaches it.
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
-            )
-        self.pidfd = os.pidfd_open(self.process.pid)
-        self._stopped_ticks = 0
-
-    def tick(self) -> str:
-        """Return a complaint if it stands still, else "". Call every TICK_S."""
-        self._stopped_ticks = self._stopped_ticks + 1 if is_stopped(self.process.pid) else 0
-        if self._stopped_ticks * TICK_S >= _STOPPED_S:
-            return f"is stopped from outside for {_STOPPED_S:.0f} s"
-        return self.watchdog.tick()
-
-    def close(self) -> None:
-        """End it: it has nothing to wait for without a socket."""
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
-        self.watchdog.close()
-        os.close(self.pidfd)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its main thread has ended, or all of it."""
-        return self.process.poll() is not None or exit_code(self.process.pid) is not None
-
-    @property
-    def code(self) -> int:
-        """The exit code, negative for a signal, of a rank that has ended."""
-        return self.process.poll() or exit_code(self.process.pid) or self.process.wait()
-
-    @property
-    def end(self) -> str:
-        """Return how it ended."""
-        code, names = self.code, {each.value: each.name for each in signal.Signals}
-        return f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
-
-    @property
-    def early_end(self) -> str:
-        """Return that it ended before the first step."""
-        return f"rank {self.rank} has ended {self.end} while it started"
-
-
 class LeadingRank(OneRank):
     """Rank 0 and the processes of the others.
 
     Args:
         on_refused: called with the reason why the ranks cannot start, while this rank may wait for them.
         on_lost: called with the exit code of a rank that has ended after the start; negative for a signal.
+        started: their processes, of a thread that ends with this process; started here by default.
     """
 
     def __init__(
@@ -169,29 +111,32 @@ class LeadingRank(OneRank):
         config: ServeConfig,
         on_refused: Callable[[str], None] | None = None,
         on_lost: Callable[[int], None] | None = None,
+        started: StartedRanks | None = None,
     ) -> None:
-        ProcessMesh.refuse_another()
-        self._size = config.parallel.num_ranks
-        self._rendezvous = shared_file("rendezvous")
-        super().__init__(0, config, self._rendezvous)
+        self._config = config
+        self._started = started
         self._on_refused = on_refused
         self._on_lost = on_lost or (lambda code: self._group.abort())
         self._is_started = self._is_refused = self._is_closed = False
         #: The first rank that has ended.
         self._ended: Future[RankProcess] = Future()
         self._met: Future[None] = Future()
-        self._ranks: list[RankProcess] = []
-        self._are_begun = threading.Event()
+        self._are_begun, self._is_made = threading.Event(), threading.Event()
         self._error: OSError | None = None
         self._watcher = threading.Thread(target=self._start_and_watch, name="ranks", daemon=True)
         self._watcher.start()
         self._are_begun.wait()
-        if self._error is not None:
+        if self._started is None:
             raise StartupError(f"a process for another rank cannot be started: {self._error}")
+        self._rendezvous = self._started.rendezvous
+        super().__init__(0, config, self._rendezvous)
         channels = [rank.channel for rank in self._ranks]
         self._masks = SharedMasks(channels)
-        for rank in self._ranks:
-            rank.channel.send(BeginRank(config, rank.rank))
+        self._is_made.set()
+
+    @property
+    def _ranks(self) -> list[RankProcess]:
+        return [] if self._started is None else self._started.processes
 
     @property
     def pids(self) -> list[int]:
@@ -309,13 +254,13 @@ class LeadingRank(OneRank):
 
     def _start_and_watch(self) -> None:
         try:
-            self._ranks.extend(RankProcess(rank, self._rendezvous) for rank in range(1, self._size))
+            self._started = self._started or start_ranks(self._config, str(torch.get_num_threads()))
         except OSError as error:
             self._error = error
-            self.close()
         finally:
             self._are_begun.set()
-        if self._error is None:
+        if self._started is not None:
+            self._is_made.wait()
             self._watch()
 
     def _watch(self) -> None:

@@ -23,7 +23,8 @@ import torch
 from photon_grpc import LLM
 from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
 from photon_grpc.compose import leading_rank
-from photon_grpc.compose.leading_rank import LeadingRank, RankProcess
+from photon_grpc.compose.leading_rank import LeadingRank
+from photon_grpc.compose.rank_process import RankProcess
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError, StartupError
 from photon_grpc.layers.parallel.processes import ProcessGroup, ProcessMesh

@@ -17,7 +17,9 @@ from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import ControlChannel, LoadingProgress, Ready
 from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
+from photon_grpc.compose.rank_process import StartedRanks, start_ranks
 from photon_grpc.compose.threads import limit_threads
+from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.errors import StartupError
@@ -58,6 +60,8 @@ def _run(context: ChildContext) -> None:
     control, config, heartbeat = context.control, context.begin.config, context.heartbeat
     log_to_stderr(config.server.log_level, "engine", log_format=config.server.log_format)
     limit_threads(config.parallel.num_ranks)
+    # First of all: they import torch while this process does. This thread ends with the process.
+    started = _started(config)
     # What modules create stays; collections would look through all of it, also those while it is loaded.
     gc.disable()
     # Only now: torch reads the number of threads when it is imported.
@@ -68,7 +72,7 @@ def _run(context: ChildContext) -> None:
     gc.freeze()
     gc.enable()
     hosts: list[BridgeHost] = []
-    ranks = ranks_of(config, partial(_refuse, context), partial(_end_as, hosts))
+    ranks = ranks_of(config, partial(_refuse, context), partial(_end_as, hosts), started)
     assembled = assemble(config, _reporter(control), ranks)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     hosts.append(host)
@@ -92,6 +96,16 @@ def _run(context: ChildContext) -> None:
     finally:
         # The last collection must see all objects: nanobind, in Triton, reports others as leaked.
         gc.unfreeze()
+
+
+def _started(config: ServeConfig) -> StartedRanks | None:
+    """Start the processes of the other ranks. Raise StartupError."""
+    if config.parallel.num_ranks == 1:
+        return None
+    try:
+        return start_ranks(config, os.environ["OMP_NUM_THREADS"])
+    except OSError as error:
+        raise StartupError(f"a process for another rank cannot be started: {error}") from error
 
 
 def _refuse(context: ChildContext, reason: str) -> None:
