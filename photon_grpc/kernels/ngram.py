@@ -56,19 +56,18 @@ def ngram_kernel(slots, num_drafts, state, token_stride, DRAFTS_PAD: tl.constexp
     known = tl.load(num_known + slot)
     ids = token_ids + slot * token_stride
     last = known - 1
-    # The length of a match, then its position: the longest is best, then the newest.
-    best = tl.full([], -1, tl.int64)
+    # The length of a match, then its position: the longest is best, then the newest. No load waits for another.
+    best = tl.full([BLOCK], -1, tl.int64)
     for start in range(0, last, BLOCK):
         position = start + tl.arange(0, BLOCK)
         is_equal = position < last
         matched = tl.zeros([BLOCK], tl.int64)
         for back in tl.static_range(LONGEST):
             newest = tl.load(ids + last - back, mask=last >= back, other=-1)
-            is_equal &= position >= back
-            is_equal &= tl.load(ids + position - back, mask=is_equal, other=-2) == newest
+            is_equal &= tl.load(ids + position - back, mask=(position >= back) & (position < last), other=-2) == newest
             matched += is_equal.to(tl.int64)
-        score = tl.where(matched >= SHORTEST, (matched << 32) + position, -1)
-        best = tl.maximum(best, tl.max(score, axis=0))
+        best = tl.maximum(best, tl.where(matched >= SHORTEST, (matched << 32) + position, -1))
+    best = tl.max(best, axis=0)
     at = tl.arange(0, DRAFTS_PAD)
     position = best & 0xFFFFFFFF
     period = tl.maximum(last - position, 1)
