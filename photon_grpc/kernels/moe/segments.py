@@ -78,13 +78,18 @@ def gather_kernel(
 
 
 @gluon_jit
-def tile_of(work, number, P: gl.constexpr):
-    """Return a tile: its expert, first column of results, first row of x, and where its pairs begin and end."""
+def tile_of(work, number, tiles, P: gl.constexpr):
+    """Return a tile: its expert, first column of results, first row of x, and where its pairs begin and end.
+
+    One from `tiles` on has no pairs.
+    """
     COLUMNS: gl.constexpr = 128 if P.SPAN > 0 else 256
     ACROSS: gl.constexpr = ((P.SPAN if P.SPAN > 0 else P.N) + COLUMNS - 1) // COLUMNS
-    entry = number // ACROSS
-    expert, row = gl.load(work.expert + entry), gl.load(work.row + entry)
-    return expert, number % ACROSS * COLUMNS, row, gl.load(work.first + entry), gl.load(work.count + entry)
+    entry, there = number // ACROSS, number < tiles
+    expert = gl.load(work.expert + entry, mask=there, other=0)
+    row = gl.load(work.row + entry, mask=there, other=0)
+    first = gl.load(work.first + entry, mask=there, other=0)
+    return expert, number % ACROSS * COLUMNS, row, first, gl.load(work.count + entry, mask=there, other=0)
 
 
 @gluon_jit
@@ -118,13 +123,11 @@ def write_gated(gate, up, staged, y, row, column, left, P: gl.constexpr):
 
 
 @gluon_jit
-def write_sums(sums, z, pairs, column, left, P: gl.constexpr):
-    """Store sums [64, 128] in the rows of the `left` pairs that are listed from `pairs` on."""
-    layout: gl.constexpr = sums.type.layout
-    place = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
-    pair = gl.load(pairs + place, mask=place < left, other=0).to(gl.int64)
-    gl.store(z + pair[:, None] * P.N + column[None, :], sums, mask=(place < left)[:, None] & (column < P.N)[None, :])
+def write_sums(sums, z, pair, column, P: gl.constexpr):
+    """Store sums [64, 128] in the rows of pairs [64]; -1: there is none."""
+    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, sums.type.layout))
+    to = z + pair.to(gl.int64)[:, None] * P.N + column[None, :]
+    gl.store(to, sums, mask=(pair >= 0)[:, None] & (column < P.N)[None, :])
 
 
 @gluon_jit
@@ -132,18 +135,25 @@ def consume(ring, staged, y, work, num_tokens, GROUP: gl.constexpr, P: gl.conste
     """Multiply the pairs of one group of four warps, tile after tile."""
     STEPS: gl.constexpr = (P.K + 63) // 64
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    place = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     number = 0
-    for tile in range(gl.program_id(0), num_tiles(work, P), gl.num_programs(0)):
-        expert, column, row, begin, count = tile_of(work, tile, P)
+    tiles = num_tiles(work, P)
+    found = tile_of(work, gl.program_id(0), tiles, P)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        expert, column, row, begin, count = found
+        # The next one is known when this one ends.
+        found = tile_of(work, tile + gl.num_programs(0), tiles, P)
         left = count - begin - GROUP * 64
         if left > 0:
+            if P.SPAN == 0:
+                pairs = work.pairs + expert.to(gl.int64) * num_tokens + begin + GROUP * 64
+                pair = gl.load(pairs + place, mask=place < left, other=-1)
             first, second, number = multiply_slice(ring, number, STEPS, GROUP, TILE, layout)
             if P.SPAN > 0:
                 write_gated(first, second, staged.index(GROUP), y, row + GROUP * 64, column, left, P)
             else:
-                pairs = work.pairs + expert.to(gl.int64) * num_tokens + begin + GROUP * 64
-                write_sums(first, y, pairs, column, left, P)
-                write_sums(second, y, pairs, column + 128, left, P)
+                write_sums(first, y, pair, column, P)
+                write_sums(second, y, pair, column + 128, P)
         else:
             number = pass_by(ring, number, STEPS, TILE)
 
@@ -154,8 +164,11 @@ def fetch(x, w, ring, work, P: gl.constexpr, TILE: gl.constexpr):
     xs, ws, ready, free = ring
     NS: gl.constexpr = TILE.STAGES
     number = 0
-    for tile in range(gl.program_id(0), num_tiles(work, P), gl.num_programs(0)):
-        expert, column, row, begin, count = tile_of(work, tile, P)
+    tiles = num_tiles(work, P)
+    found = tile_of(work, gl.program_id(0), tiles, P)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        expert, column, row, begin, count = found
+        found = tile_of(work, tile + gl.num_programs(0), tiles, P)
         is_full = count - begin > 64
         of_w = expert * P.N + column
         for step in range((P.K + 63) // 64):
