@@ -53,10 +53,11 @@ def reduced_layouts(built: Compiled) -> set[str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_routing(name: str, dtype: torch.dtype) -> None:
     num_experts, top_k, _, hidden = MODELS[name]
-    constants = route.scores_config(2048, num_experts, hidden, dtype) | {"PDL": True}
-    scores = compiled(route.scores_kernel, score_types(dtype, has_norm=name == "mixtral-8x7b"), constants)
-    check(scores, "mma" if dtype == torch.bfloat16 else "fma")
-    assert loads_before_wait(scores) == []
+    for num_tokens in (16, 2048):
+        constants = route.scores_config(num_tokens, num_experts, hidden, dtype) | {"PDL": True}
+        scores = compiled(route.scores_kernel, score_types(dtype, has_norm=name == "mixtral-8x7b"), constants)
+        check(scores, "mma" if dtype == torch.bfloat16 else "fma")
+        assert loads_before_wait(scores) == []
     kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
     constants = {"EXPERTS": num_experts, "BLOCK": 16, "SLICES": 8, "PDL": True, "num_warps": 1}
     for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):

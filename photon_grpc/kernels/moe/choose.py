@@ -156,6 +156,12 @@ def choose_token(
     """Store the experts and weights of one token, -1 and 0 for padding; return the experts, and their places."""
     number = tl.arange(0, C.EXPERTS_PAD)
     inside = number < EXPERTS
+    # Read before it is known whether the token is one: all are in memory.
+    at = scores + token.to(tl.int64) * EXPERTS + number
+    s = tl.load(at, mask=inside, other=-float("inf"), cache_modifier=".cg")
+    for part in tl.static_range(1, SLICES):
+        at = scores + (part * num_tokens + token).to(tl.int64) * EXPERTS + number
+        s += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
     is_real = token >= 0
     if num_real is not None:
         is_real = token < tl.load(num_real)
@@ -163,11 +169,6 @@ def choose_token(
     chosen = place * 0 - 1
     value = place * 0.0
     if is_real:
-        at = scores + token.to(tl.int64) * EXPERTS + number
-        s = tl.load(at, mask=inside, other=-float("inf"), cache_modifier=".cg")
-        for part in tl.static_range(1, SLICES):
-            at = scores + (part * num_tokens + token).to(tl.int64) * EXPERTS + number
-            s += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
         chosen, value = chosen_of(s, bias, number, inside, place, C)
     to = token * C.ALL + place
     tl.store(experts + to, chosen, mask=place < C.ALL)

@@ -200,10 +200,9 @@ def route_one_kernel(
 #: added in order: few programs would take long for one chain.
 COLUMNS = 256
 SCORES = {"COLUMNS": COLUMNS, "BM": 16, "BE": 16, "num_warps": 4, "num_stages": 2}
-#: Of more tokens of 16 bits.
+#: Of few tokens of 16 bits, where all that a program reads is under way at once, and of more.
+FEW_SCORES = SCORES | {"BK": COLUMNS}
 MANY_TOKENS, MANY_SCORES = 256, SCORES | {"BM": 64, "BE": 32}
-#: Of one token, whose program has one warp: all that it reads is under way at once.
-ONE_SCORES = SCORES | {"BK": COLUMNS}
 #: (tokens, pairs of an expert that are multiplied at a time) in rising order; more tokens have the last.
 BLOCKS = ((64, 16), (512, 32), (2048, 64))
 LARGEST_BLOCK = 128
@@ -287,7 +286,7 @@ def scores_config(num_tokens: int, num_experts: int, hidden: int, dtype: torch.d
     sizes = {"EXPERTS": num_experts, "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
     tile = SCORES
     if dtype.itemsize == 2:
-        tile = ONE_SCORES if num_tokens == 1 else MANY_SCORES if num_tokens > MANY_TOKENS else SCORES
+        tile = MANY_SCORES if num_tokens > MANY_TOKENS else FEW_SCORES
     one_warp = {"num_warps": 1} if num_tokens == 1 else {}
     return sizes | {"BK": step_of(dtype)} | tile | one_warp | {"PRECISION": "ieee"}
 
