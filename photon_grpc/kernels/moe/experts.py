@@ -271,12 +271,12 @@ def rows_of(x: torch.Tensor, stack: Stack) -> RowOperand:
 def gate_up_launch(x: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None = None) -> torch.Tensor:
     """Return y [pairs, I]; rows of pairs that reach no expert are undefined."""
     (num_tokens, top_k), (_, rows, hidden) = routing.experts.shape, stack.shape
-    meta = config(routing.block, x.element_size(), stack, of_down=False) | (tile._asdict() if tile else {})
     y = torch.empty((num_tokens * top_k, rows // 2), dtype=x.dtype, device=x.device)
-    shape = {"SIZE": rows // 2, "HIDDEN": hidden, "TOP_K": top_k} | dependent_launch(x.device)
+    meta = _meta(x, routing, stack, tile, of_down=False)
     gate_up_kernel[(cdiv(rows // 2, meta["BN"]), num_entries(routing))](
-        rows_of(x, stack), operand_of(stack), y, routing.work, num_tokens, **shape, **meta
-    )
+        rows_of(x, stack), operand_of(stack), y, routing.work, num_tokens, SIZE=rows // 2, HIDDEN=hidden, TOP_K=top_k,
+        **meta,
+    )  # fmt: skip
     return y
 
 
@@ -289,17 +289,24 @@ def down_launch(
     With a stream, of at most FEW_TOKENS, add the sums of tokens to it as `sum_launch` does.
     """
     (num_tokens, top_k), (_, hidden, size) = routing.experts.shape, stack.shape
-    meta = config(routing.block, y.element_size(), stack, of_down=True) | (tile._asdict() if tile else {})
     z = torch.empty((y.shape[0], hidden), dtype=torch.float32, device=y.device)
-    shape = {"SIZE": size, "HIDDEN": hidden} | dependent_launch(y.device)
-    columns, added = cdiv(hidden, meta["BN"]), None
+    meta, added = _meta(y, routing, stack, tile, of_down=True), None
+    columns = cdiv(hidden, meta["BN"])
     if stream is not None:
-        shape |= {"TOP_K": top_k, "TOKENS": next_power_of_2(num_tokens)}
+        meta |= {"TOP_K": top_k, "TOKENS": next_power_of_2(num_tokens)}
         added = ExpertStream(routing.experts, routing.weights, *stream, _counters(y.device, columns))
     down_kernel[(columns, num_entries(routing))](
-        rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, added, **shape, **meta
+        rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, added, SIZE=size, HIDDEN=hidden, **meta
     )
     return z
+
+
+def _meta(
+    x: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None, *, of_down: bool
+) -> dict[str, Any]:  # fmt: skip
+    """Return the compile-time arguments of a product, all but the sizes of W; `tile` instead of the usual one."""
+    meta = config(routing.block, x.element_size(), stack, of_down=of_down)
+    return meta | (tile._asdict() if tile else {}) | dependent_launch(x.device)
 
 
 @functools.cache
