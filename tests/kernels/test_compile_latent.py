@@ -68,7 +68,7 @@ def test_values(num_tokens: int, parts: LaneParts | None) -> None:
     check(compiled(latent_values.value_kernel, types, {"C": tile, "PDL": True, "num_warps": 8}), "mma")
     if parts:
         types["weight"] = None
-        constants = {"C": tile._replace(BV=0), "PDL": True, "num_warps": 8}
+        constants = {"C": tile._replace(BV=0, LANES=1), "PDL": True, "num_warps": 8}
         check(compiled(latent_values.value_kernel, types, constants))
 
 

@@ -115,7 +115,7 @@ def tile_of(
     most = 32 if num_tokens <= 16 or itemsize == 4 else 64
     of_tokens = 16 if num_tokens <= 64 or itemsize == 4 or has_parts else 64
     columns = min(most, max(16, next_power_of_2(value))) if value else 0
-    lanes = LANES if has_parts and itemsize == 2 else 1
+    lanes = LANES if has_parts and itemsize == 2 and value else 1
     return ValueTile(num_heads, rank, max(16, next_power_of_2(rank)), plain, value, of_tokens, lanes, columns)
 
 
