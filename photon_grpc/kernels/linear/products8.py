@@ -14,11 +14,11 @@ Bytes moved: N · K, all else is small.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
 from photon_grpc.kernels.linear import epilogue, library8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
@@ -79,7 +79,8 @@ def multiply(rows: QuantizedRows, weight: Weight8, dtype: torch.dtype) -> torch.
     if wide:
         wide8.launch(PLAIN, tensors, rows, y)
     elif way is not None:
-        launch(PLAIN, way, weight, rows, y, counters=_counters(device) if way.slices > 1 else None)
+        counters = counters_of(weight.values, y.shape[1] // way.tile.BN) if way.slices > 1 else None
+        launch(PLAIN, way, weight, rows, y, counters=counters)
     elif tokens and (parts := _parts(weight)) is not None:
         launch(PLAIN, parts, weight, rows, y, in_parts=True)
     else:
@@ -101,12 +102,6 @@ def reference(x: torch.Tensor, weight: Weight8, dtype: torch.dtype | None = None
 
 def _tensors(weight: Weight8) -> tuple[torch.Tensor, torch.Tensor]:
     return weight.values, weight.scales
-
-
-@functools.cache
-def _counters(device: torch.device) -> torch.Tensor:
-    """Return int32, zero before and after each kernel."""
-    return torch.zeros(8192, dtype=torch.int32, device=device)
 
 
 def _parts(weight: Weight8) -> Way | None:

@@ -21,13 +21,13 @@ Bytes moved: (E + T) · H · itemsize, all else is small.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 
 from photon_grpc.kernels import rms_norm
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
@@ -223,11 +223,6 @@ def num_entries(num_pairs: int, num_experts: int, block: int) -> int:
     return min(num_experts, num_pairs) + num_pairs // block
 
 
-@functools.cache
-def _counters(device: torch.device, num_experts: int) -> torch.Tensor:
-    return torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
-
-
 class StreamNorm(NamedTuple):
     """The norm before a router: sums of squares of x (squares.py), weight, eps; y [T, H] is x normalised."""
 
@@ -262,7 +257,7 @@ def launch(
         dependent = dependent_launch(device)
         constants = scores_config(num_tokens, num_experts, hidden, x.dtype)
         grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]), slices
-        choice, counters = choice_of(num_experts, form), _counters(device, total)
+        choice, counters = choice_of(num_experts, form), counters_of(weight, total + 1)
         if num_tokens == 1:
             route_one_kernel[grid](
                 x, norm, weight, scores, bias, num_real, experts, weights, work, counters, tally, **constants,
