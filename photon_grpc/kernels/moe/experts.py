@@ -18,13 +18,13 @@ Bytes moved: the weights of the experts that are reached, once for every `block`
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
@@ -294,7 +294,7 @@ def down_launch(
     columns = cdiv(hidden, meta["BN"])
     if stream is not None:
         meta |= {"TOP_K": top_k, "TOKENS": next_power_of_2(num_tokens)}
-        added = ExpertStream(routing.experts, routing.weights, *stream, _counters(y.device, columns))
+        added = ExpertStream(routing.experts, routing.weights, *stream, counters_of(stack.values, columns))
     down_kernel[(columns, num_entries(routing))](
         rows_of(y, stack), operand_of(stack), z, routing.work, num_tokens, added, SIZE=size, HIDDEN=hidden, **meta
     )
@@ -307,11 +307,6 @@ def _meta(
     """Return the compile-time arguments of a product, all but the sizes of W; `tile` instead of the usual one."""
     meta = config(routing.block, x.element_size(), stack, of_down=of_down)
     return meta | (tile._asdict() if tile else {}) | dependent_launch(x.device)
-
-
-@functools.cache
-def _counters(device: torch.device, columns: int) -> torch.Tensor:
-    return torch.zeros(columns, dtype=torch.int32, device=device)
 
 
 def num_entries(routing: Routing) -> int:
