@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.lang.counters import counters_of
+from photon_grpc.kernels.lang.jit import counters_of
 
 
 def test_weights_of_models_that_run_side_by_side_share_no_counters() -> None:

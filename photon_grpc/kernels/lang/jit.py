@@ -89,6 +89,16 @@ def launches(tensor: torch.Tensor) -> bool:
     return triton is not None and (tensor.is_cuda or INTERPRETED)
 
 
+def counters_of(weight: torch.Tensor, size: int) -> torch.Tensor:
+    """Return counters of the kernels that read a weight, zero before and after each; models side by side share none."""
+    return _counters(weight.data_ptr(), weight.device, size)
+
+
+@functools.cache
+def _counters(address: int, device: torch.device, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """Return the streaming multiprocessors of a CUDA device; the interpreter has one."""

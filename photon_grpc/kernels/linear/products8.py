@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.gluon import has_dependent_launch, has_wgmma
+from photon_grpc.kernels.lang.jit import counters_of
 from photon_grpc.kernels.linear import epilogue, library8, quantize, tiles8, wide8
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused_linear import Fusion

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import cdiv, counters_of, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.lang.squares import group_sums
 from photon_grpc.kernels.linear import library8, quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream

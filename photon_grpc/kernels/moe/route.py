@@ -27,10 +27,9 @@ import torch
 
 from photon_grpc.kernels import rms_norm
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.lang.counters import counters_of
 from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import cdiv, counters_of, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel, choose_token, list_one
 
 
