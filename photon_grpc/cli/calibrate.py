@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from photon_grpc.cli.server_libraries import need_server
-from photon_grpc.cli.terminal.numbers import WholeNumber
-from photon_grpc.errors import ConfigError
+from photon_grpc.cli.terminal.text_options import read_text, reads_a_text
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -18,13 +17,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option(
-    "--text",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Text of the kind that the model will read. Unset: Python's own language reference.",
-)
+@reads_a_text("Python's own language reference.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -32,15 +25,6 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     metavar="FILE",
     help="File to write, for --kv-calibration. Unset: kv_scales.json in DIR, which serve finds.",
 )
-@click.option(
-    "--num-tokens",
-    type=WholeNumber(1, 2**24),
-    default=16384,
-    show_default=True,
-    metavar="N",
-    help="Most tokens of the text to read.",
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def calibrate(directory: Path, text: Path | None, output: Path | None, num_tokens: int, device: str) -> None:
     """Write scales for the 8-bit KV cache of the model in DIR.
 
@@ -62,11 +46,3 @@ def calibrate(directory: Path, text: Path | None, output: Path | None, num_token
         f"wrote {path}: scales for {layers} layers of {heads} heads, from {found.scales.num_tokens:,} tokens; "
         f"largest key {found.largest_key:.3g}, largest value {found.largest_value:.3g}"
     )
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file. Raise ConfigError unless it is UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8", field="--text") from None

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from photon_grpc.cli.calibrate import read_text
 from photon_grpc.cli.server_libraries import need_server
-from photon_grpc.cli.terminal.numbers import WholeNumber
+from photon_grpc.cli.terminal.text_options import read_text, reads_a_text
 
 #: Ids of a text that the model writes.
 OWN_LENGTH = 384
@@ -36,7 +35,7 @@ def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@reads_a_text("the model writes it.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -45,22 +44,7 @@ def own_text(directory: Path, num_tokens: int, device: str) -> list[Sequence[int
     metavar="NEW",
     help="Directory to write, for serve and for other engines.",
 )
-@click.option(
-    "--text",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Text of the kind that the model will read. Unset: the model writes it.",
-)
-@click.option(
-    "--num-tokens",
-    type=WholeNumber(1, 2**24),
-    default=16384,
-    show_default=True,
-    metavar="N",
-    help="Most tokens of the text to read.",
-)
 @click.option("--format", "form", type=click.Choice(["int4-g128", "fp8-block"]), default="int4-g128", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def quantize(directory: Path, output: Path, text: Path | None, num_tokens: int, form: str, device: str) -> None:
     """Write the model in DIR with 4-bit weights in groups of 128, or FP8 weights in blocks of 128 x 128.
 

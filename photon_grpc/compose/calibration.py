@@ -41,18 +41,23 @@ def default_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
+def ids_of(directory: Path, text: str, num_tokens: int) -> Sequence[int]:
+    """Return the first ids of a text. Raise ConfigError without a tokenizer or a text."""
+    if not read_model_dir(directory).has_tokenizer:
+        raise ConfigError(f"{directory} has no tokenizer.json, which the text needs", field="--text")
+    ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
+    if not ids:
+        raise ConfigError("the text has no tokens", field="--text")
+    return ids
+
+
 def calibrate(directory: Path, text: str, num_tokens: int, device: str = "auto") -> Calibrated:
     """Return scales with which the first tokens of `text` stay in range, with room for twice as much.
 
     The model computes them in its own type. Every layer, plane and head has its own power of two, which rounds no
     number of 8 bits. Raise ConfigError without a tokenizer or a text, and as `assemble` does.
     """
-    model_config = read_model_dir(directory)
-    if not model_config.has_tokenizer:
-        raise ConfigError(f"{directory} has no tokenizer.json: calibration needs the ids of a text")
-    ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
-    if not ids:
-        raise ConfigError("the text has no tokens", field="--text")
+    model_config, ids = read_model_dir(directory), ids_of(directory, text, num_tokens)
     seen = _seen(_assembled(directory, device), model_config, ids)
     offsets = [_rounded(layer.mean) for layer in seen]
     keys, values = zip(*(layer.scales(offset) for layer, offset in zip(seen, offsets, strict=True)), strict=True)

@@ -25,7 +25,6 @@ from photon_grpc.config.formats import foreign_weights, has_weights
 from photon_grpc.config.kv_calibration import FILE as KV_SCALES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError
-from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Linear, LinearMethod
@@ -119,13 +118,8 @@ def check(directory: Path) -> None:
 
 def pieces_of(directory: Path, text: str, num_tokens: int) -> list[Sequence[int]]:
     """Return the first ids of a text in pieces. Raise ConfigError without a tokenizer or a text."""
-    config = read_model_dir(directory)
-    if not config.has_tokenizer:
-        raise ConfigError(f"{directory} has no tokenizer.json: a text needs ids", field="--text")
-    ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
-    if not ids:
-        raise ConfigError("the text has no tokens", field="--text")
-    return calibration.pieces_of(ids, min(calibration.PIECE, config.max_position_embeddings - 1))
+    length = min(calibration.PIECE, read_model_dir(directory).max_position_embeddings - 1)
+    return calibration.pieces_of(calibration.ids_of(directory, text, num_tokens), length)
 
 
 def _shares(linears: Sequence[Linear]) -> Iterator[list[Linear]]:
