@@ -58,12 +58,7 @@ from photon_grpc.cli.terminal.numbers import Number, WholeNumber
 @click.option("--text/--no-text", default=True, help="Request text, or with --no-text ids.  [default: on]")
 @click.option("--logprobs", type=WholeNumber(0), metavar="N", help="Request logprobs, also of the N best tokens.")
 @click.option(
-    "--seed",
-    type=WholeNumber(),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Seed of prompts and arrival times.",
+    "--seed", type=WholeNumber(), default=0, show_default=True, metavar="N", help="Seed of prompts and arrival times."
 )
 @click.option(
     "--processes",

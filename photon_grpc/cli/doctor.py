@@ -273,11 +273,7 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
     directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
-        return [
-            *rows,
-            *_model_directory(directory, resolved.config),
-            *_kv_cache(resolved.config, directory),
-        ]
+        return [*rows, *_model_directory(directory, resolved.config), *_kv_cache(resolved.config, directory)]
     except ImportError as error:
         return [*rows, ("model", f"{error.name} is missing: {EXTRA}")]
     except PhotonError:

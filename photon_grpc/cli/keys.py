@@ -48,11 +48,7 @@ def keys() -> None:
 )
 @click.option("--weight", type=WholeNumber(1, 1000), metavar="N", help="Share while other keys wait, too. Unset: 1.")
 def new(
-    name: str,
-    scopes: tuple[str, ...],
-    max_concurrent: int | None,
-    tokens_per_minute: int | None,
-    weight: int | None,
+    name: str, scopes: tuple[str, ...], max_concurrent: int | None, tokens_per_minute: int | None, weight: int | None
 ) -> None:
     """Write the block of a new key for the file of `serve --api-keys-file`; show the key once, on stderr."""
     if name and not _NAME.fullmatch(name):

@@ -121,10 +121,7 @@ def _speaks_tls(target: str) -> bool:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with contextlib.suppress(OSError, UnicodeError, ConfigError):
         host, port = split_address(target)
-        with (
-            socket.create_connection((host.strip("[]"), port), _PROBE_TIMEOUT_S) as plain,
-            context.wrap_socket(plain),
-        ):
+        with socket.create_connection((host.strip("[]"), port), _PROBE_TIMEOUT_S) as plain, context.wrap_socket(plain):
             return True
     return False
 
