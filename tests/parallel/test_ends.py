@@ -16,19 +16,21 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from photon_grpc import LLM
 from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
-from photon_grpc.compose import leading_rank
+from photon_grpc.compose import leading_rank, rank_process
 from photon_grpc.compose.leading_rank import LeadingRank
 from photon_grpc.compose.rank_process import RankProcess
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError, StartupError
 from photon_grpc.layers.parallel.processes import ProcessGroup, ProcessMesh
 from photon_grpc.runner.start import RunnerStart
+from photon_grpc.service.processes import engine
 from photon_grpc.service.processes.child import CANNOT_START
 from tests.service.running import ROOT, is_alive, wait_until
 
@@ -117,6 +119,19 @@ def test_any_end_of_a_rank_has_a_name(code: int, told: str) -> None:
     rank = RankProcess.__new__(RankProcess)
     rank.process = cast(Any, SimpleNamespace(poll=lambda: code))
     assert rank.end == told
+
+
+@pytest.mark.parametrize(("num_ranks", "expected"), [(1, 0), (2, 1), (8, 7), (64, 0)])
+def test_many_ranks_are_not_started_before_it_is_known_that_they_can_be(
+    num_ranks: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(rank_process, "RankProcess", lambda rank, *rest: begun.append(rank) or MagicMock())
+    started = engine._started(resolve({"tensor_parallel_size": num_ranks}, {}).config)
+    assert begun == [*range(1, expected + 1)] and (started is not None) == bool(begun)
+    if started is not None:
+        started.close()
 
 
 def test_ranks_end_with_a_start_that_is_refused(followers: list[int]) -> None:

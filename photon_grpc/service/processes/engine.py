@@ -35,6 +35,8 @@ _REPORT_INTERVAL_S = 0.1
 _FIRST_TURN_S = 60.0
 #: Time for the compilation of a kernel while serving.
 _COMPILATION_S = 600.0
+#: More are started only once it is known that there are GPUs for them: each imports torch.
+_MOST_RANKS = 8
 
 
 def main(argv: list[str]) -> int:
@@ -99,8 +101,8 @@ def _run(context: ChildContext) -> None:
 
 
 def _started(config: ServeConfig) -> StartedRanks | None:
-    """Start the processes of the other ranks. Raise StartupError."""
-    if config.parallel.num_ranks == 1:
+    """Start the processes of the other ranks, if they are few. Raise StartupError."""
+    if config.parallel.num_ranks not in range(2, _MOST_RANKS + 1):
         return None
     try:
         return start_ranks(config, os.environ["OMP_NUM_THREADS"])
