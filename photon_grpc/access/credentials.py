@@ -17,7 +17,7 @@ def checked_key(keys: KeyRing, authorizations: Sequence[str], scopes: Sequence[s
     Raise MissingCredentials, InvalidCredentials, ScopeRequired.
     """
     if not authorizations:
-        raise MissingCredentials("this server wants an API key: send `authorization: Bearer KEY`")
+        raise MissingCredentials("this server requires an API key: send `authorization: Bearer KEY`")
     scheme, _, secret = authorizations[0].partition(" ")
     key = keys.find(secret.strip())
     # A proxy in front may choose the other one of two headers.

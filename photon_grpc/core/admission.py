@@ -75,7 +75,7 @@ def check_not_empty(request: Request) -> None:
         ("stop.max_tokens", request.stop.max_tokens),
     ):
         if count < 1:
-            message = f"{field}: the engine was asked for {count}; at least one is needed"
+            message = f"{field}: is {count}; at least 1 is needed"
             raise InvalidRequest(message, field=field, needed=count, limit=1)
 
 

@@ -203,7 +203,7 @@ class Engine:
                 report.refused(frontend, Failed.of(add.handle + index, error))
             return
         for seq in self._admission.replaced(add.request):
-            self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
+            self._fail(seq, DuplicateRequestId("a later attempt of the same call replaced this one"), report)
         seqs = self._admission.admit(frontend, add, fingerprint)
         self._arrived.update(seqs)
         try:
@@ -229,7 +229,7 @@ class Engine:
             removable = self.scheduler.live.waiting.room(request.owner, request.num_given, *missing)
             if not removable:
                 raise
-            message = "the queue is full, and this API key has most of what waits; another's request took the place"
+            message = "the queue is full, mostly by requests of this API key; one of another key took its place"
             for seq in removable:
                 self._fail(seq, QueueFull(message, retry_after_s=load.retry_after_s), report)
             self._admission.check(request, self.stats.load(self.scheduler))

@@ -180,7 +180,7 @@ def _forms(values: Mapping[str, Any]) -> Iterator[tuple[str, ConstraintAsk]]:
     for kind, value in values.get("structured_outputs", {}).items():
         path = f"structured_outputs.{kind[:100]}"
         if kind not in _KINDS:
-            raise InvalidRequest(f"{path}: there is no such form; there are {', '.join(_KINDS)}", field=path)
+            raise InvalidRequest(f"{path}: must be one of {', '.join(_KINDS)}", field=path)
         if value is not None and value is not False:
             yield path, _constraint(kind, value, path)
 
