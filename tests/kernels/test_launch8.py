@@ -99,6 +99,17 @@ def test_rows_above_the_buckets_go_in_parts_where_the_library_has_no_such_produc
     assert given["P"].BM * parts >= num_rows
 
 
+def test_slices_of_each_weight_have_counters_of_their_own_one_a_tile(recorder: Recorder) -> None:
+    found = []
+    for weight in [weight_of("w8a8", torch.randn(256, 4096)) for _ in range(2)]:
+        products8.product(torch.randn(1, 4096).bfloat16(), weight)
+        tiles, slices, _ = recorder.grid
+        assert slices > 1
+        found.append(recorder.given["partials"][1])
+        assert found[-1].tolist() == [0] * tiles
+    assert found[0].data_ptr() != found[1].data_ptr()
+
+
 @pytest.mark.parametrize("num_rows", [300, 5000])
 @pytest.mark.parametrize(("name", "dtype"), [("w8a8", torch.bfloat16), ("fp8", torch.float16)])
 def test_the_librarys_sums_become_the_same_product_and_ends(
