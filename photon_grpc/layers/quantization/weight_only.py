@@ -65,6 +65,9 @@ class WeightOnly(Quantized):
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
         weight = self.fused_weight(linear)
+        if weight.values.is_cuda and linear.dtype.itemsize > 2:
+            # No kernel multiplies packed weights by rows of 32 bits.
+            return None
         operands = PackedOperands(weight, linear.bias, linear.num_slices)
         if weight.is_arranged and (tile := tile_of(linear, num_rows, end, weight.values.device, weight.kind)):
             return partial(end.tiled, operands, tile)
