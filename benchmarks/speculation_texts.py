@@ -9,6 +9,7 @@ medians of the rounds, and of their ratios. It is checked that all outputs are e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import time
@@ -51,7 +52,8 @@ def measure(name: str, drafts: int, args: argparse.Namespace, prompts: list[list
     flags = ["--device", args.device, "--max-num-seqs", "1", "--speculative-model", DRAFTERS[name]]
     flags += ["--num-speculative-tokens", str(drafts), "--speculation-control", "fixed"]
     plain, drafted, ratios, steps = [], [], [], 0
-    with loaded("demo", flags) as work:
+    # What `loaded` says of the model would stand within the table.
+    with contextlib.redirect_stdout(sys.stderr), loaded("demo", flags) as work:
         # The first round warms up.
         for _ in range(1 + args.rounds):
             plain_s, _, expected = run(work, NoDrafting(), prompts, args.tokens)
@@ -83,10 +85,11 @@ def main() -> int:
     tokenizer = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS]
     with saved(args.save):
-        rows = [measure(name, drafts, args, prompts) for name in args.drafters for drafts in args.drafts]
         print("\n| drafter | drafts | tokens a step | ms a token, plain | with drafts | times as fast |")
-        print("|---|--:|--:|--:|--:|--:|")
-        print("\n".join(rows))
+        print("|---|--:|--:|--:|--:|--:|", flush=True)
+        for name in args.drafters:
+            for drafts in args.drafts:
+                print(measure(name, drafts, args, prompts), flush=True)
     return 0
 
 
