@@ -123,12 +123,13 @@ class EndCost(NamedTuple):
 
     in_tile: of TileConstants, for the end in our kernel. behind: of LibraryConstants, for the kernel that the end needs
     behind the library's product. holds: whether a tile of pairs `span` apart has the end in its own kernel; else
-    `rotate` follows.
+    `rotate` follows. most_rows: of W in a tile; with more the end spills registers.
     """
 
     in_tile: str = ""
     behind: str = ""
     holds: Callable[[Tile, int], bool] = lambda tile, span: True
+    most_rows: int = 256
 
 
 ENDS = {
@@ -138,7 +139,7 @@ ENDS = {
     "swiglu": EndCost("swiglu", "swiglu"),
     "add": EndCost(),
     # Logits, or the ids sampled from them.
-    "head": EndCost("", "head"),
+    "head": EndCost("", "head", most_rows=128),
 }
 
 
@@ -181,7 +182,7 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     waves, rest = divmod(programs, slots)
     total = c.start[kind] + waves * us(slots) + (us(rest) if rest else 0.0)
     total += c.refill * max(0, ceil(programs / slots) - 1) / at_once
-    in_tile, _, holds = ENDS[end]
+    in_tile, _, holds, _ = ENDS[end]
     total += getattr(c, in_tile) if in_tile else 0.0
     if kind and slices > 1:
         total += c.merge + 8 * slices * rows * n / c.merge_bytes
@@ -295,11 +296,11 @@ PACKED_WGMMA = {
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
     """Return every tile that is considered and can multiply it."""
-    problems, holds = (product.problem(0), product.problem(product.span)), ENDS[product.end].holds
+    problems, end = (product.problem(0), product.problem(product.span)), ENDS[product.end]
     found = [
         tile
         for tile in _menu(product.rows, product.slices, product.weight.BITS, device.has_wgmma)
-        if fits(tile, problems[holds(tile, product.span)], device.max_bytes)
+        if tile.BN <= end.most_rows and fits(tile, problems[end.holds(tile, product.span)], device.max_bytes)
     ]
     return [tile for tile in found if not _gathers(tile, product, device)] or found
 
