@@ -300,7 +300,7 @@ def candidates(product: Product, device: Device = H200) -> list[Tile]:
     found = [
         tile
         for tile in _menu(product.rows, product.slices, product.weight.BITS, device.has_wgmma)
-        if tile.BN <= end.most_rows and fits(tile, problems[end.holds(tile, product.span)], device.max_bytes)
+        if end.most_rows >= tile.BN and fits(tile, problems[end.holds(tile, product.span)], device.max_bytes)
     ]
     return [tile for tile in found if not _gathers(tile, product, device)] or found
 
