@@ -120,8 +120,24 @@ class RopeSpec:
 
 def read_rope(config: RopeKeys, family: Family = PLAIN) -> RopeSpec:
     """Read `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is a synonym of `rope_type`."""
-    name = "rope_scaling" if config.rope_parameters is None else "rope_parameters"
-    return _read(getattr(config, name) or RopeJson(), name, config.rope_theta, config, family)
+    if config.rope_parameters is None:
+        return _read(config.rope_scaling or RopeJson(), "rope_scaling", config.rope_theta, config, family)
+    found = _read(config.rope_parameters, "rope_parameters", config.rope_theta, config, family)
+    _refuse_another(found, config, family)
+    return found
+
+
+def _refuse_another(found: RopeSpec, config: RopeKeys, family: Family) -> None:
+    """Raise ModelLoadError if `rope_scaling` says something else than `rope_parameters`, from which `found` is.
+
+    transformers computes with `rope_scaling` then, but without the theta of `rope_parameters`.
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling == RopeJson():
+        return
+    if _read(scaling, "rope_scaling", found.theta, config, family) != found:
+        problem = "differs from rope_parameters: remove it, or put its parameters into rope_parameters"
+        raise refusal(CONFIG_FILE, "rope_scaling", problem)
 
 
 def read_local_ropes(config: RopeKeys, values: dict[str, Any], family: Family) -> tuple[RopeSpec, RopeSpec]:
@@ -144,6 +160,7 @@ def read_local_ropes(config: RopeKeys, values: dict[str, Any], family: Family) -
         _read(getattr(typed, kind) or RopeJson(), f"{name}.{kind}", theta, config, family)
         for kind, theta in thetas.items()
     )
+    _refuse_another(full, config, family)
     return full, local
 
 

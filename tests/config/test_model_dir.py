@@ -100,6 +100,12 @@ def test_spelling_of_transformers_4_is_the_same_card(tmp_path: Path, type_key: s
     assert without_revision(cards[0]) == without_revision(cards[1])
 
 
+def test_the_same_scaling_may_stand_in_both_spellings(tmp_path: Path) -> None:
+    both = read_model_dir(write(tmp_path / "both", changed(rope_scaling=LLAMA3)))
+    assert without_revision(both) == without_revision(read_model_dir(write(tmp_path / "one")))
+    read_model_dir(write(tmp_path / "empty", changed(rope_scaling={})))
+
+
 @pytest.mark.parametrize("prefix", ["Llama", "Qwen2", "Qwen3"])
 def test_defaults_written_by_transformers_are_read_as_it_reads_them(tmp_path: Path, prefix: str) -> None:
     config = getattr(transformers, prefix + "Config")(architectures=[prefix + "ForCausalLM"])
@@ -264,6 +270,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type is 'dynamic'"),
     ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling differs from rope_parameters"),
+    ({"rope_scaling": {"type": "weird", "factor": 2.0}}, "rope_scaling.type is 'weird', which is not supported"),
     ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "high_freq_factor must be above low_freq_factor"),
     ({"rope_parameters": LLAMA3 | {"factor": 0}}, "rope_parameters.factor is 0: expected float >= 1e-06"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention holds"),
@@ -301,6 +309,7 @@ def test_generation_config_is_checked_too(tmp_path: Path, keys: dict[str, Any]) 
     assert refusal(write(tmp_path, generation_config=keys)).startswith(f"generation_config.json: {next(iter(keys))} ")
 
 
+EVERY_ROPE_KEY = {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0}
 #: One directory in which every key that is ever read is written, twice where there are two spellings of it.
 EVERY_KEY: dict[str, dict[str, Any]] = {
     "config": CONFIG
@@ -344,11 +353,8 @@ EVERY_KEY: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 8,
         "v_head_dim": 16,
-        "rope_parameters": LLAMA3
-        | LONG
-        | YARN
-        | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
-        "rope_scaling": LLAMA3 | LONG | YARN | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
+        "rope_parameters": LLAMA3 | LONG | YARN | EVERY_ROPE_KEY,
+        "rope_scaling": LLAMA3 | LONG | YARN | EVERY_ROPE_KEY,
     },
     "generation_config": {
         "bos_token_id": 1,
