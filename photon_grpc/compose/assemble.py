@@ -181,9 +181,9 @@ def _tell(loaded: Loaded) -> None:
     runner, decoder = loaded.runner, loaded.decoder
     loaded.kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     if loaded.facts.quantization:
-        held, in_16_bits = weights.linear_bytes(decoder)
-        more = max(0, in_16_bits - held) // runner.kv.block_bytes
-        _LOG.info("weights leave room for %d more KV blocks than in 16 bits; there are %d", more, runner.num_blocks)
+        held, plain = weights.linear_bytes(decoder)
+        more, dtype = max(0, plain - held) // runner.kv.block_bytes, _name(decoder.dtype)
+        _LOG.info("weights leave room for %d more KV blocks than in %s; there are %d", more, dtype, runner.num_blocks)
 
 
 def _check_equal(ranks: Ranks, version: str) -> None:
@@ -264,16 +264,20 @@ def _load(
     check_cache(config.cache, decoder, sizes)
     weights.fill(decoder, model_config, config.model.load_format, config.model.seed, partial(progress, "weights"))
     if weight_format is not None:
-        held, in_16_bits = weights.linear_bytes(decoder)
-        _LOG.info("weights: %s, %s%s", weight_format.name, _saving(held, in_16_bits), _peak(decoder.device))
+        saving = _saving(*weights.linear_bytes(decoder), decoder.dtype)
+        _LOG.info("weights: %s, %s%s", weight_format.name, saving, _peak(decoder.device))
     # The fused layers are Triton kernels; if they do not fit the model, the decoder stays unfused.
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
 
-def _saving(held: int, in_16_bits: int) -> str:
-    """Return such as "4.61 GB, 3.43 GB less than in 16 bits"."""
-    less = in_16_bits - held
-    return f"{held / 1e9:.3g} GB, {abs(less) / 1e9:.3g} GB {'less' if less >= 0 else 'more'} than in 16 bits"
+def _saving(held: int, plain: int, dtype: torch.dtype) -> str:
+    """Return such as "4.61 GB, 3.43 GB less than in bfloat16"."""
+    less = plain - held
+    return f"{held / 1e9:.3g} GB, {abs(less) / 1e9:.3g} GB {'less' if less >= 0 else 'more'} than in {_name(dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _peak(device: torch.device) -> str:
@@ -294,7 +298,7 @@ def _runner(start: RunnerStart, decoder: Decoder, model: str) -> ModelRunner:
     try:
         return start.runner(decoder)
     except NumericFailure as error:
-        dtype = str(decoder.dtype).removeprefix("torch.")
+        dtype = _name(decoder.dtype)
         raise ModelLoadError(
             f"{model}: {error}; its weights are damaged, or its values exceed the range of {dtype} (--dtype)"
         ) from None

@@ -55,9 +55,13 @@ def calibrate(directory: Path, text: str, num_tokens: int, device: str = "auto")
     """Return scales with which the first tokens of `text` stay in range, with room for twice as much.
 
     The model computes them in its own type. Every layer, plane and head has its own power of two, which rounds no
-    number of 8 bits. Raise ConfigError without a tokenizer or a text, and as `assemble` does.
+    number of 8 bits. Raise ConfigError for latent attention, without a tokenizer or a text, and as `assemble` does.
     """
-    model_config, ids = read_model_dir(directory), ids_of(directory, text, num_tokens)
+    model_config = read_model_dir(directory)
+    if model_config.latent:
+        message = f"{directory} has latent attention, whose KV cache cannot be --kv-cache-dtype fp8: it needs no scales"
+        raise ConfigError(message, field="model")
+    ids = ids_of(directory, text, num_tokens)
     seen = _seen(_assembled(directory, device), model_config, ids)
     offsets = [_rounded(layer.mean) for layer in seen]
     keys, values = zip(*(layer.scales(offset) for layer, offset in zip(seen, offsets, strict=True)), strict=True)

@@ -64,6 +64,9 @@ def choose_kv_form(
             message = "--kv-calibration is for --kv-cache-dtype fp8, which is not set"
             raise ConfigError(message, field="kv_calibration")
         return KVForm()
+    if model_config.latent:
+        message = f"--kv-cache-dtype fp8 cannot hold the latents of {model_config.architecture}: leave it out"
+        raise ConfigError(message, field="kv_cache_dtype")
     if device.type == "cuda":
         _check_device(device, kernels)
     has_weights = config.model.load_format != "dummy"

@@ -159,7 +159,7 @@ def linears_of(decoder: Decoder) -> Iterator[Linear]:
 
 
 def linear_bytes(decoder: Decoder) -> tuple[int, int]:
-    """Return the bytes of the loaded weights of all Linears, and those that they would have in 16 bits.
+    """Return the bytes of the loaded weights of all Linears, and those that they would have in the decoder's dtype.
 
     A quantized embedding counts among them.
     """
@@ -172,7 +172,7 @@ def linear_bytes(decoder: Decoder) -> tuple[int, int]:
         num_parameters = table.shape.numel()
         # Of a tied head it is the same.
         num_bytes += 0 if decoder.head.is_tied and decoder.head in held else table.num_bytes
-    return num_bytes, 2 * (num_parameters + sum(leaf.num_parameters for leaf in linears))
+    return num_bytes, decoder.dtype.itemsize * (num_parameters + sum(leaf.num_parameters for leaf in linears))
 
 
 def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:

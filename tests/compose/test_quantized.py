@@ -67,4 +67,4 @@ def test_a_draft_model_keeps_the_format_of_its_own_checkpoint(caplog: pytest.Log
         assert llm._program.model_facts().quantization == "int8, head int8"
     # Of the target alone.
     assert caplog.text.count("weights: int8, head int8") == 1
-    assert caplog.text.count("more KV blocks than in 16 bits") == 1
+    assert caplog.text.count("more KV blocks than in float32") == 1

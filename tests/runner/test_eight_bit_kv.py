@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.compose.calibration import calibrate
 from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.config.flags import CacheConfig, ModelFlags, SchedulerConfig, ServeConfig
 from photon_grpc.config.kv_calibration import FORMAT, KVCalibration, write_calibration
@@ -120,6 +121,16 @@ def test_what_fp8_needs_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) ->
         choose_kv_form(config_of(directory, kv_cache_dtype="fp8"), card, cuda, object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"absent\.json: there is no such file"):
         Served(directory, cache=CacheConfig(kv_cache_dtype="fp8", kv_calibration="absent.json"))
+
+
+def test_latents_are_refused_where_doctor_sees_it_and_are_not_calibrated() -> None:
+    directory, _ = model("deepseek2")
+    with pytest.raises(ConfigError, match="cannot hold the latents of DeepseekV2ForCausalLM: leave it out") as failure:
+        config = config_of(directory, kv_cache_dtype="fp8")
+        choose_kv_form(config, read_model_dir(directory), torch.device("cpu"), TORCH)
+    assert failure.value.field == "kv_cache_dtype"
+    with pytest.raises(ConfigError, match=r"has latent attention, .* needs no scales"):
+        calibrate(directory, "text", 8, "cpu")
 
 
 def test_a_model_without_scales_is_told(caplog: pytest.LogCaptureFixture) -> None:
