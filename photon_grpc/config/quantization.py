@@ -127,7 +127,7 @@ def chosen_format(
     form = checkpoint if flag == "auto" else FORMATS[flag]
     for field, value in (("quantization_head", head), ("quantization_embedding", embedding)):
         if form is None and value != "none":
-            message = f"--{field.replace('_', '-')} {value}: the other weights have 16 bits; choose a format with "
+            message = f"--{field.replace('_', '-')} {value}: the other weights are not quantized; choose a format with "
             raise ConfigError(message + "--quantization", field=field)
     if form is None:
         return None

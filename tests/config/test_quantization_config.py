@@ -247,7 +247,7 @@ def test_the_head_is_quantized_on_request_beside_other_weights_only() -> None:
     form = chosen_format(None, "w8a8", "int8")
     assert form is not None
     assert (form.name, form.head) == ("w8a8, head int8", "int8")
-    with pytest.raises(ConfigError, match="--quantization-head int8: the other weights have 16 bits"):
+    with pytest.raises(ConfigError, match="--quantization-head int8: the other weights are not quantized"):
         chosen_format(None, "auto", "int8")
     whole = WeightFormat("int8", (1, 0), layout="int-quantized")
     with pytest.raises(ConfigError, match=r"the checkpoint's head is quantized already \(int8 \(int-quantized\)\)"):
@@ -262,7 +262,7 @@ def test_the_embedding_is_quantized_on_request_with_a_head_that_is_tied_to_it() 
     both = chosen_format(None, "int8", "int8", "int8", is_tied=True)
     assert both is not None
     assert both.name == "int8, head int8, embedding int8"
-    with pytest.raises(ConfigError, match="--quantization-embedding int8: the other weights have 16 bits"):
+    with pytest.raises(ConfigError, match="--quantization-embedding int8: the other weights are not quantized"):
         chosen_format(None, "auto", "none", "int8")
     with pytest.raises(ConfigError, match="the head has the same weights; add --quantization-head int8"):
         chosen_format(None, "int8", "none", "int8", is_tied=True)
