@@ -12,7 +12,7 @@ from openai import OpenAI
 from openai.types import Completion
 
 from photon_grpc import demo
-from photon_grpc.client import Client
+from photon_grpc.client import Client, SyncClient
 from tests.gateway.served_model import Doors, both_doors
 
 CODE = "def fib(n):\n    return"
@@ -90,6 +90,30 @@ def test_the_other_forms_of_an_output(client: OpenAI) -> None:
     for form, fits in forms:
         made = client.completions.create(model="", prompt=CODE, max_tokens=20, extra_body=form)
         assert fits(made.choices[0].text), (form, made.choices[0].text)
+
+
+# --- drafts ----------------------------------------------------------------------------------------------------------
+
+
+def test_usage_tells_how_many_drafts_were_right() -> None:
+    options: Any = {"model": "", "max_tokens": 24, "temperature": 0.0}
+    streamed: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    flags = {"speculative_model": "ngram", "speculation_control": "fixed", "num_blocks": 64, "max_num_seqs": 4}
+    with both_doors(**flags) as doors, OpenAI(base_url=f"{doors.http}/v1", api_key="none", max_retries=0) as client:
+        with SyncClient(doors.grpc) as calls:
+            expected = calls.generate(CODE, max_tokens=24, temperature=0.0).usage
+        made = client.completions.create(prompt=[CODE, CODE], **options)
+        *_, last = client.completions.create(prompt=[CODE, CODE], **options, **streamed)
+        talk = client.chat.completions.create(messages=MESSAGES, **options)
+        *_, end_of_talk = client.chat.completions.create(messages=MESSAGES, **options, **streamed)
+    assert 0 < expected.accepted_draft_tokens < expected.draft_tokens
+    for usage in (made.usage, last.usage):
+        assert usage is not None and usage.completion_tokens == 2 * expected.output_tokens
+        told = usage.completion_tokens_details
+        assert told is not None and told.accepted_prediction_tokens == 2 * expected.accepted_draft_tokens
+        assert told.accepted_prediction_tokens + (told.rejected_prediction_tokens or 0) == 2 * expected.draft_tokens
+    assert talk.usage is not None and talk.usage.completion_tokens_details is not None
+    assert end_of_talk.usage == talk.usage
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------

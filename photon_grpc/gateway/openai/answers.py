@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from typing import Any
 
 from photon_grpc.core.generation import Start, TokenScore, Usage
@@ -25,17 +26,16 @@ def head_of(answer_id: str, kind: str, start: Start) -> dict[str, Any]:
 
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
-    """Return the sum as an answer has it."""
-    all_usages = list(usages)
-    num_prompt = sum(each.prompt_tokens for each in all_usages)
-    num_output = sum(each.output_tokens for each in all_usages)
-    num_cached = sum(each.cached_prompt_tokens for each in all_usages)
+    """Return the sum as an answer has it, with drafts where there were some; none of those refused is output."""
+    counts = zip(*map(astuple, (Usage(), *usages)), strict=True)
+    num_prompt, num_cached, num_output, num_drafts, num_right = map(sum, counts)
+    drafts = {"accepted_prediction_tokens": num_right, "rejected_prediction_tokens": num_drafts - num_right}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
-    }
+    } | ({"completion_tokens_details": drafts} if num_drafts else {})
 
 
 def token_text(token_bytes: bytes) -> str:
