@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve [--shape 1b] [--work closed] [--concurrency 1 16 64 256] [--clients 8] [-- FLAGS OF
     serve] python -m benchmarks.serve --work all [--scale 0.05] python -m benchmarks.serve --target ADDR ...
-    python -m benchmarks.serve --door grpc http [-- --frontends 4]
+    python -m benchmarks.serve --api grpc http [-- --frontends 4]
 
 `closed` is the one that other servers were measured with: C slots, each 4 requests one after another, all slots start
 together; 128 ids in, 128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no
@@ -10,7 +10,7 @@ run shares a prompt with another. The others are defined in benchmarks/traffic.p
 of their size. TTFT: send to the first message with a token; gap: between messages; TPOT: first message to last, over
 the tokens after the first. The front end's µs are those of its process, for a service of this machine. With
 --multiplex a client process has one stream for all its requests, with --logprobs every request asks for scores. Random
-weights and a tokenizer of random words. With --target a service that already runs is loaded instead. With --door http
+weights and a tokenizer of random words. With --target a service that already runs is loaded instead. With --api http
 the same is sent over HTTP (`/v1/completions`, server-sent events); with both, row beside row to one service.
 """
 
@@ -41,7 +41,7 @@ from photon_grpc.cli.load.load import (
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}
 _REQUEST_TIMEOUT_S = 300.0
 HTTP_CLIENT = "benchmarks.http_client"
-DOORS = ("grpc", "http")
+APIS = ("grpc", "http")
 
 
 class Clients:
@@ -57,7 +57,7 @@ class Clients:
         text: bool = True,
         logprobs: int | None = None,
     ) -> None:
-        """Load the service at `target`, through its HTTP door if that is named."""
+        """Load the service at `target`, through its HTTP API if that is named."""
         self.target = target
         self._http_target = http_target
         self._multiplex = multiplex
@@ -94,16 +94,16 @@ class Clients:
         return answers
 
 
-def closed(doors: Mapping[str, Clients], concurrencies: Sequence[int], *, has_peer: bool) -> None:
+def closed(apis: Mapping[str, Clients], concurrencies: Sequence[int], *, has_peer: bool) -> None:
     print(
-        "\n| requests | door | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
+        "\n| requests | api | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
         "| tokens a message | front end µs a token | vLLM gRPC / Rust HTTP |"
     )
     print("|--:|---|--:|--:|--:|--:|--:|--:|")
     for concurrency in concurrencies:
         peer = " / ".join(f"{rate:,}" for rate in VLLM_1B.get(concurrency, ())) if has_peer else ""
-        for door, clients in doors.items():
-            print(f"| {concurrency} | {door} | {_closed(clients, concurrency)} | {peer or '–'} |", flush=True)
+        for api, clients in apis.items():
+            print(f"| {concurrency} | {api} | {_closed(clients, concurrency)} | {peer or '–'} |", flush=True)
 
 
 def _closed(clients: Clients, concurrency: int) -> str:
@@ -180,22 +180,22 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
 
 def measure(target: str, http_target: str, args: argparse.Namespace) -> None:
     addresses = {"grpc": "", "http": http_target}
-    doors = {
-        door: Clients(
+    apis = {
+        api: Clients(
             target,
             args.clients,
-            http_target=addresses[door],
+            http_target=addresses[api],
             multiplex=args.multiplex,
             text=not args.ids,
             logprobs=args.logprobs,
         )
-        for door in args.door
+        for api in args.api
     }
     if "closed" in args.work:
-        closed(doors, args.concurrency, has_peer=args.shape == "1b" and not args.target)
+        closed(apis, args.concurrency, has_peer=args.shape == "1b" and not args.target)
     names = [name for name in args.work if name in traffic.TRAFFIC]
-    for door, clients in doors.items() if names else ():
-        print(f"\n{door}:")
+    for api, clients in apis.items() if names else ():
+        print(f"\n{api}:")
         others(clients, names, args.scale)
 
 
@@ -212,18 +212,18 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ids", action="store_true", help="ask for ids instead of text")
     parser.add_argument("--paced", action="store_true", help="no model: steps take as long as those of 1b on an H200")
     parser.add_argument("--logprobs", type=int, metavar="N", help="ask for scores, and those of the N best")
-    parser.add_argument("--door", nargs="+", choices=DOORS, default=["grpc"], help="what the requests are sent through")
+    parser.add_argument("--api", nargs="+", choices=APIS, default=["grpc"], help="what the requests are sent through")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
-    parser.add_argument("--http-target", metavar="ADDR", help="its HTTP door, for --door http")
+    parser.add_argument("--http-target", metavar="ADDR", help="its HTTP API, for --api http")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
     args = parser.parse_args(argv)
     args.work = ["closed", *traffic.TRAFFIC] if "all" in args.work else args.work
-    if "http" in args.door:
+    if "http" in args.api:
         if args.multiplex or args.ids or "agent" in args.work:
-            parser.error("--multiplex, --ids and the workload agent need --door grpc: they use what only gRPC has")
+            parser.error("--multiplex, --ids and the workload agent need --api grpc: they use what only gRPC has")
         if bool(args.target) != bool(args.http_target):
-            parser.error("--door http: set both --target and --http-target, or neither")
+            parser.error("--api http: set both --target and --http-target, or neither")
     return args
 
 
@@ -241,9 +241,9 @@ def main() -> int:
             measure(args.target, args.http_target, args)
             return 0
         program = "benchmarks.paced_engine" if args.paced else "photon_grpc"
-        http_target = free_address() if "http" in args.door else ""
-        door = ["--http-listen", http_target] if http_target else []
-        with model_flags(args.shape) as flags, serving(*flags, *door, *args.flags, program=program) as target:
+        http_target = free_address() if "http" in args.api else ""
+        api = ["--http-listen", http_target] if http_target else []
+        with model_flags(args.shape) as flags, serving(*flags, *api, *args.flags, program=program) as target:
             measure(target, http_target, args)
     return 0
 

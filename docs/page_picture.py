@@ -52,10 +52,10 @@ def take_pictures(url: str, after_s: float) -> None:
 
 @contextlib.contextmanager
 def fake_service() -> Any:
-    from tests.gateway.page.fake_door import FakeDoor, opened
     from tests.gateway.page.fake_engine import FakeEngine
+    from tests.gateway.page.fake_server import FakeHttpServer, opened
 
-    with opened(FakeDoor(engine=FakeEngine(num_slots=8, num_blocks=96))) as url:
+    with opened(FakeHttpServer(engine=FakeEngine(num_slots=8, num_blocks=96))) as url:
         yield url
 
 

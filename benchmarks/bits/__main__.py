@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks import shapes, workloads
-from benchmarks.bits import doors
+from benchmarks.bits import interfaces
 from benchmarks.bits.company import Company, Outcome, Scenario
 from benchmarks.bits.compare import Reference, Report, Tally, digest
 from benchmarks.bits.drafters import head, shorter
@@ -93,22 +93,22 @@ class Run:
             # Only now nothing refers to the model.
             gc.collect()
             torch.cuda.empty_cache()
-        for name, door, count in (
-            ("LLM", doors.through_llm, self._args.llm),
-            ("gRPC", doors.through_grpc, self._args.served),
+        for name, interface, count in (
+            ("LLM", interfaces.through_llm, self._args.llm),
+            ("gRPC", interfaces.through_grpc, self._args.served),
         ):
             if count and self.reference and self.clock.left_s > _REST_S:
-                self._through(name, door, count)
+                self._through(name, interface, count)
 
-    def _through(self, name: str, door: Callable[[Sequence[str]], Any], count: int) -> None:
+    def _through(self, name: str, interface: Callable[[Sequence[str]], Any], count: int) -> None:
         """Send some of the requests through the front end."""
         firsts = {number: outcome.ids for (number, output), outcome in self.reference.items() if not output}
-        asked = doors.sample(self.drawn, firsts, count, random.Random(self._args.seed))
-        with door([*self._flags, "--max-num-seqs", str(self._args.rows), *self._args.flags]) as send:
-            outcomes, seconds = doors.all_at_once(send, asked)
+        asked = interfaces.sample(self.drawn, firsts, count, random.Random(self._args.seed))
+        with interface([*self._flags, "--max-num-seqs", str(self._args.rows), *self._args.flags]) as send:
+            outcomes, seconds = interfaces.all_at_once(send, asked)
         for outcome in outcomes:
             number, own = outcome.index, self.reference[outcome.index, outcome.output]
-            outcome.prompt_records = doors.as_computed(outcome, own, self.reference[number, 0])
+            outcome.prompt_records = interfaces.as_computed(outcome, own, self.reference[number, 0])
         tally = Tally(name, "64 callers", seconds=seconds)
         self.report.add(tally, outcomes, [])
         self.clock.say(f"through {name}: {tally.compared} outputs, {tally.differ} differ {dict(tally.kinds) or ''}")

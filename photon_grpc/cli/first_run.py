@@ -21,7 +21,7 @@ from rich.text import Text
 from photon_grpc.cli.first_addresses import target_of
 from photon_grpc.cli.terminal.connection import connection
 from photon_grpc.cli.terminal.terminal import write_text
-from photon_grpc.cli.what_next import Reachable, examples
+from photon_grpc.cli.what_next import ServerAddress, examples
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS
 
@@ -213,7 +213,7 @@ async def _show_generation(target: str, prompt: str, console: Console) -> None:
 async def _what_next(target: str, page: str) -> list[tuple[str, str]]:
     async with Client(target, **connection()) as client:
         model = await client.model()
-    return examples(Reachable(target, page, model.name, "CHAT" in model.features))
+    return examples(ServerAddress(target, page, model.name, "CHAT" in model.features))
 
 
 def _show_what_next(what: list[tuple[str, str]], places: str, console: Console) -> None:

@@ -19,7 +19,7 @@ _NUM_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reachable:
+class ServerAddress:
     """A server, as clients on this machine reach it. The environment has their key and certificates."""
 
     #: Of gRPC.
@@ -31,7 +31,7 @@ class Reachable:
     chats: bool
 
 
-def examples(server: Reachable, environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+def examples(server: ServerAddress, environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
     """Return (what it is, what to paste): the page, curl, Python, grpcurl, then this program."""
     target = "" if server.target == DEFAULT_TARGET else f" --target {server.target}"
     page = [("the page: chat, and the engine at work", server.page), ("curl", curl(server, environ))]
@@ -44,7 +44,7 @@ def examples(server: Reachable, environ: Mapping[str, str] = os.environ) -> list
     ]
 
 
-def curl(server: Reachable, environ: Mapping[str, str]) -> str:
+def curl(server: ServerAddress, environ: Mapping[str, str]) -> str:
     """Return a streaming request in OpenAI's form."""
     prompt: dict[str, object] = {"prompt": _PROMPT}
     path = "completions"

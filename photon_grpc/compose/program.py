@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: There are no messages, whose size would limit log-probabilities. GetModel can state no larger number, if a server is
+#: built on this front end.
+_MAX_MESSAGE_BYTES = 2**32 - 1
 _POOL_THREADS = 2
 #: Pause before a request that met a full queue is sent again.
 _RETRY_S = 0.1
@@ -55,8 +58,7 @@ class Program:
         from photon_grpc.compose.assemble import assemble
         from photon_grpc.compose.leading_rank import ranks_of
 
-        # There are no messages, whose size would limit log-probabilities.
-        model = replace(read_served_model(config), max_message_bytes=sys.maxsize)
+        model = replace(read_served_model(config), max_message_bytes=_MAX_MESSAGE_BYTES)
         display = LoadingDisplay(sys.stderr)
         try:
             assembled = assemble(config, display.show, ranks_of(config))

@@ -44,7 +44,7 @@ class ServicePages(Protocol):
 
 
 def application(frontend: Frontend, rules: HttpRules, pages: ServicePages, *, max_body_bytes: int) -> ASGIApp:
-    """Return the ASGI application of the door."""
+    """Return the ASGI application of the server."""
     endpoints = [
         *Completions(frontend, max_body_bytes).endpoints(),
         *ChatCompletions(frontend, max_body_bytes).endpoints(),

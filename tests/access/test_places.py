@@ -22,7 +22,7 @@ from photon_grpc.admin.v1 import admin_pb2, admin_pb2_grpc
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.gateway.connections import door_state
+from photon_grpc.gateway.connections import server_state
 from photon_grpc.gateway.connections.limits import ConnectionLimits
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import admin, inference
@@ -39,7 +39,7 @@ from photon_grpc.service.endpoints.http import HttpEndpoint, Page
 from photon_grpc.service.processes import encoder_client
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
-from tests.gateway.doors import EchoApp, connect, get, opened, post
+from tests.gateway.echo_server import EchoApp, connect, get, opened, post
 from tests.server.failing import failure, info_of, trailer
 from tests.server.fake_frontend import ASK, GENERATE, FakeFrontend, serving, until
 from tests.server.keys import bearer, block, write_keys
@@ -428,7 +428,7 @@ async def posting(stage: Stage) -> None:
     """The bodies of one host that lack their last byte give way to a body of another host once they are idle."""
     limits = ConnectionLimits(max_held_bytes=FEW * 65536)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door_state, "_LEAST_IDLE_S", 0.0)
+        patch.setattr(server_state, "_LEAST_IDLE_S", 0.0)
         async with opened(EchoApp(), limits=limits) as port:
             silent = [await connect(port) for _ in range(FEW)]
             for _, writer in silent:

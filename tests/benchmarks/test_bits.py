@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.bits import doors
+from benchmarks.bits import interfaces
 from benchmarks.bits.__main__ import Clock, Run, arguments, main
 from benchmarks.bits.company import Company, Computed, Outcome, Scenario, StepSize
 from benchmarks.bits.compare import Report, Tally, digest, first_difference, step_of
@@ -116,8 +116,8 @@ def test_llm_gives_the_bits_that_the_engine_gives() -> None:
     run = Run(args, ["--device", "cpu"], Clock(1000.0))
     run.alone(run.load(Instance("default", (), ())))
     firsts = {number: each.ids for (number, output), each in run.reference.items() if not output}
-    asked = doors.sample(run.drawn, firsts, 4, random.Random(0), share=0.0)
-    with doors.through_llm(["--device", "cpu"]) as send:
+    asked = interfaces.sample(run.drawn, firsts, 4, random.Random(0), share=0.0)
+    with interfaces.through_llm(["--device", "cpu"]) as send:
         outcomes = [found for one in asked for found in send(one)]
     assert len(outcomes) == len(run.reference)
     for found in outcomes:

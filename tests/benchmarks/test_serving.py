@@ -30,8 +30,8 @@ def test_the_service_answers_closed_loops_and_agents(
         sessions = traffic.agent(1, 1.0, 0.06)
         answers = clients.send(sessions)
         serve.others(clients, ["sequence"], 0.03)
-        doors = ["--target", target, "--http-target", http, "--door", "grpc", "http"]
-        args = serve.arguments(["--shape", "demo", *doors, "--concurrency", "1", "2", "--logprobs", "5"])
+        apis = ["--target", target, "--http-target", http, "--api", "grpc", "http"]
+        args = serve.arguments(["--shape", "demo", *apis, "--concurrency", "1", "2", "--logprobs", "5"])
         serve.measure(target, http, args)
     for answer in answers:
         # 64 new ids, and of every earlier turn 64 asked and 64 answered, of which the cache holds all whole blocks of
@@ -49,5 +49,5 @@ def test_the_service_answers_closed_loops_and_agents(
 @pytest.mark.parametrize("wrong", [["--multiplex"], ["--ids"], ["--work", "agent"], ["--target", "localhost:1"]])
 def test_what_http_lacks_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        serve.arguments(["--door", "http", *wrong])
-    assert "--door" in capsys.readouterr().err
+        serve.arguments(["--api", "http", *wrong])
+    assert "--api" in capsys.readouterr().err

@@ -244,7 +244,7 @@ def test_without_the_server_libraries_serve_says_what_to_install(
 
 
 @pytest.mark.parametrize("verb", ["serve", "run"])
-def test_without_the_libraries_of_the_http_door_it_says_what_to_install(
+def test_without_the_libraries_of_the_http_server_it_says_what_to_install(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server_libraries, "HTTP_LIBRARIES", ("httptools", "no_such_library_of_ours"))

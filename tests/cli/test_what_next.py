@@ -12,10 +12,10 @@ import pytest
 
 from photon_grpc.cli import first_addresses, first_run, main, server_libraries
 from photon_grpc.cli.first_addresses import http_addresses
-from photon_grpc.cli.what_next import Reachable, curl, examples, grpcurl
+from photon_grpc.cli.what_next import ServerAddress, curl, examples, grpcurl
 from photon_grpc.config.settings import settings
 
-HERE = Reachable("127.0.0.1:50051", "http://127.0.0.1:8000/", "it's a model", chats=True)
+HERE = ServerAddress("127.0.0.1:50051", "http://127.0.0.1:8000/", "it's a model", chats=True)
 OF_TLS = {"PHOTON_TLS_CA": "/my ca.pem", "PHOTON_CLIENT_TLS_CERT": "c.pem", "PHOTON_CLIENT_TLS_KEY": "k.pem"}
 
 
@@ -44,15 +44,15 @@ def test_four_things_come_first() -> None:
     assert [title.split(":")[0] for title, _ in found[:4]] == ["the page", "curl", "Python", "grpcurl"]
     assert found[0][1] == HERE.page
     ast.parse(found[2][1])
-    without_door = examples(Reachable("h:1", "", "m", chats=True), {})
-    assert [title for title, _ in without_door[:2]] == ["Python", "grpcurl"]
+    without_http = examples(ServerAddress("h:1", "", "m", chats=True), {})
+    assert [title for title, _ in without_http[:2]] == ["Python", "grpcurl"]
 
 
 @pytest.mark.parametrize(
     ("chats", "path", "field"), [(True, "chat/completions", "messages"), (False, "completions", "prompt")]
 )
 def test_curl_posts_what_the_model_takes(chats: bool, path: str, field: str) -> None:
-    words = words_of(curl(Reachable("h:1", "http://h:8000/", "it's", chats), {}))
+    words = words_of(curl(ServerAddress("h:1", "http://h:8000/", "it's", chats), {}))
     assert words[:3] == ["curl", "-N", f"http://h:8000/v1/{path}"]
     assert after(words, "-H") == "Content-Type: application/json"
     body = json.loads(after(words, "-d"))
@@ -72,7 +72,7 @@ def test_a_key_and_certificates_are_sent_and_the_key_is_not_shown() -> None:
     assert "-plaintext" in grpcurl(HERE.target, {})
 
 
-def test_the_door_is_at_port_8000_or_at_a_free_one_or_where_the_user_wants_it(
+def test_the_http_server_is_at_port_8000_or_at_a_free_one_or_where_the_user_wants_it(
     taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = first_addresses.choose_address("127.0.0.1:0")
@@ -95,7 +95,9 @@ def first_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[st
     return runs
 
 
-def test_run_opens_the_door_and_names_its_page(first_runs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_opens_the_http_server_and_names_its_page(
+    first_runs: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     origin = "--http-allowed-origin=https://chat.example.org"
     assert main.main(["run", "--once", origin]) == 0
     ((flags, options),) = first_runs
@@ -105,7 +107,7 @@ def test_run_opens_the_door_and_names_its_page(first_runs: list[Any], capsys: py
     assert capsys.readouterr().err == ""
 
 
-def test_run_without_the_libraries_of_the_door_says_what_to_install(
+def test_run_without_the_libraries_of_the_http_server_says_what_to_install(
     first_runs: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server_libraries, "HTTP_LIBRARIES", ("no_such_library_of_ours",))

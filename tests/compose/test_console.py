@@ -25,7 +25,7 @@ def test_the_ready_line_leaves_out_what_is_not_known():
     assert line == "ready on a:1, unix:/b · m · NVIDIA H200 bfloat16 · 8 KV blocks of 16 tokens"
 
 
-def test_the_ready_line_names_the_pages_of_the_http_door():
+def test_the_ready_line_names_the_pages_of_the_http_server():
     for has_tls, scheme in ((False, "http"), (True, "https")):
         pages = console.page_urls(("a:8000", "[::1]:8001"), has_tls=has_tls)
         line = console.ready_line(("a:1",), "m", FACTS, pages)

@@ -61,7 +61,7 @@ def test_metrics_are_served_at_a_port(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["unix:/run/photon.sock", "8000", "host:http"])
-def test_the_http_door_is_at_a_port(address: str) -> None:
+def test_the_http_server_is_at_a_port(address: str) -> None:
     with pytest.raises(ConfigError, match=r"--http-listen: .*(HOST:PORT|not a port)"):
         resolve({"http_listen": address}, {})
 
@@ -114,7 +114,7 @@ def test_a_web_page_is_named_as_its_browser_does(origin: str, why: str) -> None:
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    # Neither goes without the other, nor a grace without an age, a label without metrics, a host without a door.
+    # Neither goes without the other, nor a grace without an age, a label without metrics, a host without a server.
     beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key", "PHOTON_MAX_CONNECTION_AGE": "9"}
     beside |= {"PHOTON_METRICS_LISTEN": "127.0.0.1:9", "PHOTON_HTTP_LISTEN": "127.0.0.1:8"}
     by_variable = resolve({}, beside | {setting.variable: another(setting)})

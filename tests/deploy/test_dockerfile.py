@@ -80,7 +80,7 @@ def test_packages_are_the_tested_versions(stage: str) -> None:
     assert all("-c /constraints.txt" in run for run in installs)
 
 
-def test_its_list_of_requirements_is_that_of_the_server_its_http_door_and_its_spans(tmp_path: Path) -> None:
+def test_its_list_of_requirements_is_that_of_the_server_its_http_server_and_its_spans(tmp_path: Path) -> None:
     """The stage's own line of Python, run on the project's own file."""
     (run,) = FILE.stages["requirements"].of("RUN")
     match = re.fullmatch(r'python -c "(.*)" > /requirements\.txt', run)

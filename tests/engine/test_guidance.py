@@ -562,7 +562,7 @@ def test_a_walk_runs_in_pieces_and_is_bounded() -> None:
     compiled = Compiled()
     assert VOCABULARY is not None
     times, seconds = count(), count()
-    shop = preparation.Workshop(
+    shop = preparation.JobContext(
         VOCABULARY, compiled.grammars.cache, lambda: float(next(times)), lambda: float(next(seconds))
     )
     long = regex("[a-z ]{900}")

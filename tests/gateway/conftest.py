@@ -1,4 +1,4 @@
-"""The loops that a door runs on: uvloop as in a front end, and asyncio's own, which takes its place where it lacks."""
+"""The loops that a server runs on: uvloop as in a front end, and asyncio's own where uvloop is not installed."""
 
 from __future__ import annotations
 

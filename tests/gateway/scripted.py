@@ -1,4 +1,4 @@
-"""The HTTP door on a free port, with the real front end and an engine that says what a test scripts."""
+"""The HTTP server on a free port, with the real front end and an engine that says what a test scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from photon_grpc.errors import PhotonError
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.gateway.app import application
 from photon_grpc.gateway.calls.guard import HttpRules
-from photon_grpc.gateway.connections.door import Door
+from photon_grpc.gateway.connections.http_server import HttpServer
 from photon_grpc.observe.failure_log import FailureLog
 from tests.frontend.fake_engine import FACTS, FakeLink, done, frontend, served
 
@@ -75,7 +75,7 @@ class SayingLink(FakeLink):
 
 @dataclass
 class Scripted:
-    """A door and what is behind it."""
+    """A server and its parts."""
 
     url: str
     link: SayingLink
@@ -90,16 +90,16 @@ class Scripted:
 
 @asynccontextmanager
 async def scripted(template: str = CHATML, *, keys: Path | None = None, **facts: Any) -> AsyncIterator[Scripted]:
-    """Open a door to a model with this chat template."""
+    """Start a server of a model with this chat template."""
     link = SayingLink(**facts)
     with frontend(served("byte_level", template=template), link=link) as (front, _):
         tokenizer = front._model.tokenizer
         assert tokenizer is not None
         link.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True)
         rules = HttpRules(FailureLog(), "r-1", KeyRing(str(keys)) if keys else None)
-        door = Door(application(front, rules, NoPages(), max_body_bytes=MAX_BODY_BYTES))
-        (address,) = await door.start(("127.0.0.1:0",), reuse_port=False)
+        server = HttpServer(application(front, rules, NoPages(), max_body_bytes=MAX_BODY_BYTES))
+        (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
         try:
             yield Scripted(f"http://{address}", link, front)
         finally:
-            await door.stop(0)
+            await server.stop(0)

@@ -1,4 +1,4 @@
-"""A scripted door to a model that thinks and calls tools, with official clients and the records of its requests."""
+"""A scripted server to a model that thinks and calls tools, with official clients and the records of its requests."""
 
 from __future__ import annotations
 

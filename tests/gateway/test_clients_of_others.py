@@ -14,7 +14,7 @@ import pytest
 
 from photon_grpc import demo
 from tests.frontend.tool_templates import QWEN
-from tests.gateway.served_model import Doors, both_doors
+from tests.gateway.served_model import Served, both_servers
 
 HERE = Path(__file__).parent
 #: Where `npm install openai` was run; unset: it is run here.
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve the embedded model with a chat template that has tools."""
     directory = tmp_path_factory.mktemp("models") / "small"
     shutil.copytree(demo.TARGET, directory)
     (directory / "chat_template.jinja").unlink(missing_ok=True)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": QWEN}))
-    with both_doors(str(directory)) as opened:
+    with both_servers(str(directory)) as opened:
         yield opened
 
 
@@ -41,7 +41,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
     assert done.returncode == 0 and "all answers are right" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_client_for_node(doors: Doors, tmp_path: Path) -> None:
+def test_the_client_for_node(servers: Served, tmp_path: Path) -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("there is no Node")
     shutil.copy(HERE / "node" / "openai_chat.mjs", tmp_path)
@@ -51,11 +51,11 @@ def test_the_client_for_node(doors: Doors, tmp_path: Path) -> None:
         install = ["npm", "install", "--no-audit", "--no-fund", "openai"]
         if subprocess.run(install, cwd=tmp_path, capture_output=True, timeout=240).returncode:
             pytest.skip("npm cannot install openai")
-    run("node", "openai_chat.mjs", doors.http, "small", cwd=tmp_path)
+    run("node", "openai_chat.mjs", servers.http, "small", cwd=tmp_path)
 
 
-def test_langchain(doors: Doors) -> None:
+def test_langchain(servers: Served) -> None:
     probe = [LANGCHAIN_PYTHON, "-c", "import langchain_openai"]
     if subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("langchain_openai is not installed; PHOTON_LANGCHAIN_PYTHON names a Python that has it")
-    run(LANGCHAIN_PYTHON, HERE / "clients" / "langchain_chat.py", doors.http, "small")
+    run(LANGCHAIN_PYTHON, HERE / "clients" / "langchain_chat.py", servers.http, "small")

@@ -13,7 +13,7 @@ import pytest
 
 from photon_grpc.gateway.connections.head import HeadLimits
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from tests.gateway.doors import (
+from tests.gateway.echo_server import (
     JSON,
     LOCAL,
     PATIENCE_S,

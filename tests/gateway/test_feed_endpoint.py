@@ -10,7 +10,7 @@ from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.stats import Load
 from tests.frontend.fake_engine import FACTS, frontend
-from tests.gateway.door import in_memory
+from tests.gateway.in_memory import in_memory
 from tests.server.keys import SECRETS, write_keys
 
 PICTURE = EnginePicture(1.0, (), 0, (), Load())
@@ -18,8 +18,8 @@ PICTURE = EnginePicture(1.0, (), 0, (), Load())
 
 async def test_a_viewer_gets_pictures_until_the_server_drains() -> None:
     with frontend() as (served, link):
-        door = in_memory(served)
-        call = asyncio.create_task(door.client.get("/engine/events"))
+        server = in_memory(served)
+        call = asyncio.create_task(server.client.get("/engine/events"))
         await asyncio.wait_for(link.came.wait(), 120)
         link.on_frame(PICTURE)
         await asyncio.sleep(0.01)
@@ -28,14 +28,14 @@ async def test_a_viewer_gets_pictures_until_the_server_drains() -> None:
         assert answer.headers["content-type"].startswith("text/event-stream")
         first, second, _ = answer.text.split("\n\n")
         assert first.startswith(":") and json.loads(second.removeprefix("data: "))["num_slots"] == FACTS.max_num_seqs
-        assert (await door.client.get("/engine/events")).json()["error"]["code"] == "DRAINING"
+        assert (await server.client.get("/engine/events")).json()["error"]["code"] == "DRAINING"
 
 
 async def test_a_viewer_needs_the_scope_of_operators(tmp_path: Path) -> None:
     ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
     with frontend() as (served, _):
-        door = in_memory(served, keys=ring)
+        server = in_memory(served, keys=ring)
         for name in ("gen", "mod"):
             headers = {"authorization": f"Bearer {SECRETS[name]}"}
-            assert (await door.client.get("/engine/events", headers=headers)).status_code == 403
-        assert (await door.client.get("/")).status_code == 200  # the page itself holds nothing secret
+            assert (await server.client.get("/engine/events", headers=headers)).status_code == 403
+        assert (await server.client.get("/")).status_code == 200  # the page itself holds nothing secret

@@ -6,7 +6,7 @@ import pytest
 
 from photon_grpc.gateway.connections.head import HeadLimits, find_end, parse_head
 from photon_grpc.gateway.connections.refusal import HttpRefusal
-from tests.gateway.doors import JSON, LOCAL
+from tests.gateway.echo_server import JSON, LOCAL
 
 LIMITS = HeadLimits()
 START = b"POST /v1/x HTTP/1.1\r\n" + LOCAL

@@ -35,7 +35,7 @@ _COMPLETIONS = (
     "add_bos_token=True,max_length=4096,max_retries=1,"
 )
 #: Model of lm_eval -> its arguments.
-DOORS = {
+APIS = {
     "http, ids": ("local-completions", _COMPLETIONS + "tokenized_requests=True,num_concurrent=8,batch_size=4"),
     "http, text": ("local-completions", _COMPLETIONS + "tokenized_requests=False,num_concurrent=4"),
     "grpc": ("photon", "target={grpc}"),
@@ -58,9 +58,9 @@ def addresses() -> Iterator[Addresses]:
         yield Addresses(grpc, http)
 
 
-def evaluated(door: tuple[str, str], addresses: Addresses, *tasks: str) -> dict[str, list[Any]]:
+def evaluated(api: tuple[str, str], addresses: Addresses, *tasks: str) -> dict[str, list[Any]]:
     """Return the results of each task, in the order of its items."""
-    model, arguments = door
+    model, arguments = api
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}",
         "HF_HUB_OFFLINE": "1",
@@ -124,9 +124,9 @@ def continuation(item: dict[str, Any]) -> str:
     return str(text.partition("\n\n")[0])
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_results_are_those_of_transformers(door: str, addresses: Addresses) -> None:
-    found = evaluated(DOORS[door], addresses, "photon_choices", "photon_rolling", "photon_generate")
+@pytest.mark.parametrize("api", APIS)
+def test_results_are_those_of_transformers(api: str, addresses: Addresses) -> None:
+    found = evaluated(APIS[api], addresses, "photon_choices", "photon_rolling", "photon_generate")
     for item, choices in zip(ITEMS, found["photon_choices"], strict=True):
         for [[logprob, is_greedy]], expected in zip(choices, scores_of_choices(item), strict=True):
             assert logprob == pytest.approx(expected[0], abs=1e-3)
@@ -136,7 +136,7 @@ def test_results_are_those_of_transformers(door: str, addresses: Addresses) -> N
     assert [text for [[text]] in found["photon_generate"]] == [continuation(item) for item in ITEMS]
 
 
-def test_chats_have_the_same_answers_through_both_doors(addresses: Addresses) -> None:
-    http, grpc = (evaluated(CHATS[door], addresses, "chat", "photon_generate") for door in ("http", "grpc"))
+def test_chats_have_the_same_answers_through_both_apis(addresses: Addresses) -> None:
+    http, grpc = (evaluated(CHATS[api], addresses, "chat", "photon_generate") for api in ("http", "grpc"))
     assert http == grpc
     assert any(text for [[text]] in http["photon_generate"])

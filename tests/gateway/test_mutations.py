@@ -1,4 +1,4 @@
-"""Random changes to valid requests, held against h11, a parser that shares no code with the door's."""
+"""Random changes to valid requests, held against h11, a parser that shares no code with the server's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.gateway.doors import JSON, LOCAL, EchoApp, Seen, answer_to, get, opened, post
+from tests.gateway.echo_server import JSON, LOCAL, EchoApp, Seen, answer_to, get, opened, post
 
 CHUNKED = (
     b"POST /c HTTP/1.1\r\n"

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client at the HTTP door: answers, streams, tools, structured outputs, exception classes."""
+"""OpenAI's own Python client at the HTTP server: answers, streams, tools, structured outputs, exception classes."""
 
 from __future__ import annotations
 

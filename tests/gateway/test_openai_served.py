@@ -1,4 +1,4 @@
-"""OpenAI's API with the embedded model: the same text through every door, and log-probabilities of transformers."""
+"""OpenAI's API with the embedded model: the same text through every server, and log-probabilities of transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai.types import Completion
 
 from photon_grpc import demo
 from photon_grpc.client import Client, SyncClient
-from tests.gateway.served_model import Doors, both_doors
+from tests.gateway.served_model import Served, both_servers
 
 CODE = "def fib(n):\n    return"
 ACCENTS = "naïve café 🙂 = 'Ωmega'"
@@ -24,23 +24,32 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 17}
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[Doors]:
-    with both_doors() as opened:
+def servers() -> Iterator[Served]:
+    with both_servers() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def client(doors: Doors) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{doors.http}/v1", api_key="none", max_retries=0) as made:
+def client(servers: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{servers.http}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def over_grpc(doors: Doors, prompt: Any, **options: Any) -> str:
+def over_grpc(servers: Served, prompt: Any, **options: Any) -> str:
     async def ask() -> str:
-        async with Client(doors.grpc) as calls:
+        async with Client(servers.grpc) as calls:
             return (await calls.generate(prompt, **options)).text
 
     return asyncio.run(ask())
+
+
+def test_a_server_on_the_front_end_of_a_program_describes_its_model(servers: Served) -> None:
+    async def described() -> Any:
+        async with Client(servers.grpc) as calls:
+            return await calls.model()
+
+    limits = asyncio.run(described()).limits
+    assert limits["max_logprobs"] == 20 and limits["max_message_bytes"] >= 2**25
 
 
 def tokenized(client: OpenAI, text: str) -> list[int]:
@@ -51,9 +60,9 @@ def tokenized(client: OpenAI, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
-def test_every_door_gives_the_same_text(doors: Doors, client: OpenAI, sampling: dict[str, Any]) -> None:
-    expected = doors.llm.generate(CODE, max_tokens=20, **sampling)[0].text
-    assert expected and over_grpc(doors, CODE, max_tokens=20, **sampling) == expected
+def test_every_api_gives_the_same_text(servers: Served, client: OpenAI, sampling: dict[str, Any]) -> None:
+    expected = servers.llm.generate(CODE, max_tokens=20, **sampling)[0].text
+    assert expected and over_grpc(servers, CODE, max_tokens=20, **sampling) == expected
     ids = tokenized(client, CODE)
     for prompt in (CODE, ids):
         made = client.completions.create(model="", prompt=prompt, max_tokens=20, **sampling)
@@ -63,13 +72,13 @@ def test_every_door_gives_the_same_text(doors: Doors, client: OpenAI, sampling: 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("schema", [None, SCHEMA], ids=["free", "json_schema"])
-def test_every_door_gives_the_same_chat(
-    doors: Doors, client: OpenAI, sampling: dict[str, Any], schema: dict[str, Any] | None
+def test_every_api_gives_the_same_chat(
+    servers: Served, client: OpenAI, sampling: dict[str, Any], schema: dict[str, Any] | None
 ) -> None:
     options: dict[str, Any] = {"json_schema": json.dumps(schema)} if schema else {}
     form: dict[str, Any] = {"response_format": FORM} if schema else {}
-    expected = doors.llm.generate([MESSAGES], chat=True, max_tokens=20, **sampling, **options)[0].text
-    assert expected and over_grpc(doors, MESSAGES, max_tokens=20, **sampling, **options) == expected
+    expected = servers.llm.generate([MESSAGES], chat=True, max_tokens=20, **sampling, **options)[0].text
+    assert expected and over_grpc(servers, MESSAGES, max_tokens=20, **sampling, **options) == expected
     create: Any = client.chat.completions.create
     made = create(model="", messages=MESSAGES, max_tokens=20, **sampling, **form)
     stream = create(model="", messages=MESSAGES, max_tokens=20, stream=True, **sampling, **form)
@@ -99,8 +108,8 @@ def test_usage_tells_how_many_drafts_were_right() -> None:
     options: Any = {"model": "", "max_tokens": 24, "temperature": 0.0}
     streamed: Any = {"stream": True, "stream_options": {"include_usage": True}}
     flags = {"speculative_model": "ngram", "speculation_control": "fixed", "num_blocks": 64, "max_num_seqs": 4}
-    with both_doors(**flags) as doors, OpenAI(base_url=f"{doors.http}/v1", api_key="none", max_retries=0) as client:
-        with SyncClient(doors.grpc) as calls:
+    with both_servers(**flags) as servers, OpenAI(base_url=f"{servers.http}/v1", api_key="none", max_retries=0) as client:
+        with SyncClient(servers.grpc) as calls:
             expected = calls.generate(CODE, max_tokens=24, temperature=0.0).usage
         made = client.completions.create(prompt=[CODE, CODE], **options)
         *_, last = client.completions.create(prompt=[CODE, CODE], **options, **streamed)
@@ -192,9 +201,9 @@ def read_by_a_harness(client: OpenAI, prompts: list[list[int]]) -> list[tuple[li
     return found
 
 
-def test_an_evaluation_harness_reads_the_scores_of_the_library(doors: Doors, client: OpenAI) -> None:
+def test_an_evaluation_harness_reads_the_scores_of_the_library(servers: Served, client: OpenAI) -> None:
     prompts = [tokenized(client, text) for text in TEXTS]
-    scored = doors.llm.generate(prompts, max_tokens=1, temperature=0.0, prompt_logprobs=1)
+    scored = servers.llm.generate(prompts, max_tokens=1, temperature=0.0, prompt_logprobs=1)
     for (told, greedy), each in zip(read_by_a_harness(client, prompts), scored, strict=True):
         assert told == pytest.approx([score.logprob for score in each.prompt_scores[1:]], abs=1e-4)
         assert greedy == [score.rank == 1 for score in each.prompt_scores[1:]]
@@ -214,10 +223,10 @@ def test_an_evaluation_harness_reads_the_log_probabilities_of_transformers(clien
         assert greedy == [bool(expected[i].argmax() == token) for i, token in enumerate(prompt[1:])]
 
 
-def test_log_probabilities_of_a_chat(doors: Doors, client: OpenAI) -> None:
+def test_log_probabilities_of_a_chat(servers: Served, client: OpenAI) -> None:
     options: Any = {"model": "", "messages": MESSAGES, "max_tokens": 5, "temperature": 0}
     made = client.chat.completions.create(**options, logprobs=True, top_logprobs=3)
-    expected = doors.llm.generate([MESSAGES], chat=True, max_tokens=5, temperature=0.0, logprobs=3)[0].scores
+    expected = servers.llm.generate([MESSAGES], chat=True, max_tokens=5, temperature=0.0, logprobs=3)[0].scores
     assert made.choices[0].logprobs is not None
     told = made.choices[0].logprobs.content or []
     assert [each.logprob for each in told] == pytest.approx([score.logprob for score in expected], abs=1e-5)

@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, groups, read
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, groups, read
 from photon_grpc.gateway.openai import chat, completions, tokens
 from photon_grpc.gateway.openai.options import EventOptions
 
@@ -53,7 +53,7 @@ def test_every_field_of_openais_client_and_of_vllm_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_each_entry_says_what_becomes_of_the_field(name: str) -> None:
     for field, entry in TABLES[name].items():
-        if isinstance(entry, Obeyed):
+        if isinstance(entry, Supported):
             assert not entry.option or entry.option in FIELDS, field
             msgspec.json.schema(Any if entry.kind is Any else entry.kind)
         else:

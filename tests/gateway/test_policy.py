@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from photon_grpc.gateway.connections.policy import HttpPolicy
-from tests.gateway.doors import EchoApp, answer_to, get, opened, status
+from tests.gateway.echo_server import EchoApp, answer_to, get, opened, status
 
 CLOSE = b"Connection: close\r\n"
 
@@ -289,7 +289,7 @@ class TestRequests:
         assert ask(policy(), target="/").all("cache-control") == ["no-store"]
 
 
-async def test_the_door_has_the_policy() -> None:
+async def test_the_server_has_the_policy() -> None:
     app = EchoApp()
     async with opened(app, allowed_hosts=("chat.example",), allowed_origins=("https://chat.example",)) as port:
         evil = get(more=CLOSE).replace(b"localhost", b"evil.example")

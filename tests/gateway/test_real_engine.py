@@ -30,7 +30,7 @@ CITY = {
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    model = tmp_path_factory.mktemp("door") / "model"
+    model = tmp_path_factory.mktemp("server") / "model"
     shutil.copytree(demo.TARGET, model, symlinks=True)
     (Path(model) / "chat_template.jinja").write_text(QWEN)
     with LLM(model, device="cpu", max_num_seqs=4, num_blocks=128) as llm:

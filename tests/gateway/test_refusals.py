@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.gateway.connections.door import Door
+from photon_grpc.gateway.connections.http_server import HttpServer
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from tests.gateway.doors import LOCAL, EchoApp, answer_to, connect, get, opened, post, status, to_the_end, until
+from tests.gateway.echo_server import LOCAL, EchoApp, answer_to, connect, get, opened, post, status, to_the_end, until
 
 CLOSE = b"Connection: close\r\n"
 EVIL = b"Origin: http://evil.example\r\n"
@@ -120,13 +120,13 @@ async def test_certificates_that_fail_take_no_place_for_good(caplog: pytest.LogC
             raise ValueError(secret)
 
     certificates: Any = Broken()
-    door = Door(EchoApp(), certificates=certificates)
-    (address,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    server = HttpServer(EchoApp(), certificates=certificates)
+    (address,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     try:
         for _ in range(3):
             assert await answer_to(int(address.rpartition(":")[2]), get()) == b""
-        await until(lambda: door.num_connections == 0)
+        await until(lambda: server.num_connections == 0)
     finally:
-        await door.stop(0.0)
+        await server.stop(0.0)
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 2 and all("ValueError" in text and secret not in text for text in errors)

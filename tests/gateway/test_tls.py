@@ -1,4 +1,4 @@
-"""TLS of the HTTP door: versions, client certificates, certificates that change, handshakes that stall."""
+"""TLS of the HTTP server: versions, client certificates, certificates that change, handshakes that stall."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.errors import ConfigError
-from photon_grpc.gateway.connections.door import Door
+from photon_grpc.gateway.connections.http_server import HttpServer
 from photon_grpc.gateway.connections.limits import ConnectionLimits
 from photon_grpc.gateway.connections.tls import HttpCertificates
-from tests.gateway.doors import PATIENCE_S, EchoApp, answer_to, connect, get, opened, post, status, to_the_end, until
+from tests.gateway.echo_server import (
+    PATIENCE_S,
+    EchoApp,
+    answer_to,
+    connect,
+    get,
+    opened,
+    post,
+    status,
+    to_the_end,
+    until,
+)
 from tests.server.certificates import Authority, Signed
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -176,15 +187,15 @@ async def test_a_handshake_that_stalls_is_ended_and_counted(
 
 
 async def test_a_handshake_that_fails_leaves_no_place_taken(app: EchoApp, signed: Signed) -> None:
-    door = Door(app, certificates=HttpCertificates(str(signed.cert), str(signed.key)))
-    (address,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    server = HttpServer(app, certificates=HttpCertificates(str(signed.cert), str(signed.key)))
+    (address,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     for data in (b"", get()):
         _, writer = await connect(int(address.rpartition(":")[2]))
-        await until(lambda: door.num_connections == 1)
+        await until(lambda: server.num_connections == 1)
         writer.write(data)
         writer.close()
-        await until(lambda: door.num_connections == 0)
-    await door.stop(0.0)
+        await until(lambda: server.num_connections == 0)
+    await server.stop(0.0)
 
 
 async def test_clear_text_on_a_tls_port_is_closed(app: EchoApp, signed: Signed) -> None:

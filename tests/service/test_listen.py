@@ -91,7 +91,7 @@ def test_http_addresses_are_planned_as_those_of_grpc(frontends: int) -> None:
     plan.close()
 
 
-def test_without_an_http_door_nothing_is_planned_for_it() -> None:
+def test_without_an_http_server_nothing_is_planned_for_it() -> None:
     plan = plan_service(ServerConfig(listen=("127.0.0.1:0",), frontends=2))
     assert plan.http.of(0) == ()
     plan.close()

@@ -210,5 +210,5 @@ def test_a_page_that_is_too_long_for_the_socket_is_refused_with_both_numbers() -
     assert f"the page has {MAX_PAGE_BYTES + 1} bytes; the limit here is {MAX_PAGE_BYTES}" in found.body.decode()
 
 
-def test_without_a_door_nothing_is_there_to_ask_for() -> None:
+def test_without_an_http_server_nothing_is_there_to_ask_for() -> None:
     assert answer(NoMetrics(), PageWanted(1, "/metrics", "")).status == 404

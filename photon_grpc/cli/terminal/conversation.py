@@ -15,7 +15,7 @@ from photon_grpc.cli.terminal.connection import connection
 from photon_grpc.cli.terminal.logprob_lines import Scores
 from photon_grpc.cli.terminal.option_values import check_name, read_option, set_option
 from photon_grpc.cli.terminal.printable import printable
-from photon_grpc.cli.terminal.terminal import Stopwatch, Thoughts, Written, remark
+from photon_grpc.cli.terminal.terminal import ReasoningText, Stopwatch, Written, remark
 from photon_grpc.client import Delta, Options, SyncClient, ToolCall
 from photon_grpc.errors import PhotonError
 
@@ -146,7 +146,7 @@ class Chat:
 
     def _stream(self, answer: ChatAnswer) -> None:
         stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
-        thoughts = Thoughts(sys.stderr)
+        thoughts = ReasoningText(sys.stderr)
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:

@@ -100,7 +100,7 @@ class Written:
             self._write("\n")
 
 
-class Thoughts:
+class ReasoningText:
     """Reasoning for a terminal, dimmed, without white space around it."""
 
     def __init__(self, out: TextIO) -> None:

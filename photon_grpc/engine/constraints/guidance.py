@@ -22,7 +22,7 @@ from photon_grpc.core.request import Request
 from photon_grpc.engine.constraints.grammar import Matcher, MatcherLost
 from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer, LexerCache
 from photon_grpc.engine.constraints.matcher import GuidanceMatcher, address
-from photon_grpc.engine.constraints.preparation import Beginning, FurtherLexer, Walk, Workshop
+from photon_grpc.engine.constraints.preparation import Beginning, FurtherLexer, JobContext, Walk
 from photon_grpc.engine.constraints.special_tokens import rename_special_tokens
 from photon_grpc.engine.constraints.worker import Worker
 
@@ -59,7 +59,7 @@ class GuidanceGrammars:
     ) -> None:
         self._worker = Worker(wake)
         self.cache = LexerCache() if max_bytes is None else LexerCache(max_bytes)
-        self._shop = Workshop(tokenizer, self.cache)
+        self._shop = JobContext(tokenizer, self.cache)
         #: Executors by number of threads, a power of two or all of them.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads

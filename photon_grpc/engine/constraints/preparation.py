@@ -32,7 +32,7 @@ from photon_grpc.errors import InvalidConstraint, InvalidRequest
 _PIECE_S, MAX_WALK_S = 0.005, 15.0
 
 
-class Workshop:
+class JobContext:
     """The library, the cache and the clock of the worker's jobs.
 
     Args:
@@ -77,7 +77,7 @@ class Beginning(Job):
 
     __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
 
-    def __init__(self, shop: Workshop, grammar: CompiledGrammar, request: Request) -> None:
+    def __init__(self, shop: JobContext, grammar: CompiledGrammar, request: Request) -> None:
         super().__init__(grammar.owner)
         self._shop = shop
         self._grammar = grammar
@@ -133,7 +133,7 @@ class FurtherLexer(Job):
 
     __slots__ = ("_grammar", "_shop")
 
-    def __init__(self, shop: Workshop, grammar: CompiledGrammar) -> None:
+    def __init__(self, shop: JobContext, grammar: CompiledGrammar) -> None:
         super().__init__(grammar.owner)
         self._shop = shop
         self._grammar = grammar
@@ -160,7 +160,7 @@ class Walk(Job):
     __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
 
     def __init__(
-        self, shop: Workshop, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
+        self, shop: JobContext, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
     ) -> None:
         super().__init__(grammar.owner)
         self._shop = shop

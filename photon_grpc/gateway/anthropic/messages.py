@@ -18,7 +18,7 @@ from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
 from photon_grpc.gateway.calls.chat import BodyChat
 from photon_grpc.gateway.calls.errors import ANTHROPIC_ERRORS
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names, read
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, Values, groups, names, read
 from photon_grpc.gateway.calls.guard import Endpoint
 
 
@@ -30,14 +30,16 @@ _NO_EFFECT = Accepted("nothing is billed or stored, and every request is served 
 
 #: The fields of a prompt, which are those of count_tokens.
 PROMPT: Table = {
-    "model": Obeyed(str),
-    "messages": Obeyed(list[dict[str, Any]]),
-    "system": Obeyed(str | list[dict[str, Any]]),
-    "tools": Obeyed(list[dict[str, Any]], note="custom tools"),
-    "tool_choice": Obeyed(Choice, note="with disable_parallel_tool_use, calls after the first are left out"),
-    "thinking": Obeyed(Thinking, note="the variable enable_thinking of the chat template; budget_tokens has no effect"),
-    "output_config": Obeyed(OutputConfig, note="format, and effort as a variable of the chat template"),
-    "context_management": Obeyed(dict[str, Any], note="only edits of thinking, which later turns leave out anyway"),
+    "model": Supported(str),
+    "messages": Supported(list[dict[str, Any]]),
+    "system": Supported(str | list[dict[str, Any]]),
+    "tools": Supported(list[dict[str, Any]], note="custom tools"),
+    "tool_choice": Supported(Choice, note="with disable_parallel_tool_use, calls after the first are left out"),
+    "thinking": Supported(
+        Thinking, note="the variable enable_thinking of the chat template; budget_tokens has no effect"
+    ),
+    "output_config": Supported(OutputConfig, note="format, and effort as a variable of the chat template"),
+    "context_management": Supported(dict[str, Any], note="only edits of thinking, which later turns leave out anyway"),
     "cache_control": Accepted("prefixes are cached whenever they can be"),
     "speed": _NO_EFFECT,
     "user_profile_id": _NO_EFFECT,
@@ -47,13 +49,13 @@ PROMPT: Table = {
 }
 FIELDS: Table = {
     **PROMPT,
-    "max_tokens": Obeyed(int, "max_tokens"),
-    "stream": Obeyed(bool),
-    "temperature": Obeyed(float, "temperature"),
-    "top_p": Obeyed(float, "top_p"),
-    "top_k": Obeyed(int, "top_k", lambda top_k: top_k or -1, note="0: all"),
-    "stop_sequences": Obeyed(tuple[str, ...], "stop_strings"),
-    "metadata": Obeyed(_Metadata, note="user_id is a label of the request, and a part of the cache salt"),
+    "max_tokens": Supported(int, "max_tokens"),
+    "stream": Supported(bool),
+    "temperature": Supported(float, "temperature"),
+    "top_p": Supported(float, "top_p"),
+    "top_k": Supported(int, "top_k", lambda top_k: top_k or -1, note="0: all"),
+    "stop_sequences": Supported(tuple[str, ...], "stop_strings"),
+    "metadata": Supported(_Metadata, note="user_id is a label of the request, and a part of the cache salt"),
     "service_tier": _NO_EFFECT,
     "diagnostics": _NO_EFFECT,
     "billing_policy": _NO_EFFECT,
@@ -105,11 +107,11 @@ class AnthropicMessages(generation.FrontendEndpoints):
 
 def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> WantedMessage:
     """Return what the call asks for. Raise InvalidRequest, FeatureNotSupported."""
-    if "max_tokens" not in values.obeyed:
+    if "max_tokens" not in values.supported:
         raise InvalidRequest("max_tokens: is missing; set the most tokens of the answer", field="max_tokens")
     chat = _chat(call, values, facts)
     _check_last(values)
-    options = groups(FIELDS, values.obeyed)
+    options = groups(FIELDS, values.supported)
     # The first event says how many tokens the prompt has.
     options["stream"] = {"continuous_usage": True}
     if (metadata := values.get("metadata")) is not None and metadata.user_id:
@@ -126,7 +128,7 @@ def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -
 
 
 def _chat(call: HttpCall, values: Values, facts: ModelFacts) -> BodyChat:
-    chat = chat_of(values.obeyed, facts)
+    chat = chat_of(values.supported, facts)
     ignored = values.ignored + chat.ignored + _ignored_edits(values.get("context_management", {}))
     if _BETA in call.headers:
         ignored += (_BETA,)

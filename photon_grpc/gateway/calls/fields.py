@@ -1,4 +1,4 @@
-"""Tables of the fields of an HTTP API: each is obeyed, accepted without effect, or refused. Others are unknown."""
+"""Tables of the fields of an HTTP API: each is supported, accepted without effect, or refused. Others are unknown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Obeyed:
+class Supported:
     """A field with an effect."""
 
     #: Its type, as msgspec converts it.
@@ -57,24 +57,24 @@ class Refused:
     harmless: tuple[Any, ...] = ()
 
 
-Table = Mapping[str, Obeyed | Accepted | Refused]
+Table = Mapping[str, Supported | Accepted | Refused]
 
 
 class Values(NamedTuple):
     """The fields of one body. Fields that are null are unset."""
 
-    #: Those that are obeyed, converted.
-    obeyed: dict[str, Any]
+    #: Those that are supported, converted.
+    supported: dict[str, Any]
     #: Names of those without effect.
     ignored: tuple[str, ...]
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self.obeyed.get(name, default)
+        return self.supported.get(name, default)
 
 
 def read(table: Table, body: Mapping[str, Any]) -> Values:
     """Return the fields of a body. Raise InvalidRequest, also for an unknown name, and FeatureNotSupported."""
-    obeyed: dict[str, Any] = {}
+    supported: dict[str, Any] = {}
     ignored: list[str] = []
     for name, value in body.items():
         entry = table.get(name)
@@ -85,13 +85,13 @@ def read(table: Table, body: Mapping[str, Any]) -> Values:
         if type(value) is list and len(value) > MAX_ENTRIES and type(value[0]) is dict:
             message = f"{name}: has {len(value)} entries; {MAX_ENTRIES} are allowed"
             raise InvalidRequest(message, field=name, needed=len(value), limit=MAX_ENTRIES)
-        if isinstance(entry, Obeyed):
-            obeyed[name] = converted(value, entry.kind, name)
+        if isinstance(entry, Supported):
+            supported[name] = converted(value, entry.kind, name)
         elif isinstance(entry, Accepted):
             ignored.append(name)
         elif not _is_among(value, entry.harmless):
             raise FeatureNotSupported(f"{name}: {entry.note}", field=name)
-    return Values(obeyed, tuple(ignored))
+    return Values(supported, tuple(ignored))
 
 
 def converted(value: Any, kind: Any, field: str) -> Any:
@@ -122,7 +122,7 @@ def groups(table: Table, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]
     setters: dict[str, str] = {}
     for name, value in values.items():
         entry = table[name]
-        if isinstance(entry, Obeyed) and entry.option:
+        if isinstance(entry, Supported) and entry.option:
             field = FIELDS[entry.option]
             options, value = found.setdefault(field.group, {}), entry.adapt(value) if entry.adapt else value
             if options.setdefault(field.attribute, value) != value:
@@ -140,7 +140,9 @@ def structs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def names(table: Table) -> dict[str, str]:
     """Return the API's name of each option that it sets, by the path that errors have."""
     paths = {
-        FIELDS[entry.option].path: name for name, entry in table.items() if isinstance(entry, Obeyed) and entry.option
+        FIELDS[entry.option].path: name
+        for name, entry in table.items()
+        if isinstance(entry, Supported) and entry.option
     }
     # In gRPC a list of token ids is a message with the field `ids`; in JSON it is the list.
     return paths | {f"{path}.ids": name for path, name in paths.items()}

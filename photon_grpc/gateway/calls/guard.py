@@ -51,7 +51,7 @@ class NoHttpCounts:
 
 @dataclass(frozen=True, slots=True)
 class HttpRules:
-    """The rules for all calls of a door."""
+    """The rules for all calls of a server."""
 
     failures: FailureLog
     #: The value of x-photon-replica.

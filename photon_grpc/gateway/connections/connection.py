@@ -21,11 +21,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from photon_grpc.access.places import Place
 from photon_grpc.errors import PhotonError
 from photon_grpc.gateway.connections.arriving_body import ArrivingBody, too_large
-from photon_grpc.gateway.connections.door_state import DoorState
-from photon_grpc.gateway.connections.exchange import NOWHERE, Alarm, Exchange, Flow, Outgoing
+from photon_grpc.gateway.connections.exchange import SILENT_LOGGER, DeadlineTimer, Exchange, Flow, Outgoing
 from photon_grpc.gateway.connections.head import RequestHead, find_end, parse_head
 from photon_grpc.gateway.connections.peer import has_reset, peer_of
-from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal, PartialRequest
+from photon_grpc.gateway.connections.server_state import HttpServerState
 
 #: Time until a client that closed its sending side is probed, and until it is first seen whether it reset.
 _PROBE_S = 0.05
@@ -41,10 +41,10 @@ class HttpConnection(HttpToolsProtocol):
     peer_host: str
     _flow: Flow
 
-    def __init__(self, config: Config, state: DoorState) -> None:
+    def __init__(self, config: Config, state: HttpServerState) -> None:
         super().__init__(config, state, {})
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
-        self.logger = NOWHERE
+        self.logger = SILENT_LOGGER
         self.access_log = False
         self.is_ending = False
         self._state = state
@@ -59,7 +59,7 @@ class HttpConnection(HttpToolsProtocol):
         self._head_since_s = 0.0
         self._place: Place | None = None
         self._arrival: asyncio.Task[Any] | None = None
-        self._alarm = Alarm()
+        self._alarm = DeadlineTimer()
         self._lost_callbacks: list[Callable[[], None]] = []
         self._paused_before_s = 0.0
         self._idle_since_s = time.monotonic()
@@ -321,7 +321,7 @@ class HttpConnection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-        asked = Asked.of_head(self._head, self._head_since_s) if self._head else Asked()
+        asked = PartialRequest.of_head(self._head, self._head_since_s) if self._head else PartialRequest()
         self.transport.write(self._state.refusals.response(refusal, asked, self._state.headers()))
         self._linger()
         self._tell_lost()

@@ -6,17 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from photon_grpc.errors import frames_of
 from photon_grpc.gateway.connections.limits import ConnectionLimits
-from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
-
-if TYPE_CHECKING:
-    from photon_grpc.gateway.connections.connection import HttpConnection
+from photon_grpc.gateway.connections.refusal import HttpRefusal, PartialRequest
 
 _LOG = logging.getLogger(__name__)
 #: Lines per interval about exceptions of one class.
@@ -24,7 +21,7 @@ _MAX_LINES = 2
 _INTERVAL_S = 5.0
 
 
-class _Nowhere(logging.Logger):
+class _SilentLogger(logging.Logger):
     """A logger that drops what uvicorn says, since that quotes exceptions and with them perhaps a prompt."""
 
     def __init__(self) -> None:
@@ -32,7 +29,7 @@ class _Nowhere(logging.Logger):
         self.disabled = True
 
 
-NOWHERE = _Nowhere()
+SILENT_LOGGER = _SilentLogger()
 
 
 class AppErrors:
@@ -50,7 +47,7 @@ class AppErrors:
             _LOG.error("an HTTP call failed: %s\n%s", name, frames_of(error))
 
 
-class Alarm:
+class DeadlineTimer:
     """The next deadline of a connection. Its timer goes off at the earliest of all, since most are never reached."""
 
     def __init__(self) -> None:
@@ -101,7 +98,7 @@ class Flow(FlowControl):
         self._loop = asyncio.get_running_loop()
         self._paused_at_s = 0.0
         self._paused_s = 0.0
-        self._cut = Alarm()
+        self._cut = DeadlineTimer()
         self._unsent_bytes = 0
 
     def paused_s(self) -> float:
@@ -140,10 +137,24 @@ class Flow(FlowControl):
             self._watch()
 
 
+class Connection(Protocol):
+    """What an exchange needs of its connection."""
+
+    transport: asyncio.Transport
+    #: No further request is read.
+    is_ending: bool
+
+    def answer_starts(self, exchange: Exchange) -> None:
+        """Prepare for the head of the answer, which is sent next; may still clear `keep_alive`."""
+
+    def end(self) -> None:
+        """Close once the client has had time to read the answer."""
+
+
 class Outgoing:
     """The transport as an exchange sees it: its close waits until the client has had time to read the answer."""
 
-    def __init__(self, connection: HttpConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.write = connection.transport.write
 
@@ -167,7 +178,7 @@ _AT_ONCE = _AtOnce()
 class Exchange(RequestResponseCycle):
     """A request and its answer."""
 
-    connection: HttpConnection
+    connection: Connection
     errors: AppErrors
     #: HTTP/1.0 has no chunks.
     _ends_by_closing = False
@@ -208,7 +219,7 @@ class Exchange(RequestResponseCycle):
 
     async def send_500_response(self) -> None:
         refusal = HttpRefusal(500, "INTERNAL_FAILURE", "the server failed; its log says more")
-        asked = Asked(self.scope["method"], self.scope["path"], self.scope["headers"])
+        asked = PartialRequest(self.scope["method"], self.scope["path"], self.scope["headers"])
         headers = [*refusal.headers(asked), (b"connection", b"close")]
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": refusal.body(asked), "more_body": False})

@@ -72,7 +72,7 @@ def _check_line(received: bytearray, searched: int, limits: HeadLimits) -> None:
 
 
 def parse_head(raw: bytes, limits: HeadLimits) -> RequestHead:
-    """Return the head. Raise HttpRefusal if it is malformed or asks for what the door does not do."""
+    """Return the head. Raise HttpRefusal if it is malformed or asks for what the server does not do."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         raise _malformed("the first line is not METHOD /PATH HTTP/1.1")

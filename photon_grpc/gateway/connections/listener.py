@@ -12,8 +12,8 @@ from uvicorn.config import Config
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError, QueueFull
 from photon_grpc.gateway.connections.connection import HttpConnection
-from photon_grpc.gateway.connections.door_state import DoorState
-from photon_grpc.gateway.connections.refusal import Asked, HttpRefusal
+from photon_grpc.gateway.connections.refusal import HttpRefusal, PartialRequest
+from photon_grpc.gateway.connections.server_state import HttpServerState
 
 _LOG = logging.getLogger(__name__)
 _FLAG = "--http-listen"
@@ -29,7 +29,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 class Listener:
     """Accepts connections. Each takes its place before its handshake, for which asyncio's own servers have no hook."""
 
-    def __init__(self, address: str, config: Config, state: DoorState, *, reuse_port: bool) -> None:
+    def __init__(self, address: str, config: Config, state: HttpServerState, *, reuse_port: bool) -> None:
         """Listen at HOST:PORT. Raise ConfigError."""
         self._config = config
         self._state = state
@@ -98,7 +98,7 @@ class Listener:
         with raw, contextlib.suppress(OSError):
             if self._state.certificates is None:
                 refusal = HttpRefusal.of(error)
-                raw.send(self._state.refusals.response(refusal, Asked(), self._state.headers()))
+                raw.send(self._state.refusals.response(refusal, PartialRequest(), self._state.headers()))
                 raw.shutdown(socket.SHUT_WR)
 
 

@@ -1,8 +1,8 @@
 """The rules for callers: Host, Origin, the type of the body, and no keys in URLs.
 
 A service on localhost without keys is open to every web page in a browser on the same machine. A page may send a POST
-across origins, and may have its own name resolve to 127.0.0.1. So the door answers only to names that it was given, and
-only its own pages and those of --http-allowed-origin.
+across origins, and may have its own name resolve to 127.0.0.1. So the server answers only to names that it was given,
+and only its own pages and those of --http-allowed-origin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl
 
-from photon_grpc.gateway.connections.refusal import Asked, Headers, HttpRefusal, Refusals
+from photon_grpc.gateway.connections.refusal import Headers, HttpRefusal, PartialRequest, Refusals
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -42,7 +42,7 @@ class HttpPolicy:
         allowed_origins: Iterable[str] = (),
         refusals: Refusals | None = None,
     ) -> None:
-        """Take the names that the door answers to besides its addresses, and the origins of foreign pages."""
+        """Take the names that the server answers to besides its addresses, and the origins of foreign pages."""
         self._app = app
         self._refusals = Refusals() if refusals is None else refusals
         self._allowed_hosts = frozenset(_allowed(host.lower()) for host in allowed_hosts)
@@ -74,7 +74,7 @@ class HttpPolicy:
             _check_body_type(call)
             _check_query(call)
         except HttpRefusal as refusal:
-            asked = Asked(scope["method"], scope["path"], scope["headers"])
+            asked = PartialRequest(scope["method"], scope["path"], scope["headers"])
             headers, body = self._refusals.answer(refusal, asked)
             await _answer(send, refusal.status, body, [*headers, *cors])
             return

@@ -1,4 +1,4 @@
-"""A request that the door refuses before the app sees it: its answer in the form of the API, and its count."""
+"""A request that the server refuses before the app sees it: its answer in the form of the API, and its count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NoRefusalCounts:
         pass
 
 
-class Asked:
+class PartialRequest:
     """A request as far as it has arrived: what its refusal needs."""
 
     def __init__(self, method: str = "", path: str = "", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -45,7 +45,7 @@ class Asked:
         self.started_s = time.monotonic()
 
     @classmethod
-    def of_head(cls, raw: bytes, started_s: float) -> Asked:
+    def of_head(cls, raw: bytes, started_s: float) -> PartialRequest:
         """Read a whole head, which may be malformed."""
         method, _, rest = raw.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         headers = [(match[1].lower(), match[2].strip(b" \t")) for match in _HEADER_LINE.finditer(raw)]
@@ -69,7 +69,7 @@ class HttpRefusal(Exception):
         """Return the refusal for a lack of places or memory."""
         return cls(503, error.reason, f"{error.message}; try again later", [(b"retry-after", b"1")])
 
-    def body(self, asked: Asked) -> bytes:
+    def body(self, asked: PartialRequest) -> bytes:
         """Return the body in the form of the API's errors."""
         error: dict[str, Any] = {"message": self.message, "code": self.code}
         whole: dict[str, Any]
@@ -81,7 +81,7 @@ class HttpRefusal(Exception):
             whole = {"error": {"type": kind, "param": None, **error}}
         return json.dumps(whole, ensure_ascii=False).encode()
 
-    def headers(self, asked: Asked) -> Headers:
+    def headers(self, asked: PartialRequest) -> Headers:
         """Return the headers of the answer."""
         request_id = asked.request_id.encode()
         return [
@@ -96,19 +96,19 @@ class HttpRefusal(Exception):
 
 
 class Refusals:
-    """Answers the refused requests of a door, and counts them."""
+    """Answers the refused requests of a server, and counts them."""
 
     def __init__(self, counts: RefusalCounts | None = None, replica_id: str = "") -> None:
         """Take the counter, and the value of x-photon-replica, which is left out if empty."""
         self._counts = NoRefusalCounts() if counts is None else counts
         self._replica: Headers = [(b"x-photon-replica", replica_id.encode())] if replica_id else []
 
-    def answer(self, refusal: HttpRefusal, asked: Asked) -> tuple[Headers, bytes]:
+    def answer(self, refusal: HttpRefusal, asked: PartialRequest) -> tuple[Headers, bytes]:
         """Count the refusal; return the headers and the body of its answer."""
         self._counts.ended(_ROUTE, asked.method, refusal.status, time.monotonic() - asked.started_s)
         return [*refusal.headers(asked), *self._replica], refusal.body(asked)
 
-    def response(self, refusal: HttpRefusal, asked: Asked, default_headers: Headers) -> bytes:
+    def response(self, refusal: HttpRefusal, asked: PartialRequest, default_headers: Headers) -> bytes:
         """Count the refusal; return its whole response, after which the connection is closed."""
         phrase = http.HTTPStatus(refusal.status).phrase
         refused, body = self.answer(refusal, asked)

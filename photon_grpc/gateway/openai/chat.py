@@ -18,7 +18,7 @@ from photon_grpc.frontend.output.answer import NO_ANSWER
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import chat_logprobs, head_of, off_the_loop, usage_of
 from photon_grpc.gateway.openai.messages import chat_of, without_effect
@@ -33,18 +33,18 @@ from photon_grpc.gateway.openai.options import (
 
 FIELDS: Table = {
     **SHARED,
-    "messages": Obeyed(list[dict[str, Any]]),
-    "max_completion_tokens": Obeyed(int, "max_tokens"),
-    "max_tokens": Obeyed(int, "max_tokens", note="the older name of max_completion_tokens"),
-    "logprobs": Obeyed(bool),
-    "top_logprobs": Obeyed(int),
-    "tools": Obeyed(list[dict[str, Any]]),
-    "tool_choice": Obeyed(Any),
-    "parallel_tool_calls": Obeyed(bool, note="false needs a tool_choice other than auto"),
-    "reasoning_effort": Obeyed(str, note="a variable of the chat template; without effect if it has none"),
+    "messages": Supported(list[dict[str, Any]]),
+    "max_completion_tokens": Supported(int, "max_tokens"),
+    "max_tokens": Supported(int, "max_tokens", note="the older name of max_completion_tokens"),
+    "logprobs": Supported(bool),
+    "top_logprobs": Supported(int),
+    "tools": Supported(list[dict[str, Any]]),
+    "tool_choice": Supported(Any),
+    "parallel_tool_calls": Supported(bool, note="false needs a tool_choice other than auto"),
+    "reasoning_effort": Supported(str, note="a variable of the chat template; without effect if it has none"),
     "thinking_token_budget": Refused("reasoning ends where the model ends it; see max_completion_tokens"),
-    "chat_template_kwargs": Obeyed(dict[str, Any], note="variables of the chat template"),
-    "add_generation_prompt": Obeyed(bool),
+    "chat_template_kwargs": Supported(dict[str, Any], note="variables of the chat template"),
+    "add_generation_prompt": Supported(bool),
     "modalities": Refused("this server writes text", (["text"],)),
     "audio": Refused("this server writes text"),
     "prediction": Accepted("a prediction may make an answer faster, never different"),
@@ -105,9 +105,9 @@ class ChatCompletions(generation.FrontendEndpoints):
 def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> _WantedChat:
     if user := values.get("user"):
         generation.label(origin, user)
-    chat = chat_of(values.obeyed, facts.template_arguments)
-    call.note_ignored((*values.ignored, *without_effect(values.obeyed, facts.template_arguments)))
-    constraint = form_of(values.obeyed, call)
+    chat = chat_of(values.supported, facts.template_arguments)
+    call.note_ignored((*values.ignored, *without_effect(values.supported, facts.template_arguments)))
+    constraint = form_of(values.supported, call)
     return _WantedChat(
         generation.ask_of(call, origin, chat, _options(values), model=facts.name, constraint=constraint),
         bool(values.get("stream")),
@@ -118,7 +118,7 @@ def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -
 
 def _options(values: Values) -> dict[str, dict[str, Any]]:
     """Return the options of the ask by group. Raise InvalidRequest, FeatureNotSupported."""
-    options = groups(FIELDS, values.obeyed)
+    options = groups(FIELDS, values.supported)
     if values.get("logprobs"):
         options.setdefault("output", {})["logprobs"] = values.get("top_logprobs", 0)
     else:

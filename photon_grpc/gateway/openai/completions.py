@@ -18,7 +18,7 @@ from photon_grpc.frontend.output.logprobs import TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, groups, names
+from photon_grpc.gateway.calls.fields import Refused, Supported, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import TextOffsets, completion_logprobs, head_of, off_the_loop, usage_of
 from photon_grpc.gateway.openai.options import (
@@ -37,12 +37,14 @@ _MAX_TOKENS = 16
 
 FIELDS: Table = {
     **SHARED,
-    "prompt": Obeyed(Any, note="a text, ids, or a list of either"),
-    "max_tokens": Obeyed(int, "max_tokens", note="16 if unset; 0 only with echo"),
-    "logprobs": Obeyed(int, "logprobs"),
-    "echo": Obeyed(bool, note="the prompt comes first; with logprobs it has them, too"),
-    "add_special_tokens": Obeyed(bool, note="whether BOS and the like are added to a text; true if unset"),
-    "parse_special_tokens": Obeyed(bool, note="whether special tokens spelled out in a text are those; true if unset"),
+    "prompt": Supported(Any, note="a text, ids, or a list of either"),
+    "max_tokens": Supported(int, "max_tokens", note="16 if unset; 0 only with echo"),
+    "logprobs": Supported(int, "logprobs"),
+    "echo": Supported(bool, note="the prompt comes first; with logprobs it has them, too"),
+    "add_special_tokens": Supported(bool, note="whether BOS and the like are added to a text; true if unset"),
+    "parse_special_tokens": Supported(
+        bool, note="whether special tokens spelled out in a text are those; true if unset"
+    ),
     "suffix": Refused("there is no filling in between; write the text after the gap into the prompt", ("",)),
     "prompt_embeds": Refused("a prompt is text or ids"),
 }
@@ -94,7 +96,7 @@ class Completions(generation.FrontendEndpoints):
         if user := values.get("user"):
             generation.label(first, user)
         prompts, options = _prompts(values), _options(values)
-        constraint = form_of(values.obeyed, call)
+        constraint = form_of(values.supported, call)
         asks = []
         for i, prompt in enumerate(prompts):
             origin = call.origin(f"-{i}") if len(prompts) > 1 else first
@@ -126,12 +128,12 @@ def _is_prompt_only(values: Values) -> bool:
 
 def _options(values: Values) -> dict[str, dict[str, Any]]:
     """Return the options of each ask by group. Raise InvalidRequest."""
-    options = groups(FIELDS, values.obeyed)
+    options = groups(FIELDS, values.supported)
     stop = options.setdefault("stop", {})
     stop["max_tokens"] = 1 if _is_prompt_only(values) else stop.get("max_tokens", _MAX_TOKENS)
     if values.get("logprobs") is None and values.get("logprob_token_ids"):
         raise InvalidRequest("logprob_token_ids: needs logprobs", field="logprob_token_ids")
-    if values.get("echo") and "logprobs" in values.obeyed:
+    if values.get("echo") and "logprobs" in values.supported:
         options["output"]["prompt_logprobs"] = values.get("logprobs")
     options.setdefault("cache", {}).update(generation.cache_of(values.get("user", ""), values.get("cache_salt", "")))
     if stream_options(values).continuous_usage_stats:

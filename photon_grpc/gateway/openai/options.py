@@ -13,7 +13,7 @@ from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.constraints.constraint import field_of
 from photon_grpc.frontend.output.update import OutputFinish
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, converted
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, Values, converted
 
 _NO_EFFECT = Accepted("nothing is stored, and every request is served alike")
 _NO_MEDIA = Refused("this server reads text", ({},))
@@ -60,37 +60,37 @@ def _priority(priority: int) -> int:
 
 #: The fields of a generation; each API adds its input and its output.
 SHARED: Table = {
-    "model": Obeyed(str),
-    "stream": Obeyed(bool),
-    "stream_options": Obeyed(EventOptions, note="only with stream; include_usage, vLLM's continuous_usage_stats"),
-    "user": Obeyed(str, note="a label of the request, and a part of the cache salt"),
+    "model": Supported(str),
+    "stream": Supported(bool),
+    "stream_options": Supported(EventOptions, note="only with stream; include_usage, vLLM's continuous_usage_stats"),
+    "user": Supported(str, note="a label of the request, and a part of the cache salt"),
     # Sampling.
-    "temperature": Obeyed(float, "temperature"),
-    "top_p": Obeyed(float, "top_p"),
-    "n": Obeyed(int, "num_outputs"),
-    "seed": Obeyed(int, "seed", _seed, note="-1, as in vLLM: none"),
-    "presence_penalty": Obeyed(float, "presence_penalty"),
-    "frequency_penalty": Obeyed(float, "frequency_penalty"),
-    "logit_bias": Obeyed(dict[int, float], "logit_bias", _sorted_bias),
-    "stop": Obeyed(str | tuple[str, ...], "stop_strings", lambda stop: (stop,) if isinstance(stop, str) else stop),
+    "temperature": Supported(float, "temperature"),
+    "top_p": Supported(float, "top_p"),
+    "n": Supported(int, "num_outputs"),
+    "seed": Supported(int, "seed", _seed, note="-1, as in vLLM: none"),
+    "presence_penalty": Supported(float, "presence_penalty"),
+    "frequency_penalty": Supported(float, "frequency_penalty"),
+    "logit_bias": Supported(dict[int, float], "logit_bias", _sorted_bias),
+    "stop": Supported(str | tuple[str, ...], "stop_strings", lambda stop: (stop,) if isinstance(stop, str) else stop),
     # vLLM's extensions.
-    "top_k": Obeyed(int, "top_k", lambda top_k: -1 if top_k == 0 else top_k, note="0 and -1: all"),
-    "min_p": Obeyed(float, "min_p"),
-    "repetition_penalty": Obeyed(float, "repetition_penalty"),
-    "min_tokens": Obeyed(int, "min_tokens"),
-    "ignore_eos": Obeyed(bool, "ignore_eos"),
-    "stop_token_ids": Obeyed(tuple[int, ...], "stop_token_ids"),
-    "include_stop_str_in_output": Obeyed(bool, "include_stop_in_text"),
-    "skip_special_tokens": Obeyed(bool, "skip_special_tokens"),
-    "allowed_token_ids": Obeyed(tuple[int, ...], "allowed_token_ids"),
-    "priority": Obeyed(int, "priority", _priority, note="as in vLLM, lower runs first"),
-    "cache_salt": Obeyed(str, note="shares cached prefixes only with requests of the same salt"),
-    "guided_json": Obeyed(dict[str, Any] | str, note="a JSON Schema"),
-    "guided_regex": Obeyed(str),
-    "guided_choice": Obeyed(tuple[str, ...]),
-    "guided_grammar": Obeyed(str),
-    "structured_outputs": Obeyed(dict[str, Any], note="one of json, json_object, regex, choice, grammar"),
-    "response_format": Obeyed(dict[str, Any], note="text, json_object or json_schema"),
+    "top_k": Supported(int, "top_k", lambda top_k: -1 if top_k == 0 else top_k, note="0 and -1: all"),
+    "min_p": Supported(float, "min_p"),
+    "repetition_penalty": Supported(float, "repetition_penalty"),
+    "min_tokens": Supported(int, "min_tokens"),
+    "ignore_eos": Supported(bool, "ignore_eos"),
+    "stop_token_ids": Supported(tuple[int, ...], "stop_token_ids"),
+    "include_stop_str_in_output": Supported(bool, "include_stop_in_text"),
+    "skip_special_tokens": Supported(bool, "skip_special_tokens"),
+    "allowed_token_ids": Supported(tuple[int, ...], "allowed_token_ids"),
+    "priority": Supported(int, "priority", _priority, note="as in vLLM, lower runs first"),
+    "cache_salt": Supported(str, note="shares cached prefixes only with requests of the same salt"),
+    "guided_json": Supported(dict[str, Any] | str, note="a JSON Schema"),
+    "guided_regex": Supported(str),
+    "guided_choice": Supported(tuple[str, ...]),
+    "guided_grammar": Supported(str),
+    "structured_outputs": Supported(dict[str, Any], note="one of json, json_object, regex, choice, grammar"),
+    "response_format": Supported(dict[str, Any], note="text, json_object or json_schema"),
     "spaces_between_special_tokens": Refused("spaces are as the tokenizer has them", (True,)),
     "use_beam_search": Refused("there is no beam search; sample several outputs with n", (False,)),
     "length_penalty": Refused("there is no beam search", (1.0, 1)),
@@ -98,7 +98,7 @@ SHARED: Table = {
     "truncate_prompt_tokens": Refused("a prompt is never cut; one that is too long is refused"),
     "truncation_side": Refused("a prompt is never cut; one that is too long is refused"),
     "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
-    "logprob_token_ids": Obeyed(tuple[int, ...], "score_token_ids", note="beside the likeliest; needs logprobs"),
+    "logprob_token_ids": Supported(tuple[int, ...], "score_token_ids", note="beside the likeliest; needs logprobs"),
     "return_tokens_as_token_ids": Refused("tokens are reported as text", (False,)),
     "return_token_ids": _NO_IDS,
     "return_prompt_text": Refused("ask /tokenize and /detokenize", (False,)),
@@ -113,7 +113,7 @@ SHARED: Table = {
     "watermarking": Refused("there are no watermarks", (False,)),
     "stream_interval": Accepted("a chunk has all that is new when the reader is ready"),
     "request_id": Refused("send it as the header x-request-id"),
-    "session_id": Obeyed(str, "session_id", note="keeps the prompt cached for longer"),
+    "session_id": Supported(str, "session_id", note="keeps the prompt cached for longer"),
     "mm_processor_kwargs": _NO_MEDIA,
     "media_io_kwargs": _NO_MEDIA,
     "routed_experts_prompt_start": Refused("routed experts are not reported", (0,)),
@@ -128,7 +128,7 @@ SHARED: Table = {
     "prompt_cache_retention": _NO_EFFECT,
     "prompt_cache_options": Accepted("prompts stay cached while there is room"),
     "moderation": Refused("this server moderates nothing"),
-    "prompt_cache_key": Obeyed(str, "session_id", note="keeps the prompt cached for longer"),
+    "prompt_cache_key": Supported(str, "session_id", note="keeps the prompt cached for longer"),
 }
 
 _CONSTRAINTS = {

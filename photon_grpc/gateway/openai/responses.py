@@ -13,7 +13,7 @@ from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.gateway.calls import generation
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, Table, Values, groups, names
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, Values, groups, names
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.options import SHARED
 from photon_grpc.gateway.openai.response_input import ReasoningOptions, TextOptions, chat_of, constraint_of
@@ -27,15 +27,15 @@ _NOTHING_STORED = "nothing is stored; send all items"
 
 FIELDS: Table = {
     **{name: SHARED[name] for name in _SHARED},
-    "input": Obeyed(str | list[dict[str, Any]], note="messages, function calls and their outputs"),
-    "instructions": Obeyed(str, note="a system message before the input"),
-    "max_output_tokens": Obeyed(int, "max_tokens"),
-    "tools": Obeyed(list[dict[str, Any]], note="functions"),
-    "tool_choice": Obeyed(Any),
-    "parallel_tool_calls": Obeyed(bool, note="with false, calls after the first are left out"),
-    "reasoning": Obeyed(ReasoningOptions, note="effort, as a variable of the chat template"),
-    "text": Obeyed(TextOptions, note="format: text, json_object or json_schema"),
-    "include": Obeyed(list[str], note="only reasoning.encrypted_content, which has no effect"),
+    "input": Supported(str | list[dict[str, Any]], note="messages, function calls and their outputs"),
+    "instructions": Supported(str, note="a system message before the input"),
+    "max_output_tokens": Supported(int, "max_tokens"),
+    "tools": Supported(list[dict[str, Any]], note="functions"),
+    "tool_choice": Supported(Any),
+    "parallel_tool_calls": Supported(bool, note="with false, calls after the first are left out"),
+    "reasoning": Supported(ReasoningOptions, note="effort, as a variable of the chat template"),
+    "text": Supported(TextOptions, note="format: text, json_object or json_schema"),
+    "include": Supported(list[str], note="only reasoning.encrypted_content, which has no effect"),
     "store": Accepted("nothing is stored"),
     "stream_options": Accepted("events are not padded"),
     "prompt_cache_options": Accepted("prefixes are cached whenever they can be"),
@@ -103,10 +103,10 @@ class Responses(generation.FrontendEndpoints):
 
 def _wanted(call: HttpCall, values: Values, facts: ModelFacts, origin: Origin) -> WantedResponse:
     """Return what the call asks for. Raise InvalidRequest, FeatureNotSupported."""
-    chat = chat_of(values.obeyed, facts)
+    chat = chat_of(values.supported, facts)
     call.places = chat.places
     call.note_ignored(values.ignored + chat.ignored + _ignored_parts(values.get("include", [])))
-    options = groups(FIELDS, values.obeyed)
+    options = groups(FIELDS, values.supported)
     if user := values.get("user"):
         _check_user(user)
         generation.label(origin, user)
@@ -137,7 +137,7 @@ def _check_user(user: str) -> None:
 def _repeated(values: Values) -> dict[str, Any]:
     """Return the fields that a response repeats, at most `_MAX_REPEATED` bytes of them."""
     repeated = {name: values.get(name, unset) for name, unset in _UNSET.items()}
-    if "reasoning" in values.obeyed:
+    if "reasoning" in values.supported:
         repeated["reasoning"] = {"effort": values.get("reasoning").effort, "summary": None}
     if repeated["tool_choice"] == "none":
         repeated["tools"] = []

@@ -13,31 +13,31 @@ from photon_grpc.core.ask import ChatInput, TextInput
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.gateway.calls.body import json_object
 from photon_grpc.gateway.calls.call import HttpCall
-from photon_grpc.gateway.calls.fields import Obeyed, Refused, Table, Values, read
+from photon_grpc.gateway.calls.fields import Refused, Supported, Table, Values, read
 from photon_grpc.gateway.calls.generation import FrontendEndpoints
 from photon_grpc.gateway.calls.guard import Endpoint
 from photon_grpc.gateway.openai.answers import token_text
 from photon_grpc.gateway.openai.messages import chat_of
 
 TOKENIZE: Table = {
-    "model": Obeyed(str),
-    "prompt": Obeyed(str),
-    "add_special_tokens": Obeyed(bool, note="true if unset"),
-    "parse_special_tokens": Obeyed(bool, note="true if unset"),
-    "messages": Obeyed(list[dict[str, Any]], note="a chat in place of the prompt"),
-    "add_generation_prompt": Obeyed(bool),
-    "tools": Obeyed(list[dict[str, Any]]),
-    "chat_template_kwargs": Obeyed(dict[str, Any]),
-    "return_token_strs": Obeyed(bool, note="each token as text, in token_strs"),
+    "model": Supported(str),
+    "prompt": Supported(str),
+    "add_special_tokens": Supported(bool, note="true if unset"),
+    "parse_special_tokens": Supported(bool, note="true if unset"),
+    "messages": Supported(list[dict[str, Any]], note="a chat in place of the prompt"),
+    "add_generation_prompt": Supported(bool),
+    "tools": Supported(list[dict[str, Any]]),
+    "chat_template_kwargs": Supported(dict[str, Any]),
+    "return_token_strs": Supported(bool, note="each token as text, in token_strs"),
     "continue_final_message": Refused("a message cannot be continued here", (False,)),
     "chat_template": Refused("the model's own template is used"),
     "mm_processor_kwargs": Refused("this server reads text", ({},)),
     "media_io_kwargs": Refused("this server reads text", ({},)),
 }
 DETOKENIZE: Table = {
-    "model": Obeyed(str),
-    "tokens": Obeyed(tuple[int, ...]),
-    "skip_special_tokens": Obeyed(bool, note="false if unset"),
+    "model": Supported(str),
+    "tokens": Supported(tuple[int, ...]),
+    "skip_special_tokens": Supported(bool, note="false if unset"),
 }
 _SCOPES = ("models", "generate")
 _DETOKENIZE_NAMES = {"token_ids": "tokens", "token_ids.ids": "tokens"}
@@ -64,7 +64,7 @@ class Tokens(FrontendEndpoints):
 
     async def detokenize(self, call: HttpCall) -> Response:
         values = read(DETOKENIZE, await json_object(call, self._max_body_bytes))
-        if "tokens" not in values.obeyed:
+        if "tokens" not in values.supported:
             raise InvalidRequest("tokens: is missing; send token ids", field="tokens")
         ids, skips = values.get("tokens"), values.get("skip_special_tokens", False)
         text = await self._frontend.detokenize(values.get("model", ""), ids, skips, call.caller)
@@ -72,11 +72,11 @@ class Tokens(FrontendEndpoints):
 
 
 def _input(values: Values) -> TextInput | ChatInput:
-    if ("prompt" in values.obeyed) == ("messages" in values.obeyed):
+    if ("prompt" in values.supported) == ("messages" in values.supported):
         raise InvalidRequest("prompt: set either prompt or messages", field="prompt")
-    if "messages" in values.obeyed:
+    if "messages" in values.supported:
         _check_template_writes_specials(values)
-        return chat_of(values.obeyed)
+        return chat_of(values.supported)
     return TextInput(
         values.get("prompt"),
         parse_special_tokens=values.get("parse_special_tokens", True),

@@ -17,8 +17,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from photon_grpc.service.logs.log_filter import LogFilter
 from photon_grpc.service.logs.log_lines import ForeignLines, formatter
-from photon_grpc.service.logs.log_sieve import LogSieve
 
 #: The largest pipe that a process may request without privileges.
 _PIPE_BYTES = 1024 * 1024
@@ -131,12 +131,12 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _pump(reader: int, target: int, translate: Callable[[bytes], bytes]) -> None:
-    sieve = LogSieve()
+    log_filter = LogFilter()
     while data := os.read(reader, _READ_BYTES):
         # No data would mean the end to `translate`.
-        if passed := sieve.passed(data):
+        if passed := log_filter.passed(data):
             _write_all(target, memoryview(translate(passed)))
-    _write_all(target, memoryview(translate(sieve.rest()) + translate(b"")))
+    _write_all(target, memoryview(translate(log_filter.rest()) + translate(b"")))
     os.close(reader)
 
 

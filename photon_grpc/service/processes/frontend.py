@@ -18,7 +18,7 @@ from photon_grpc.bridge.codec import MAX_STEP_BYTES
 from photon_grpc.bridge.control import Begin, Bound, ControlChannel, ControlMessage, Drained, DrainWanted, Serving
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
-from photon_grpc.compose.http_door import Behind, http_door
+from photon_grpc.compose.http_api import HttpBackend, http_api
 from photon_grpc.compose.observation import observation
 from photon_grpc.compose.other_services import other_services
 from photon_grpc.compose.served_model import read_served_model
@@ -105,9 +105,9 @@ async def _serve(context: ChildContext) -> None:
         # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
         stack.push_async_callback(server.drain_and_stop, 0.0)
         pages = SupervisorPages(control)
-        door = http_door(begin.http, Behind(frontend, config.server, allowed, observed, replica_id, pages))
-        http = await door.start(begin.http, reuse_port=begin.reuse_port)
-        stack.push_async_callback(door.stop, 0.0)
+        http_server = http_api(begin.http, HttpBackend(frontend, config.server, allowed, observed, replica_id, pages))
+        http = await http_server.start(begin.http, reuse_port=begin.reuse_port)
+        stack.push_async_callback(http_server.stop, 0.0)
         admin = AdminListener(
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
@@ -122,9 +122,9 @@ async def _serve(context: ChildContext) -> None:
         reporting = asyncio.create_task(report.keep())
         commands = SupervisorCommands(context, link, report, pages)
         timeout_s = await commands.until_drain()
-        door.draining()
+        http_server.draining()
         num_left = await server.drain_and_stop(timeout_s)
-        await door.stop(_HTTP_CLOSING_S)
+        await http_server.stop(_HTTP_CLOSING_S)
         _report(control, Drained(num_left))
         await admin.stop(await commands.until_stop(num_left))
         reporting.cancel()

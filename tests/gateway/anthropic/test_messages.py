@@ -1,4 +1,4 @@
-"""Anthropic's official client against /v1/messages: the real door and front end, an engine with scripted texts."""
+"""Anthropic's official client against /v1/messages: the real server and front end, an engine with scripted texts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ THOUGHT = "<think>\nWhere? Zürich.\n</think>\n\n"
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Talk]:
-    async with talking() as door:
-        yield door
+async def server() -> AsyncIterator[Talk]:
+    async with talking() as server:
+        yield server
 
 
-async def ask(door: Talk, says: Line | str = "Hello.", messages: Any = HI, **options: Any) -> Any:
-    door.says(says)
-    return await door.anthropic().messages.create(model="small", messages=messages, **({"max_tokens": 500} | options))
+async def ask(server: Talk, says: Line | str = "Hello.", messages: Any = HI, **options: Any) -> Any:
+    server.says(says)
+    return await server.anthropic().messages.create(model="small", messages=messages, **({"max_tokens": 500} | options))
 
 
 def plain(message: Any) -> list[dict[str, Any]]:
@@ -55,18 +55,18 @@ def plain(message: Any) -> list[dict[str, Any]]:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message(door: Talk) -> None:
+async def test_a_message(server: Talk) -> None:
     # Older clients have them as parameters.
     sampling: Any = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
-    message = await ask(door, "Hello, Zürich 🙂.", system="Be brief.", extra_body=sampling)
+    message = await ask(server, "Hello, Zürich 🙂.", system="Be brief.", extra_body=sampling)
     assert plain(message) == [{"type": "text", "text": "Hello, Zürich 🙂."}]
     assert (message.type, message.role, message.model) == ("message", "assistant", "small")
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
-    request = door.link.adds[0].request
+    request = server.link.adds[0].request
     assert message.usage.input_tokens == len(request.prompt_ids)
     assert {name: getattr(request.sampling, name) for name in sampling} == sampling
     assert request.stop.max_tokens == 500
-    assert door.prompt() == (
+    assert server.prompt() == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -79,11 +79,11 @@ async def test_a_message(door: Talk) -> None:
         (Line("a STOP b"), {"stop_sequences": ["STOP", "b"]}, ("stop_sequence", "STOP", "a ")),
     ],
 )
-async def test_why_a_message_ends(door: Talk, line: Line, options: Any, expected: Any) -> None:
-    message = await ask(door, line, **options)
+async def test_why_a_message_ends(server: Talk, line: Line, options: Any, expected: Any) -> None:
+    message = await ask(server, line, **options)
     assert (message.stop_reason, message.stop_sequence, message.content[0].text) == expected
-    door.says(line)
-    async with door.anthropic().messages.stream(model="", messages=HI, max_tokens=99, **options) as stream:
+    server.says(line)
+    async with server.anthropic().messages.stream(model="", messages=HI, max_tokens=99, **options) as stream:
         streamed = await stream.get_final_message()
     assert (streamed.stop_reason, streamed.stop_sequence, streamed.content[0].text) == expected
 
@@ -97,10 +97,10 @@ BLOCKS = [
 ]
 
 
-async def test_a_stream_has_the_blocks_in_their_order(door: Talk) -> None:
-    door.says(SAYS)
+async def test_a_stream_has_the_blocks_in_their_order(server: Talk) -> None:
+    server.says(SAYS)
     kinds: list[str] = []
-    async with door.anthropic().messages.stream(model="small", messages=HI, max_tokens=500, tools=TOOLS) as stream:
+    async with server.anthropic().messages.stream(model="small", messages=HI, max_tokens=500, tools=TOOLS) as stream:
         async for event in stream:
             if not kinds or kinds[-1] != event.type:
                 kinds.append(event.type)
@@ -111,37 +111,37 @@ async def test_a_stream_has_the_blocks_in_their_order(door: Talk) -> None:
         dict.fromkeys(block.id for block in message.content if block.type == "tool_use")
     )
     assert message.content[0].type == "thinking" and message.content[0].signature
-    request = door.link.adds[0].request
+    request = server.link.adds[0].request
     assert message.usage.input_tokens == len(request.prompt_ids)
-    assert message.usage.output_tokens == len(door.link.encode(SAYS))
+    assert message.usage.output_tokens == len(server.link.encode(SAYS))
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
 
 
-async def test_a_whole_message_has_the_same_blocks(door: Talk) -> None:
-    message = await ask(door, SAYS, tools=TOOLS)
+async def test_a_whole_message_has_the_same_blocks(server: Talk) -> None:
+    message = await ask(server, SAYS, tools=TOOLS)
     expected = [dict(block) for block in BLOCKS]
     # The texts around the calls are one.
     expected[1]["text"] += "\n\n"
     assert plain(message) == expected
 
 
-async def test_white_space_beside_calls_is_no_text(door: Talk) -> None:
+async def test_white_space_beside_calls_is_no_text(server: Talk) -> None:
     for text in (f"\n\n{OSLO}\n{NOW}\n", f"{THOUGHT}{NOW}"):
-        whole = await ask(door, text, tools=TOOLS)
+        whole = await ask(server, text, tools=TOOLS)
         assert "text" not in [block.type for block in whole.content]
-        door.says(text)
-        async with door.anthropic().messages.stream(model="", messages=HI, max_tokens=500, tools=TOOLS) as stream:
+        server.says(text)
+        async with server.anthropic().messages.stream(model="", messages=HI, max_tokens=500, tools=TOOLS) as stream:
             assert plain(await stream.get_final_message()) == plain(whole)
-    assert plain(await ask(door, "\n\n")) == [{"type": "text", "text": "\n\n"}], "unless there is nothing else"
+    assert plain(await ask(server, "\n\n")) == [{"type": "text", "text": "\n\n"}], "unless there is nothing else"
 
 
-async def test_thinking_can_be_left_out_of_the_answer(door: Talk) -> None:
+async def test_thinking_can_be_left_out_of_the_answer(server: Talk) -> None:
     thinking: Any = {"type": "adaptive", "display": "omitted"}
-    message = await ask(door, f"{THOUGHT}Yes.", thinking=thinking)
+    message = await ask(server, f"{THOUGHT}Yes.", thinking=thinking)
     assert plain(message) == [{"type": "thinking", "thinking": ""}, {"type": "text", "text": "\n\nYes."}]
-    door.says(f"{THOUGHT}Yes.")
-    async with door.anthropic().messages.stream(model="", messages=HI, max_tokens=99, thinking=thinking) as stream:
+    server.says(f"{THOUGHT}Yes.")
+    async with server.anthropic().messages.stream(model="", messages=HI, max_tokens=99, thinking=thinking) as stream:
         assert plain(await stream.get_final_message()) == plain(message)
 
 
@@ -149,14 +149,14 @@ class Place(pydantic.BaseModel):
     city: str
 
 
-async def test_an_answer_in_the_form_of_a_class(door: Talk) -> None:
-    door.says('{"city": "Oslo"}')
-    message = await door.anthropic().messages.parse(model="", messages=HI, max_tokens=999, output_format=Place)
+async def test_an_answer_in_the_form_of_a_class(server: Talk) -> None:
+    server.says('{"city": "Oslo"}')
+    message = await server.anthropic().messages.parse(model="", messages=HI, max_tokens=999, output_format=Place)
     assert message.parsed_output == Place(city="Oslo")
-    assert '"city"' in door.link.adds[0].request.constraint.grammar
+    assert '"city"' in server.link.adds[0].request.constraint.grammar
 
 
-async def test_a_client_that_blocks(door: Talk) -> None:
+async def test_a_client_that_blocks(server: Talk) -> None:
     def talk(url: str) -> tuple[str, str, int]:
         with anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as client:
             text = client.messages.create(model="small", messages=HI, max_tokens=999).content[0]
@@ -164,8 +164,8 @@ async def test_a_client_that_blocks(door: Talk) -> None:
                 pieces = list(stream.text_stream)
         return text.text if text.type == "text" else "", "".join(pieces), len(pieces)
 
-    door.says("Hello.", "Hello again.")
-    whole, joined, num_pieces = await asyncio.to_thread(talk, door.made.url)
+    server.says("Hello.", "Hello again.")
+    whole, joined, num_pieces = await asyncio.to_thread(talk, server.made.url)
     assert (whole, joined) == ("Hello.", "Hello again.") and num_pieces > 1
 
 
@@ -174,9 +174,9 @@ async def test_a_client_that_blocks(door: Talk) -> None:
 
 @pytest.mark.parametrize("template", [QWEN, HERMES])
 async def test_calls_and_their_results_go_back_in(template: str) -> None:
-    async with talking(template) as door:
+    async with talking(template) as server:
         messages: list[Any] = [{"role": "user", "content": "Umbrella?"}]
-        asked = await ask(door, f"Let me see. {OSLO}{NOW}", messages, tools=TOOLS)
+        asked = await ask(server, f"Let me see. {OSLO}{NOW}", messages, tools=TOOLS)
         calls = [block for block in asked.content if block.type == "tool_use"]
         results = [
             {"type": "tool_result", "tool_use_id": calls[0].id, "content": [{"type": "text", "text": "rain"}]},
@@ -186,35 +186,35 @@ async def test_calls_and_their_results_go_back_in(template: str) -> None:
             {"role": "assistant", "content": asked.content},
             {"role": "user", "content": [*results, {"type": "text", "text": ""}, {"type": "text", "text": "Well?"}]},
         ]
-        answer = await ask(door, "Yes.", messages, tools=TOOLS)
+        answer = await ask(server, "Yes.", messages, tools=TOOLS)
         assert (answer.content[0].text, answer.stop_reason) == ("Yes.", "end_turn")
-        prompt = door.prompt()
+        prompt = server.prompt()
         for text in (OSLO, NOW, "<tool_response>\nrain\n</tool_response>", "\nError: broken\n"):
             assert text in prompt
         assert prompt.endswith("<|im_start|>user\nWell?<|im_end|>\n<|im_start|>assistant\n")
 
 
-async def test_which_tools_must_be_called(door: Talk) -> None:
+async def test_which_tools_must_be_called(server: Talk) -> None:
     async def grammar(choice: Any) -> str:
-        await ask(door, NOW, tools=TOOLS, tool_choice=choice)
-        constraint = door.link.adds[-1].request.constraint
+        await ask(server, NOW, tools=TOOLS, tool_choice=choice)
+        constraint = server.link.adds[-1].request.constraint
         return "" if constraint is None else constraint.grammar
 
     either, one = await grammar({"type": "any"}), await grammar({"type": "tool", "name": "now"})
     assert "weather" in either and "now" in either
     assert "weather" not in one and "now" in one
-    assert await grammar({"type": "auto"}) == "" and "weather" in door.prompt()
-    assert await grammar({"type": "none"}) == "" and "weather" not in door.prompt()
+    assert await grammar({"type": "auto"}) == "" and "weather" in server.prompt()
+    assert await grammar({"type": "none"}) == "" and "weather" not in server.prompt()
 
 
-async def test_calls_after_the_first_are_left_out_if_they_are_not_wanted(door: Talk) -> None:
+async def test_calls_after_the_first_are_left_out_if_they_are_not_wanted(server: Talk) -> None:
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
     line = Line(f"{OSLO} Also: {NOW}", FinishReason.MAX_TOKENS)
-    message = await ask(door, line, tools=TOOLS, tool_choice=choice)
+    message = await ask(server, line, tools=TOOLS, tool_choice=choice)
     assert plain(message) == [BLOCKS[2]]
-    door.says(line)
+    server.says(line)
     options: Any = {"messages": HI, "max_tokens": 99, "tools": TOOLS, "tool_choice": choice}
-    async with door.anthropic().messages.stream(model="", **options) as stream:
+    async with server.anthropic().messages.stream(model="", **options) as stream:
         streamed = await stream.get_final_message()
     assert plain(streamed) == [BLOCKS[2]] and streamed.stop_reason == message.stop_reason == "tool_use"
 
@@ -222,7 +222,7 @@ async def test_calls_after_the_first_are_left_out_if_they_are_not_wanted(door: T
 # --- what a body says ------------------------------------------------------------------------------------------------
 
 
-async def test_blocks_of_one_speaker_are_one_message(door: Talk) -> None:
+async def test_blocks_of_one_speaker_are_one_message(server: Talk) -> None:
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "c"},
@@ -231,9 +231,9 @@ async def test_blocks_of_one_speaker_are_one_message(door: Talk) -> None:
         {"role": "system", "content": [{"type": "text", "text": "f"}]},
         {"role": "user", "content": []},
     ]
-    await ask(door, messages=messages)
+    await ask(server, messages=messages)
     expected = [("user", "a\nb\nc"), ("assistant", "de"), ("system", "f"), ("user", "")]
-    assert door.prompt() == (
+    assert server.prompt() == (
         "".join([f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in expected]) + "<|im_start|>assistant\n"
     )
 
@@ -246,21 +246,21 @@ async def test_blocks_of_one_speaker_are_one_message(door: Talk) -> None:
         ({"type": "disabled"}, "<think>\n\n</think>\n\n"),
     ],
 )
-async def test_thinking_is_a_variable_of_the_template(door: Talk, thinking: Any, end: str) -> None:
-    await ask(door, thinking=thinking)
-    assert door.prompt().endswith(end)
+async def test_thinking_is_a_variable_of_the_template(server: Talk, thinking: Any, end: str) -> None:
+    await ask(server, thinking=thinking)
+    assert server.prompt().endswith(end)
 
 
 async def test_what_a_model_cannot_think_is_refused() -> None:
-    async with talking(LLAMA3.replace("bos_token", "''")) as door:
-        await ask(door, thinking={"type": "disabled"})
-        await refused(door, "thinking.type", thinking={"type": "enabled", "budget_tokens": 1024})
-    async with talking(DEEPSEEK) as door:
-        await ask(door, thinking={"type": "enabled", "budget_tokens": 1024})
-        await refused(door, "thinking.type", thinking={"type": "disabled"})
+    async with talking(LLAMA3.replace("bos_token", "''")) as server:
+        await ask(server, thinking={"type": "disabled"})
+        await refused(server, "thinking.type", thinking={"type": "enabled", "budget_tokens": 1024})
+    async with talking(DEEPSEEK) as server:
+        await ask(server, thinking={"type": "enabled", "budget_tokens": 1024})
+        await refused(server, "thinking.type", thinking={"type": "disabled"})
 
 
-async def test_an_agents_body_is_understood(door: Talk) -> None:
+async def test_an_agents_body_is_understood(server: Talk) -> None:
     """Blocks, headers and fields as Claude Code sends them."""
     cached: Any = {"type": "ephemeral", "ttl": "1h"}
     system: Any = [
@@ -278,9 +278,9 @@ async def test_an_agents_body_is_understood(door: Talk) -> None:
         "output_config": {"effort": "high"},
         "betas": ["claude-code-20250219", "context-management-2025-06-27"],
     }
-    door.says("Hello.")
+    server.says("Hello.")
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": cached}]}]
-    client = door.anthropic().beta.messages.with_raw_response
+    client = server.anthropic().beta.messages.with_raw_response
     response = await client.create(model="small", messages=messages, max_tokens=999, **body)  # type: ignore[arg-type]
     ignored = response.headers["x-photon-ignored"].split(", ")
     assert set(ignored) == {
@@ -292,27 +292,27 @@ async def test_an_agents_body_is_understood(door: Talk) -> None:
         "anthropic-beta",
     }
     assert (await response.parse()).content[0].text == "Hello."  # type: ignore[union-attr]
-    assert "billing" not in door.prompt() and "You are an agent.\nBe careful." in door.prompt()
-    assert door.records[0].origin.labels == (("user", hashlib.sha256(b"u" * 256).hexdigest()),), "a label is short"
-    assert door.link.adds[0].request.salt == hashlib.sha256(b"256:" + b"u" * 256).hexdigest()
+    assert "billing" not in server.prompt() and "You are an agent.\nBe careful." in server.prompt()
+    assert server.records[0].origin.labels == (("user", hashlib.sha256(b"u" * 256).hexdigest()),), "a label is short"
+    assert server.link.adds[0].request.salt == hashlib.sha256(b"256:" + b"u" * 256).hexdigest()
 
 
-async def test_tokens_are_counted_as_a_message_would_have_them(door: Talk) -> None:
+async def test_tokens_are_counted_as_a_message_would_have_them(server: Talk) -> None:
     given: Any = {"messages": HI, "tools": TOOLS, "system": "Be brief.", "thinking": {"type": "disabled"}}
-    counted = await door.anthropic().messages.count_tokens(model="small", **given)
-    message = await ask(door, **given)
+    counted = await server.anthropic().messages.count_tokens(model="small", **given)
+    message = await ask(server, **given)
     assert counted.input_tokens == message.usage.input_tokens > 0
     history: Any = [*HI, {"role": "assistant", "content": "Hello"}]
-    assert (await door.anthropic().messages.count_tokens(model="", messages=history)).input_tokens > 0
+    assert (await server.anthropic().messages.count_tokens(model="", messages=history)).input_tokens > 0
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-async def refused(door: Talk, param: str, code: str = "FEATURE_NOT_SUPPORTED", **body: Any) -> Any:
+async def refused(server: Talk, param: str, code: str = "FEATURE_NOT_SUPPORTED", **body: Any) -> Any:
     whole = {"model": "small", "messages": HI, "max_tokens": 99, **body}
     with pytest.raises(anthropic.BadRequestError) as error:
-        await door.anthropic().post("/v1/messages", body=whole, cast_to=object)
+        await server.anthropic().post("/v1/messages", body=whole, cast_to=object)
     fields: Any = error.value.body
     assert fields["type"] == "error" and fields["request_id"] == error.value.response.headers["request-id"]
     assert fields["error"]["type"] == "invalid_request_error"
@@ -375,29 +375,29 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_obeyed_is_refused_by_its_place(door: Talk) -> None:
+async def test_what_cannot_be_obeyed_is_refused_by_its_place(server: Talk) -> None:
     for body, param, code in REFUSED:
-        await refused(door, param, code, **body)
-    assert not door.link.adds
+        await refused(server, param, code, **body)
+    assert not server.link.adds
 
 
-async def test_errors_are_those_of_the_client(door: Talk) -> None:
-    client = door.anthropic()
+async def test_errors_are_those_of_the_client(server: Talk) -> None:
+    client = server.anthropic()
     with pytest.raises(anthropic.NotFoundError) as missing:
         await client.messages.create(model="claude", messages=HI, max_tokens=99)
     assert missing.value.type == "not_found_error"  # type: ignore[attr-defined]
     with pytest.raises(anthropic.RequestTooLargeError):
         await client.messages.create(model="", messages=[{"role": "user", "content": "a" * (1 << 20)}], max_tokens=99)
-    door.link.lose()
+    server.link.lose()
     with pytest.raises(anthropic.InternalServerError) as lost:
         await client.messages.create(model="", messages=HI, max_tokens=99)
     assert lost.value.status_code == 503 and lost.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index]
 
 
-async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
-    door.says(Line("Hel", None))
+async def test_a_failure_after_output_began_is_an_event(server: Talk) -> None:
+    server.says(Line("Hel", None))
     kinds: list[str] = []
-    stream = await door.anthropic().messages.create(model="", messages=HI, max_tokens=99, stream=True)
+    stream = await server.anthropic().messages.create(model="", messages=HI, max_tokens=99, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="engine") as lost:
         async for event in stream:
             kinds += [event.type]
@@ -405,38 +405,38 @@ async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
     assert lost.value.body["error"]["code"] == "ENGINE_FAILURE"  # type: ignore[index]
 
 
-async def test_an_operators_abort_is_no_end_of_a_message(door: Talk) -> None:
+async def test_an_operators_abort_is_no_end_of_a_message(server: Talk) -> None:
     line = Line("so lo", FinishReason.ABORTED)
     with pytest.raises(anthropic.ConflictError, match="ABORTED_BY_ADMIN"):
-        await ask(door, line)
-    door.says(line)
+        await ask(server, line)
+    server.says(line)
     texts: list[str] = []
     with pytest.raises(anthropic.APIStatusError, match="ABORTED_BY_ADMIN"):
-        async with door.anthropic().messages.stream(model="", messages=HI, max_tokens=99) as stream:
+        async with server.anthropic().messages.stream(model="", messages=HI, max_tokens=99) as stream:
             async for text in stream.text_stream:
                 texts.append(text)  # noqa: PERF401
     assert "".join(texts) == "so lo"
 
 
-async def test_clients_repeat_what_may_succeed_and_nothing_else(door: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_repeat_what_may_succeed_and_nothing_else(server: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RETRY_AFTER_S", 0.01)
-    facts = door.link.facts
-    door.link.lose()
-    door.says("Hello.")
+    facts = server.link.facts
+    server.link.lose()
+    server.says("Hello.")
 
     async def come_back(response: httpx2.Response) -> None:
-        door.link.facts = facts
-        door.link.on_frame(facts)
+        server.link.facts = facts
+        server.link.on_frame(facts)
 
-    client = door.anthropic(max_retries=1)
+    client = server.anthropic(max_retries=1)
     client._client.event_hooks["response"].append(come_back)
     message = await client.messages.create(model="", messages=HI, max_tokens=99)
     assert message.content[0].text == "Hello."  # type: ignore[union-attr]
-    statuses = [response.status_code for response in door.responses]
+    statuses = [response.status_code for response in server.responses]
     assert statuses == [503, 200]
     with pytest.raises(anthropic.BadRequestError):
         await client.messages.create(model="", messages=[], max_tokens=99)
-    assert [response.status_code for response in door.responses].count(400) == 1
+    assert [response.status_code for response in server.responses].count(400) == 1
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

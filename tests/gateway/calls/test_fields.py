@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PhotonError
-from photon_grpc.gateway.calls.fields import Accepted, Obeyed, Refused, groups, names, read
+from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, groups, names, read
 
 TABLE = {
-    "temperature": Obeyed(float, "temperature"),
-    "stop": Obeyed(tuple[str, ...], "stop_strings"),
-    "n": Obeyed(int, "num_outputs"),
-    "echo": Obeyed(bool),
+    "temperature": Supported(float, "temperature"),
+    "stop": Supported(tuple[str, ...], "stop_strings"),
+    "n": Supported(int, "num_outputs"),
+    "echo": Supported(bool),
     "store": Accepted("nothing is stored"),
     "best_of": Refused("use n", (1,)),
 }
@@ -23,9 +23,9 @@ TABLE = {
 
 def test_fields_are_sorted_by_their_effect() -> None:
     values = read(TABLE, {"temperature": 1, "stop": ["a"], "echo": True, "store": True, "best_of": 1})
-    assert values.obeyed == {"temperature": 1.0, "stop": ("a",), "echo": True}
+    assert values.supported == {"temperature": 1.0, "stop": ("a",), "echo": True}
     assert values.ignored == ("store",)
-    assert groups(TABLE, values.obeyed) == {"sampling": {"temperature": 1.0}, "stop": {"stop_strings": ("a",)}}
+    assert groups(TABLE, values.supported) == {"sampling": {"temperature": 1.0}, "stop": {"stop_strings": ("a",)}}
 
 
 def test_null_is_unset() -> None:
@@ -57,7 +57,7 @@ def test_a_refused_field_takes_only_its_harmless_values(value: Any) -> None:
 
 
 def test_two_names_of_one_option_must_agree() -> None:
-    table = {"session_id": Obeyed(str, "session_id"), "prompt_cache_key": Obeyed(str, "session_id")}
+    table = {"session_id": Supported(str, "session_id"), "prompt_cache_key": Supported(str, "session_id")}
     assert groups(table, dict.fromkeys(table, "a")) == {"cache": {"session_id": "a"}}
     with pytest.raises(InvalidRequest, match="prompt_cache_key: session_id has a different value") as caught:
         groups(table, {"session_id": "a", "prompt_cache_key": "b"})
@@ -67,7 +67,7 @@ def test_two_names_of_one_option_must_agree() -> None:
 def test_errors_name_fields_as_the_api_does() -> None:
     assert names(TABLE)["sampling.num_outputs"] == "n"
     # A list of token ids is a message in gRPC.
-    assert names({"ids": Obeyed(tuple[int, ...], "allowed_token_ids")})["sampling.allowed_token_ids.ids"] == "ids"
+    assert names({"ids": Supported(tuple[int, ...], "allowed_token_ids")})["sampling.allowed_token_ids.ids"] == "ids"
 
 
 JSON = st.recursive(
@@ -84,4 +84,4 @@ def test_any_json_is_read_or_refused(body: dict[str, Any]) -> None:
     except PhotonError as error:
         assert error.field or "" in body
     else:
-        assert set(values.obeyed) | set(values.ignored) <= set(body)
+        assert set(values.supported) | set(values.ignored) <= set(body)

@@ -13,7 +13,7 @@ from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.core.generation import Start
 from photon_grpc.gateway.openai.answers import head_of
 from tests.frontend.fake_engine import frontend, served
-from tests.gateway.door import in_memory
+from tests.gateway.in_memory import in_memory
 from tests.server.fake_frontend import FakeFrontend, for_ever
 from tests.server.keys import SECRETS, write_keys
 
@@ -39,31 +39,31 @@ def keys(tmp_path: Path) -> KeyRing:
     ],
 )
 async def test_a_path_needs_a_key_with_its_scope(method: str, path: str, scopes: set[str], keys: KeyRing) -> None:
-    door = in_memory(FakeFrontend(), keys=keys)
+    server = in_memory(FakeFrontend(), keys=keys)
     for name, secret in SECRETS.items():
-        answer = await door.client.request(method, path, json={}, headers={"authorization": f"Bearer {secret}"})
+        answer = await server.client.request(method, path, json={}, headers={"authorization": f"Bearer {secret}"})
         assert (answer.status_code == 403) == (name not in scopes), name
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {SECRETS['all']}"}):
-        answer = await door.client.request(method, path, json={}, headers=headers)
+        answer = await server.client.request(method, path, json={}, headers=headers)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["type"] == "authentication_error"
 
 
 async def test_a_key_may_come_as_anthropics_clients_send_it(keys: KeyRing) -> None:
-    door = in_memory(FakeFrontend(), keys=keys)
-    answer = await door.client.post(COMPLETIONS, json=PROMPT, headers={"x-api-key": SECRETS["gen"]})
+    server = in_memory(FakeFrontend(), keys=keys)
+    answer = await server.client.post(COMPLETIONS, json=PROMPT, headers={"x-api-key": SECRETS["gen"]})
     assert answer.status_code == 200
     both = {"x-api-key": SECRETS["gen"], "authorization": f"Bearer {SECRETS['adm']}"}
-    assert (await door.client.post(COMPLETIONS, json=PROMPT, headers=both)).status_code == 401
+    assert (await server.client.post(COMPLETIONS, json=PROMPT, headers=both)).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/completions/", "/v1//completions", "/V1/models"])
 async def test_unknown_paths_need_a_key_before_they_are_unknown(path: str, keys: KeyRing) -> None:
-    door = in_memory(FakeFrontend(), keys=keys)
-    assert (await door.client.get(path)).status_code == 401
-    answer = await door.client.get(path, headers={"authorization": f"Bearer {SECRETS['mod']}"})
+    server = in_memory(FakeFrontend(), keys=keys)
+    assert (await server.client.get(path)).status_code == 401
+    answer = await server.client.get(path, headers={"authorization": f"Bearer {SECRETS['mod']}"})
     assert answer.status_code == 404
-    assert door.counts.calls[-1] == ("unknown", "GET", 404)
+    assert server.counts.calls[-1] == ("unknown", "GET", 404)
 
 
 async def test_health_is_exempt_as_the_flag_says(keys: KeyRing) -> None:
@@ -156,8 +156,8 @@ async def test_a_refusal_has_its_status_and_says_whether_to_try_again(
 ) -> None:
     frontend = FakeFrontend()
     frontend.refusals = [error]
-    door = in_memory(frontend)
-    answer = await door.client.post(COMPLETIONS, json=PROMPT | {"stream": True})
+    server = in_memory(frontend)
+    answer = await server.client.post(COMPLETIONS, json=PROMPT | {"stream": True})
     body: dict[str, Any] = answer.json()["error"]
     assert (answer.status_code, body["type"], answer.headers["x-should-retry"]) == (status, kind, retry)
     assert body["code"] == getattr(error, "reason", "INTERNAL_FAILURE") and "a prompt" not in answer.text
@@ -166,7 +166,7 @@ async def test_a_refusal_has_its_status_and_says_whether_to_try_again(
         delay_s = getattr(error, "retry_after_s", None) or 1.0
         assert float(answer.headers["retry-after-ms"]) == delay_s * 1000
         assert int(answer.headers["retry-after"]) >= delay_s
-    assert door.counts.calls == [(COMPLETIONS, "POST", status)]
+    assert server.counts.calls == [(COMPLETIONS, "POST", status)]
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ async def test_a_failure_after_output_is_an_event_without_done() -> None:
 async def test_a_caller_that_leaves_cancels_its_request() -> None:
     frontend = FakeFrontend()
     frontend.script = (*frontend.script[:1], for_ever)
-    door = in_memory(frontend)
+    server = in_memory(frontend)
     connection = Connected()
-    app = door.client._transport.app  # type: ignore[attr-defined]
+    app = server.client._transport.app  # type: ignore[attr-defined]
     call = asyncio.create_task(app(connection.scope(), connection.receive, connection.send))
     await asyncio.wait_for(connection.has_output.wait(), 120)
     connection.leave()
     await asyncio.wait_for(call, 120)
-    assert frontend.streams[0].closed.is_set() and door.counts.calls == [(COMPLETIONS, "POST", 499)]
+    assert frontend.streams[0].closed.is_set() and server.counts.calls == [(COMPLETIONS, "POST", 499)]
 
 
 class Connected:

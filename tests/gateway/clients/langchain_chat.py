@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI at an HTTP door: langchain_chat.py BASE_URL MODEL. Ends with 0 if all answers are right."""
+"""LangChain's ChatOpenAI at an HTTP server: langchain_chat.py BASE_URL MODEL. Ends with 0 if all answers are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// OpenAI's client for Node at an HTTP door: openai_chat.mjs BASE_URL MODEL. Ends with 0 if all answers are right.
+// OpenAI's client for Node at an HTTP server: openai_chat.mjs BASE_URL MODEL. Ends with 0 if all answers are right.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 

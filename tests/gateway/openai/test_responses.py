@@ -1,4 +1,4 @@
-"""OpenAI's official client against /v1/responses: the real door and front end, an engine with scripted texts."""
+"""OpenAI's official client against /v1/responses: the real server and front end, an engine with scripted texts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SAYS = f"<think>\nWhere?\n</think>\n\nOne moment. {OSLO}\n{NOW}"
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Talk]:
-    async with talking() as door:
-        yield door
+async def server() -> AsyncIterator[Talk]:
+    async with talking() as server:
+        yield server
 
 
-async def ask(door: Talk, says: Line | str = "Hello.", input: Any = "hi", **options: Any) -> Any:
-    door.says(says)
-    return await door.openai().responses.create(model="small", input=input, **options)
+async def ask(server: Talk, says: Line | str = "Hello.", input: Any = "hi", **options: Any) -> Any:
+    server.says(says)
+    return await server.openai().responses.create(model="small", input=input, **options)
 
 
 def plain(response: Any) -> list[tuple[str, str]]:
@@ -44,19 +44,19 @@ def plain(response: Any) -> list[tuple[str, str]]:
     ]
 
 
-async def test_a_response(door: Talk) -> None:
-    response = await ask(door, "Hello.", instructions="Be brief.", temperature=0.5, max_output_tokens=50, user="ann")
+async def test_a_response(server: Talk) -> None:
+    response = await ask(server, "Hello.", instructions="Be brief.", temperature=0.5, max_output_tokens=50, user="ann")
     assert (response.output_text, response.status, response.model) == ("Hello.", "completed", "small")
     assert (response.object, response.error, response.incomplete_details) == ("response", None, None)
     assert (response.instructions, response.temperature, response.max_output_tokens) == ("Be brief.", 0.5, 50)
-    request = door.link.adds[0].request
+    request = server.link.adds[0].request
     assert (request.sampling.temperature, request.stop.max_tokens) == (0.5, 50)
     assert (response.usage.input_tokens, response.usage.output_tokens) == (
         len(request.prompt_ids),
         response.usage.total_tokens - len(request.prompt_ids),
     )
-    assert door.records[0].origin.labels == (("user", "ann"),) and "ann" in request.salt
-    assert door.prompt() == (
+    assert server.records[0].origin.labels == (("user", "ann"),) and "ann" in request.salt
+    assert server.prompt() == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -69,10 +69,10 @@ ITEMS = [
 ]
 
 
-async def test_a_stream_has_the_items_in_their_order(door: Talk) -> None:
-    door.says(SAYS)
+async def test_a_stream_has_the_items_in_their_order(server: Talk) -> None:
+    server.says(SAYS)
     events = []
-    async with door.openai().responses.stream(model="small", input="hi", tools=TOOLS) as stream:
+    async with server.openai().responses.stream(model="small", input="hi", tools=TOOLS) as stream:
         async for event in stream:
             events.append(event)  # noqa: PERF401
         response = await stream.get_final_response()
@@ -85,19 +85,19 @@ async def test_a_stream_has_the_items_in_their_order(door: Talk) -> None:
     assert len(texts) > 1 and "".join(texts) == ITEMS[1][1]
     (done,) = [event.text for event in events if event.type == "response.output_text.done"]
     assert done == ITEMS[1][1]
-    assert response.usage is not None and response.usage.input_tokens == len(door.link.adds[0].request.prompt_ids)
+    assert response.usage is not None and response.usage.input_tokens == len(server.link.adds[0].request.prompt_ids)
 
 
-async def test_a_whole_response_has_the_same_items(door: Talk) -> None:
-    response = await ask(door, SAYS, tools=TOOLS)
+async def test_a_whole_response_has_the_same_items(server: Talk) -> None:
+    response = await ask(server, SAYS, tools=TOOLS)
     assert plain(response) == [ITEMS[0], ("message", "\n\nOne moment. \n"), *ITEMS[2:]]
 
 
-async def test_an_output_that_was_cut_is_incomplete(door: Talk) -> None:
+async def test_an_output_that_was_cut_is_incomplete(server: Talk) -> None:
     line = Line("so long", FinishReason.MAX_TOKENS)
-    whole = await ask(door, line)
-    door.says(line)
-    async with door.openai().responses.stream(model="small", input="hi") as stream:
+    whole = await ask(server, line)
+    server.says(line)
+    async with server.openai().responses.stream(model="small", input="hi") as stream:
         kinds = [event.type async for event in stream]
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert whole.output[0].status == "incomplete"
@@ -108,22 +108,22 @@ class Place(pydantic.BaseModel):
     city: str
 
 
-async def test_an_answer_in_the_form_of_a_class(door: Talk) -> None:
-    door.says('{"city": "Oslo"}', '{"city": "Oslo"}', "{}")
-    client = door.openai()
+async def test_an_answer_in_the_form_of_a_class(server: Talk) -> None:
+    server.says('{"city": "Oslo"}', '{"city": "Oslo"}', "{}")
+    client = server.openai()
     response = await client.responses.parse(model="", input="hi", text_format=Place)
     assert response.output_parsed == Place(city="Oslo")
-    assert '"city"' in door.link.adds[0].request.constraint.grammar
+    assert '"city"' in server.link.adds[0].request.constraint.grammar
     async with client.responses.stream(model="", input="hi", text_format=Place) as stream:
         assert (await stream.get_final_response()).output_parsed == Place(city="Oslo")
     await client.responses.create(model="", input="hi", text={"format": {"type": "json_object"}})
-    assert door.link.adds[2].request.constraint is not None
+    assert server.link.adds[2].request.constraint is not None
 
 
 async def test_calls_and_their_outputs_go_back_in() -> None:
-    async with talking(QWEN) as door:
+    async with talking(QWEN) as server:
         items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Umbrella?"}]}]
-        asked = await ask(door, f"Let me see. {OSLO}{NOW}", items, tools=TOOLS)
+        asked = await ask(server, f"Let me see. {OSLO}{NOW}", items, tools=TOOLS)
         calls = [item for item in asked.output if item.type == "function_call"]
         items += asked.output
         items += [
@@ -134,31 +134,31 @@ async def test_calls_and_their_outputs_go_back_in() -> None:
                 "output": [{"type": "input_text", "text": "6"}],
             },
         ]
-        answer = await ask(door, "Yes.", items, tools=TOOLS)
+        answer = await ask(server, "Yes.", items, tools=TOOLS)
         assert answer.output_text == "Yes."
-        prompt = door.prompt()
+        prompt = server.prompt()
         assert f"<|im_start|>assistant\nLet me see. \n{OSLO}\n{NOW}<|im_end|>" in prompt
         for text in ("<tool_response>\nrain\n</tool_response>", "<tool_response>\n6\n</tool_response>"):
             assert text in prompt
 
 
-async def test_which_tools_must_be_called(door: Talk) -> None:
+async def test_which_tools_must_be_called(server: Talk) -> None:
     async def grammar(choice: Any) -> str:
-        await ask(door, NOW, tools=TOOLS, tool_choice=choice)
-        constraint = door.link.adds[-1].request.constraint
+        await ask(server, NOW, tools=TOOLS, tool_choice=choice)
+        constraint = server.link.adds[-1].request.constraint
         return "" if constraint is None else constraint.grammar
 
     either, one = await grammar("required"), await grammar({"type": "function", "name": "now"})
     assert "weather" in either and "weather" not in one and "now" in one
-    assert await grammar("auto") == "" and "weather" in door.prompt()
-    assert await grammar("none") == "" and "weather" not in door.prompt()
-    single = await ask(door, f"{NOW} Also: {OSLO}", tools=TOOLS, parallel_tool_calls=False)
+    assert await grammar("auto") == "" and "weather" in server.prompt()
+    assert await grammar("none") == "" and "weather" not in server.prompt()
+    single = await ask(server, f"{NOW} Also: {OSLO}", tools=TOOLS, parallel_tool_calls=False)
     assert ("function_call", '{"city": "Zürich 🙂"}') not in plain(single) and ("function_call", "{}") in plain(single)
 
 
-async def test_what_has_no_effect_is_named(door: Talk) -> None:
-    door.says("Hello.")
-    response = await door.openai().responses.with_raw_response.create(
+async def test_what_has_no_effect_is_named(server: Talk) -> None:
+    server.says("Hello.")
+    response = await server.openai().responses.with_raw_response.create(
         model="",
         input=[
             {"type": "reasoning", "id": "rs_1", "summary": []},
@@ -173,26 +173,26 @@ async def test_what_has_no_effect_is_named(door: Talk) -> None:
     )
     named = response.headers["x-photon-ignored"].split(", ")
     assert set(named) == {"store", "metadata", "reasoning.effort", "reasoning.summary", "include"}
-    assert door.prompt().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi")
+    assert server.prompt().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi")
     template = "{{ messages[0].content }}{% if add_generation_prompt %}{{ reasoning_effort }}{% endif %}"
     async with talking(template) as other:
         await ask(other, reasoning={"effort": "low"})
         assert other.prompt() == "hilow"
 
 
-async def test_an_answer_that_comes_back_may_have_all_its_fields(door: Talk) -> None:
+async def test_an_answer_that_comes_back_may_have_all_its_fields(server: Talk) -> None:
     text = {"type": "output_text", "text": "Hello.", "annotations": [{"type": "file_path"}], "logprobs": [{}]}
     said = {"type": "message", "role": "assistant", "content": [text], "id": "msg_1", "status": "completed"}
-    await ask(door, input=[{"role": "user", "content": "hi"}, said | {"phase": "commentary"}])
-    assert "<|im_start|>assistant\nHello.<|im_end|>" in door.prompt()
-    named = set(door.responses[-1].headers["x-photon-ignored"].split(", "))
+    await ask(server, input=[{"role": "user", "content": "hi"}, said | {"phase": "commentary"}])
+    assert "<|im_start|>assistant\nHello.<|im_end|>" in server.prompt()
+    named = set(server.responses[-1].headers["x-photon-ignored"].split(", "))
     parts = {f"input[].content[].{name}" for name in ("annotations", "logprobs")}
     assert named == {"input[].id", "input[].status", "input[].phase"} | parts
 
 
-async def test_what_a_response_repeats_is_bounded(door: Talk) -> None:
-    assert (await ask(door, tools=TOOLS, tool_choice="none")).tools == []
-    assert [tool.name for tool in (await ask(door, tools=TOOLS)).tools] == ["weather", "now"]
+async def test_what_a_response_repeats_is_bounded(server: Talk) -> None:
+    assert (await ask(server, tools=TOOLS, tool_choice="none")).tools == []
+    assert [tool.name for tool in (await ask(server, tools=TOOLS)).tools] == ["weather", "now"]
     long: Any = [{**TOOLS[0], "description": "d" * (64 << 10)}]
     async with talking(max_model_len=1 << 18, num_blocks=1 << 15, max_queued_tokens=1 << 18) as roomy:
         cut = await ask(roomy, tools=long, instructions="Be brief.", user="u" * 512)
@@ -249,18 +249,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_obeyed_is_refused_by_its_place(door: Talk) -> None:
+async def test_what_cannot_be_obeyed_is_refused_by_its_place(server: Talk) -> None:
     for body, param, code in REFUSED:
         with pytest.raises(openai.BadRequestError) as error:
-            await door.openai().post("/responses", body={"model": "small", "input": "hi", **body}, cast_to=object)
+            await server.openai().post("/responses", body={"model": "small", "input": "hi", **body}, cast_to=object)
         assert (error.value.param, error.value.code) == (param, code), body
-    assert not door.link.adds
+    assert not server.link.adds
 
 
-async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
-    door.says(Line("Hel", None))
+async def test_a_failure_after_output_began_is_an_event(server: Talk) -> None:
+    server.says(Line("Hel", None))
     numbers: list[int] = []
-    stream = await door.openai().responses.create(model="", input="hi", stream=True)
+    stream = await server.openai().responses.create(model="", input="hi", stream=True)
     with pytest.raises(openai.APIError, match="engine") as lost:
         async for event in stream:
             numbers += [event.sequence_number]
@@ -268,14 +268,14 @@ async def test_a_failure_after_output_began_is_an_event(door: Talk) -> None:
     assert lost.value.code == "ENGINE_FAILURE"
 
 
-async def test_an_operators_abort_is_no_end_of_a_response(door: Talk) -> None:
+async def test_an_operators_abort_is_no_end_of_a_response(server: Talk) -> None:
     line = Line("so lo", FinishReason.ABORTED)
     with pytest.raises(openai.ConflictError) as aborted:
-        await ask(door, line)
+        await ask(server, line)
     assert aborted.value.code == "ABORTED_BY_ADMIN"
     kinds: list[str] = []
     with pytest.raises(openai.APIError) as cut:
-        async for event in await ask(door, line, stream=True):
+        async for event in await ask(server, line, stream=True):
             kinds += [event.type]
     assert cut.value.code == "ABORTED_BY_ADMIN" and "response.output_text.delta" in kinds
     assert not {"response.completed", "response.incomplete"} & set(kinds)

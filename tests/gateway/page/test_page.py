@@ -1,4 +1,4 @@
-"""The page in headless Chromium, on a door that answers what the test says."""
+"""The page in headless Chromium, on a server that answers what the test says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.page.conftest import Watched
-from tests.gateway.page.fake_door import FakeDoor, opened
 from tests.gateway.page.fake_engine import FakeEngine
+from tests.gateway.page.fake_server import FakeHttpServer, opened
 
 MANY_WORDS = [{"content": f"word{number} "} for number in range(2000)]
 HELLO = [{"content": "Hello "}, {"content": "there"}]
@@ -24,7 +24,7 @@ def send(page: Any, text: str) -> None:
 
 
 def until(page: Any, holds: str | Callable[[], bool]) -> None:
-    """Wait until a condition of the page or of the door holds. The policy forbids Playwright's own way, an eval."""
+    """Wait until a condition of the page or of the server holds. The policy forbids Playwright's own way, an eval."""
     for _ in range(400):
         if holds() if callable(holds) else page.evaluate(holds):
             return
@@ -37,15 +37,15 @@ def finished(page: Any, words: str) -> None:
 
 
 def test_a_chat_streams_and_the_picture_runs(tab: Watched) -> None:
-    door = FakeDoor(lambda _: HELLO)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: HELLO)
+    with opened(server) as url, tab.at(url) as page:
         send(page, "Say hello")
         finished(page, "reached the most tokens")
         assert page.inner_text("#logs .turn:last-child .text") == "Hello there"
         figures = page.inner_text("#logs .turn:last-child .figures")
         assert "first token after" in figures and "tokens/s" in figures and "2 written" in figures
         until(page, "photonPicture.totals.ended === 1")
-        path, body = door.calls[0]
+        path, body = server.calls[0]
     assert path == "/v1/chat/completions"
     assert body["messages"] == [{"role": "user", "content": "Say hello"}]
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
@@ -54,15 +54,15 @@ def test_a_chat_streams_and_the_picture_runs(tab: Watched) -> None:
 
 @pytest.mark.full
 def test_parameters_and_the_system_prompt_are_sent(tab: Watched) -> None:
-    door = FakeDoor(lambda _: HELLO)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: HELLO)
+    with opened(server) as url, tab.at(url) as page:
         page.click("#parameters > summary")
         for name, value in (("temperature", "0.5"), ("top-p", "0.9"), ("max-tokens", "7"), ("seed", "24")):
             page.fill(f"#{name}", value)
         page.fill("#system", "Be brief.")
         send(page, "Hi")
         finished(page, "written")
-    body = door.calls[0][1]
+    body = server.calls[0][1]
     assert (body["temperature"], body["top_p"], body["max_completion_tokens"], body["seed"]) == (0.5, 0.9, 7, 24)
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
 
@@ -70,8 +70,8 @@ def test_parameters_and_the_system_prompt_are_sent(tab: Watched) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["button", "escape"])
 def test_stop_ends_the_call_and_keeps_the_text(tab: Watched, way: str) -> None:
-    door = FakeDoor(lambda _: MANY_WORDS)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: MANY_WORDS)
+    with opened(server) as url, tab.at(url) as page:
         send(page, "Go on and on")
         page.locator("#logs .text", has_text="word3").wait_for()
         if way == "button":
@@ -82,15 +82,15 @@ def test_stop_ends_the_call_and_keeps_the_text(tab: Watched, way: str) -> None:
         until(page, "photonPicture.totals.ended === 1")
         text = page.inner_text("#logs .turn:last-child .text")
         assert page.is_enabled("#send") and page.is_disabled("#stop")
-        until(page, lambda: door.num_left == 1)
+        until(page, lambda: server.num_left == 1)
     assert text.startswith("word0 word1") and "word1999" not in text
 
 
 @pytest.mark.full
 def test_regenerate_replaces_the_answer_and_asks_the_same(tab: Watched) -> None:
     answers = iter(["first", "second", "third"])
-    door = FakeDoor(lambda _: [{"content": next(answers)}])
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: [{"content": next(answers)}])
+    with opened(server) as url, tab.at(url) as page:
         send(page, "Guess")
         finished(page, "written")
         page.click("#regenerate")
@@ -99,7 +99,7 @@ def test_regenerate_replaces_the_answer_and_asks_the_same(tab: Watched) -> None:
         assert page.locator("#logs .turn").count() == 2
         send(page, "Again")
         page.locator("#logs .turn:last-child .text", has_text="third").wait_for()
-    bodies = [body["messages"] for _, body in door.calls]
+    bodies = [body["messages"] for _, body in server.calls]
     assert bodies[1] == bodies[0]
     assert [(each["role"], each["content"]) for each in bodies[2]] == [
         ("user", "Guess"), ("assistant", "second"), ("user", "Again")
@@ -108,8 +108,8 @@ def test_regenerate_replaces_the_answer_and_asks_the_same(tab: Watched) -> None:
 
 @pytest.mark.full
 def test_conversations_are_apart_and_end_with_the_tab(tab: Watched) -> None:
-    door = FakeDoor(lambda body: [{"content": f"to {body['messages'][-1]['content']}"}])
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda body: [{"content": f"to {body['messages'][-1]['content']}"}])
+    with opened(server) as url, tab.at(url) as page:
         send(page, "one")
         finished(page, "written")
         page.click("#new-session")
@@ -121,15 +121,15 @@ def test_conversations_are_apart_and_end_with_the_tab(tab: Watched) -> None:
         assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
         page.reload()
         assert page.locator("#logs .turn").count() == 0
-    assert len(door.calls[1][1]["messages"]) == 1
+    assert len(server.calls[1][1]["messages"]) == 1
 
 
 @pytest.mark.full
 def test_a_missing_key_is_asked_for_and_the_call_sent_again(tab: Watched) -> None:
-    door = FakeDoor(lambda _: HELLO)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: HELLO)
+    with opened(server) as url, tab.at(url) as page:
         until(page, "!document.getElementById('send').disabled")
-        door.key = "secret"
+        server.key = "secret"
         send(page, "Say hello")
         page.locator("#key-form").wait_for()
         assert "401 UNAUTHENTICATED: the call has no API key" in page.inner_text("#key-reason")
@@ -148,8 +148,8 @@ def test_a_missing_key_is_asked_for_and_the_call_sent_again(tab: Watched) -> Non
 
 @pytest.mark.full
 def test_a_key_that_is_wanted_from_the_beginning(tab: Watched) -> None:
-    door = FakeDoor(lambda _: HELLO, key="secret")
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: HELLO, key="secret")
+    with opened(server) as url, tab.at(url) as page:
         page.locator("#feed-state", has_text="The picture needs an API key").wait_for()
         page.fill("#key", "secret")
         page.keyboard.press("Enter")
@@ -169,7 +169,7 @@ def test_a_key_that_is_wanted_from_the_beginning(tab: Watched) -> None:
     ],
 )  # fmt: skip
 def test_errors_are_shown_in_full(tab: Watched, deltas: list[Any], shown: str) -> None:
-    with opened(FakeDoor(lambda _: deltas)) as url, tab.at(url) as page:
+    with opened(FakeHttpServer(lambda _: deltas)) as url, tab.at(url) as page:
         send(page, "Fail")
         page.locator("#logs .error", has_text=shown).wait_for()
         assert page.get_attribute("#logs .error", "role") == "alert"
@@ -182,8 +182,8 @@ def test_markup_of_the_model_stays_text(tab: Watched) -> None:
     markup = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     call = {"index": 0, "function": {"name": markup, "arguments": markup}}
     deltas = [{"reasoning_content": markup}, {"content": markup}, {"tool_calls": [call]}, {"content": markup}]
-    door = FakeDoor(lambda _: deltas)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: deltas)
+    with opened(server) as url, tab.at(url) as page:
         send(page, markup)
         finished(page, "written")
         page.click("#logs .reasoning summary")
@@ -200,22 +200,22 @@ def test_markup_of_the_model_stays_text(tab: Watched) -> None:
 
 @pytest.mark.full
 def test_without_a_chat_template_a_text_is_continued(tab: Watched) -> None:
-    door = FakeDoor(lambda _: HELLO, has_chat=False)
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: HELLO, has_chat=False)
+    with opened(server) as url, tab.at(url) as page:
         page.locator("#chat-title", has_text="Completion").wait_for()
         assert page.is_hidden("#system-choice")
         send(page, "Once upon a time\n")
         finished(page, "written")
         assert page.inner_text("#logs .turn:last-child .text") == "Hello there"
-    path, body = door.calls[0]
+    path, body = server.calls[0]
     assert (path, body["prompt"], body["max_tokens"]) == ("/v1/completions", "Once upon a time\n", 256)
 
 
 @pytest.mark.full
 def test_eight_requests_run_at_once_beside_a_chat(tab: Watched) -> None:
     """A browser has six connections to a server; the feed and a chat have two of them."""
-    door = FakeDoor(lambda _: MANY_WORDS, engine=FakeEngine(num_slots=16, num_blocks=4000))
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer(lambda _: MANY_WORDS, engine=FakeEngine(num_slots=16, num_blocks=4000))
+    with opened(server) as url, tab.at(url) as page:
         send(page, "Go on and on")
         page.click("#run-many")
         until(page, "photonPicture.lanes.filter((lane) => lane.segments.length).length === 9")
@@ -225,7 +225,7 @@ def test_eight_requests_run_at_once_beside_a_chat(tab: Watched) -> None:
         page.keyboard.press("Escape")
         page.locator("#many-answers .turn:last-child .figures", has_text="stopped here").wait_for()
         until(page, "photonPicture.totals.ended === 9")
-    assert sum(len(body["prompt"]) for path, body in door.calls if path == "/v1/completions") == 8
+    assert sum(len(body["prompt"]) for path, body in server.calls if path == "/v1/completions") == 8
 
 
 def frame(time_s: float, lanes: list[list[int]], steps: int = 4, **changes: Any) -> dict[str, Any]:
@@ -249,7 +249,7 @@ RECORDED = [
 
 @pytest.mark.full
 def test_the_picture_draws_what_the_frames_say(tab: Watched) -> None:
-    with opened(FakeDoor(pictures=RECORDED)) as url, tab.at(url) as page:
+    with opened(FakeHttpServer(pictures=RECORDED)) as url, tab.at(url) as page:
         until(page, "photonPicture.totals.frames === 5")
         drawn = page.evaluate("photonPicture")
         page.click("#summary > summary")
@@ -281,15 +281,15 @@ def test_the_picture_draws_what_the_frames_say(tab: Watched) -> None:
 @pytest.mark.full
 def test_an_engine_that_starts_again_begins_a_new_picture(tab: Watched) -> None:
     again = frame(0.1, [[1, 1, 5, 0, 5, 1, 4, 1, ADMITTED]])
-    with opened(FakeDoor(pictures=[*RECORDED, again])) as url, tab.at(url) as page:
+    with opened(FakeHttpServer(pictures=[*RECORDED, again])) as url, tab.at(url) as page:
         until(page, "photonPicture.totals.frames === 1 && photonPicture.lanes[0].slot === 1")
         page.locator("#feed-state", has_text="Engine restarting").wait_for()
 
 
 @pytest.mark.full
 def test_the_feed_is_closed_while_the_tab_is_hidden(tab: Watched) -> None:
-    door = FakeDoor()
-    with opened(door) as url, tab.at(url) as page:
+    server = FakeHttpServer()
+    with opened(server) as url, tab.at(url) as page:
         until(page, "photonPicture.totals.frames > 2")
         for is_hidden, feeds in ((True, 0), (False, 1)):
             page.evaluate(
@@ -297,12 +297,12 @@ def test_the_feed_is_closed_while_the_tab_is_hidden(tab: Watched) -> None:
                 document.dispatchEvent(new Event("visibilitychange")); }""",
                 is_hidden,
             )
-            until(page, lambda feeds=feeds: door.num_feeds == feeds)
+            until(page, lambda feeds=feeds: server.num_feeds == feeds)
 
 
 @pytest.mark.full
 def test_everything_is_reached_and_done_by_keyboard(tab: Watched) -> None:
-    with opened(FakeDoor(lambda _: HELLO)) as url, tab.at(url) as page:
+    with opened(FakeHttpServer(lambda _: HELLO)) as url, tab.at(url) as page:
         until(page, "!document.getElementById('send').disabled && photonPicture.totals.frames")
         reached = []
         for _ in range(24):
@@ -337,7 +337,7 @@ def test_nothing_is_wider_than_a_phone(tab: Watched) -> None:
         {"content": "x" * 500},
         {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "y" * 500}}]},
     ]
-    with opened(FakeDoor(lambda _: long_word)) as url, tab.at(url) as page:
+    with opened(FakeHttpServer(lambda _: long_word)) as url, tab.at(url) as page:
         page.set_viewport_size({"width": 360, "height": 740})
         send(page, "z" * 300)
         finished(page, "written")

@@ -25,12 +25,12 @@ _APPLICATORS = {"$ref", "allOf", "anyOf", "oneOf"}
 _NO_CONSTRAINTS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 
 
-class Spelled(float):
+class ExactNumber(float):
     """A number of a schema with its digits, of which a float knows 17."""
 
     text: str
 
-    def __new__(cls, text: str) -> Spelled:
+    def __new__(cls, text: str) -> ExactNumber:
         self = super().__new__(cls, text)
         self.text = text
         return self
@@ -39,7 +39,7 @@ class Spelled(float):
 def load(schema: str) -> Any:
     """Return the schema with its numbers as they are spelled, None if it is no JSON, which the compiler reports."""
     try:
-        return json.loads(schema, parse_float=Spelled)
+        return json.loads(schema, parse_float=ExactNumber)
     except (ValueError, RecursionError):
         return None
 
@@ -51,7 +51,7 @@ def is_number(value: Any, limit: float = math.inf) -> TypeGuard[float]:
 
 def decimal(number: float) -> Decimal:
     """Return the number that the caller wrote."""
-    return Decimal(number.text if isinstance(number, Spelled) else repr(number))
+    return Decimal(number.text if isinstance(number, ExactNumber) else repr(number))
 
 
 def is_plain(number: Decimal) -> bool:
@@ -77,7 +77,7 @@ def rounded_number(nodes: list[Node]) -> str:
     wrong += [value for value in bounds if is_number(value) and _is_between(value)]
     if not wrong:
         return ""
-    number = _cut(wrong[0].text if isinstance(wrong[0], Spelled) else wrong[0])
+    number = _cut(wrong[0].text if isinstance(wrong[0], ExactNumber) else wrong[0])
     return f"{number} would be rounded: constants and bounds are read as floats of 64 bits"
 
 

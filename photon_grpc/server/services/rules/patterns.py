@@ -11,7 +11,7 @@ _QUANTIFIERS = "*+?}"
 _SET_OPERATORS = ("&&", "--", "~~")
 
 
-class _Unheld(Exception):
+class _Inexpressible(Exception):
     """Raised for what no expression of a whole text says."""
 
 
@@ -22,7 +22,7 @@ def whole_text(pattern: str, anything: str) -> str:
     """
     try:
         branches = list(_branches(pattern))
-    except (_Unheld, IndexError):
+    except (_Inexpressible, IndexError):
         return ""
     return "|".join(
         [("" if begins else anything) + f"({body})" + ("" if ends else anything) for body, begins, ends in branches]
@@ -30,7 +30,7 @@ def whole_text(pattern: str, anything: str) -> str:
 
 
 def _branches(pattern: str) -> Iterator[tuple[str, bool, bool]]:
-    """Yield the alternatives, and whether each begins and ends with the text. Raise _Unheld."""
+    """Yield the alternatives, and whether each begins and ends with the text. Raise _Inexpressible."""
     body: list[str] = []
     begins = ends = False
     depth = 0
@@ -40,21 +40,21 @@ def _branches(pattern: str) -> Iterator[tuple[str, bool, bool]]:
             yield "".join(body), begins, ends
             body, begins, ends = [], False, False
         elif ends:
-            raise _Unheld
+            raise _Inexpressible
         elif part == "^":
             if body or depth:
-                raise _Unheld
+                raise _Inexpressible
             begins = True
         elif part == "$":
             if depth:
-                raise _Unheld
+                raise _Inexpressible
             ends = True
         elif part == "?" and body and body[-1][-1:] in _QUANTIFIERS and body[-1][:1] != "\\":
             continue  # lazy, which changes no match of a whole text
         else:
             body.append(part)
     if depth:
-        raise _Unheld
+        raise _Inexpressible
     yield "".join(body), begins, ends
 
 
@@ -76,10 +76,10 @@ def _part(pattern: str, at: int) -> tuple[str, int]:
         return (pattern[at:end], end) if end > at + 1 else (r"\{", end)
     if pattern.startswith("(?", at):
         if not pattern.startswith("(?:", at):
-            raise _Unheld  # flags, names
+            raise _Inexpressible  # flags, names
         return "(?:", at + 3
     if char < " ":
-        raise _Unheld
+        raise _Inexpressible
     return (r"\/" if char == "/" else char), at + 1
 
 
@@ -93,7 +93,7 @@ def _escape(pattern: str, at: int, *, is_in_class: bool) -> tuple[str, int]:
     if char in "Az" and not is_in_class:
         return ("^" if char == "A" else "$"), at + 2
     if char.isalnum():
-        raise _Unheld
+        raise _Inexpressible
     return f"\\{char}", at + 2
 
 
@@ -107,7 +107,7 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
             end = pattern.index(":]", at) + 2
             part, at = pattern[at:end], end
         elif pattern.startswith(_SET_OPERATORS, at):
-            raise _Unheld
+            raise _Inexpressible
         elif pattern[at] == "\\":
             part, at = _escape(pattern, at, is_in_class=True)
         else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from photon_grpc.gateway.app import ServicePages
 
 
-class HttpDoor(Protocol):
+class HttpApi(Protocol):
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
         """Listen; return the bound addresses. Raise ConfigError."""
 
@@ -27,7 +27,7 @@ class HttpDoor(Protocol):
         """Stop listening; running answers have `timeout_s` to end."""
 
 
-class NoDoor:
+class NoHttpApi:
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
         return ()
 
@@ -39,8 +39,8 @@ class NoDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """The parts of a front end that the door leads to, and the rules for its callers."""
+class HttpBackend:
+    """The parts of a front end that answer HTTP requests, and the rules for its callers."""
 
     frontend: Frontend
     config: ServerConfig
@@ -50,35 +50,35 @@ class Behind:
     pages: ServicePages
 
 
-def http_door(addresses: Sequence[str], behind: Behind) -> HttpDoor:
-    """Return the door for these addresses; without any, one that is never opened."""
+def http_api(addresses: Sequence[str], backend: HttpBackend) -> HttpApi:
+    """Return the HTTP server for these addresses; without any, one that never listens."""
     if not addresses:
-        return NoDoor()
+        return NoHttpApi()
     # Part of an extra, which may not be installed; importing it takes a fifth of a second.
     from photon_grpc.gateway.app import application
     from photon_grpc.gateway.calls.guard import HttpRules, NoHttpCounts
-    from photon_grpc.gateway.connections.door import Door
+    from photon_grpc.gateway.connections.http_server import HttpServer
     from photon_grpc.gateway.connections.tls import HttpCertificates
 
-    config = behind.config
+    config = backend.config
     tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
-    counts = behind.observed.counts
+    counts = backend.observed.counts
     http_counts = HttpMetrics(counts) if counts else NoHttpCounts()
     rules = HttpRules(
-        behind.observed.failures,
-        behind.replica_id,
-        behind.allowed.ring,
+        backend.observed.failures,
+        backend.replica_id,
+        backend.allowed.ring,
         config.api_keys_exempt,
         http_counts,
-        lambda: behind.frontend.numerics_version,
+        lambda: backend.frontend.numerics_version,
     )
-    app = application(behind.frontend, rules, behind.pages, max_body_bytes=config.max_message_size)
-    return Door(
+    app = application(backend.frontend, rules, backend.pages, max_body_bytes=config.max_message_size)
+    return HttpServer(
         app,
         certificates=HttpCertificates(*tls) if config.tls_cert else None,
         allowed_hosts=config.http_allowed_host,
         allowed_origins=config.http_allowed_origin,
         max_body_bytes=config.max_message_size,
         counts=http_counts,
-        replica_id=behind.replica_id,
+        replica_id=backend.replica_id,
     )

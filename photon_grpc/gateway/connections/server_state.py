@@ -18,8 +18,8 @@ from photon_grpc.gateway.connections.tls import HttpCertificates
 _LEAST_IDLE_S = 1.0
 
 
-class DoorState(ServerState):
-    """Limits, places and counts of all connections of a door."""
+class HttpServerState(ServerState):
+    """Limits, places and counts of all connections of a server."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The HTTP door in the processes of a service: its addresses, the pages of the supervisor, and the common drain."""
+"""The HTTP server in the processes of a service: its addresses, the pages of the supervisor, and the common drain."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _got(address: str, path: str, accept: str) -> tuple[int, str, str]:
         connection.close()
 
 
-WITHOUT_DOOR = """
-from photon_grpc.compose.http_door import NoDoor, http_door
+WITHOUT_HTTP = """
+from photon_grpc.compose.http_api import NoHttpApi, http_api
 from photon_grpc.service.processes import frontend
-assert isinstance(http_door((), None), NoDoor)
+assert isinstance(http_api((), None), NoHttpApi)
 """
-SUPERVISOR_WITH_DOOR = """
+SUPERVISOR_WITH_HTTP = """
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.service.supervisor import Supervisor
 service = Supervisor(ServeConfig(server=ServerConfig(http_listen=("127.0.0.1:0",))))
@@ -66,8 +66,8 @@ assert service._metrics.page("/metrics", "").status == 200
 """
 
 
-@pytest.mark.parametrize("program", [WITHOUT_DOOR, SUPERVISOR_WITH_DOOR], ids=["front end", "supervisor"])
-def test_a_process_without_a_door_loads_nothing_of_it(program: str) -> None:
+@pytest.mark.parametrize("program", [WITHOUT_HTTP, SUPERVISOR_WITH_HTTP], ids=["front end", "supervisor"])
+def test_a_process_without_a_server_loads_nothing_of_it(program: str) -> None:
     shown = f"{program}\nimport sys\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split()
     assert "photon_grpc.bridge.control" in loaded
@@ -110,7 +110,7 @@ def _assert_same_addresses_after_a_restart(service: RunningService, addresses: l
 
 
 def _assert_drained_together(service: RunningService, address: str) -> None:
-    """Streams of both doors run out in one drain; until then the door answers, and refuses what is new."""
+    """Streams of both servers run out in one drain; until then the server answers, and refuses what is new."""
     with client(service.wait_ready()[0]) as calls:
         over_grpc, over_http = calls.stream(max_tokens=2000), posted(address, max_tokens=2000, stream=True)
         next(over_grpc)

@@ -1,4 +1,4 @@
-"""A door with a small app behind it, and clients that write bytes."""
+"""A server with a small app behind it, and clients that write bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from photon_grpc.gateway.connections.door import Door
+from photon_grpc.gateway.connections.http_server import HttpServer
 
 #: No test waits for so long unless it fails.
 PATIENCE_S = 30.0
@@ -88,13 +88,13 @@ class EchoApp:
 
 @contextlib.asynccontextmanager
 async def opened(app: Any, **settings: Any) -> AsyncIterator[int]:
-    """Open a door on a free port and return the port."""
-    door = Door(app, **settings)
-    (bound,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    """Open a server on a free port and return the port."""
+    server = HttpServer(app, **settings)
+    (bound,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     try:
         yield int(bound.rpartition(":")[2])
     finally:
-        await door.stop(0.0)
+        await server.stop(0.0)
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

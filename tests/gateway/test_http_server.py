@@ -1,4 +1,4 @@
-"""A door's life: it listens, drains and stops. The client is httpx, which shares no code with the server."""
+"""A server's life: it listens, drains and stops. The client is httpx, which shares no code with the server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from photon_grpc.errors import ConfigError
-from photon_grpc.gateway.connections.door import Door
-from tests.gateway.doors import EchoApp, answer_to, connect, get, opened, status, to_the_end
+from photon_grpc.gateway.connections.http_server import HttpServer
+from tests.gateway.echo_server import EchoApp, answer_to, connect, get, opened, status, to_the_end
 
 CLOSE = b"Connection: close\r\n"
 
@@ -51,8 +51,8 @@ async def test_an_independent_client_is_answered(app: EchoApp) -> None:
 
 
 async def test_it_listens_at_several_addresses(app: EchoApp) -> None:
-    door = Door(app)
-    one, other = await door.start(["127.0.0.1:0", "[::1]:0"], reuse_port=False)
+    server = HttpServer(app)
+    one, other = await server.start(["127.0.0.1:0", "[::1]:0"], reuse_port=False)
     try:
         assert one.startswith("127.0.0.1:") and other.startswith("[::1]:")
         async with httpx.AsyncClient() as client:
@@ -60,11 +60,11 @@ async def test_it_listens_at_several_addresses(app: EchoApp) -> None:
                 assert (await client.get(f"http://{address}/")).status_code == 200
         assert app.connections[1].peer.startswith("ipv6:[::1]:")
     finally:
-        await door.stop(0.0)
+        await server.stop(0.0)
 
 
 async def test_processes_may_share_a_port(app: EchoApp) -> None:
-    one, other = Door(app), Door(app)
+    one, other = HttpServer(app), HttpServer(app)
     try:
         (bound,) = await one.start(["127.0.0.1:0"], reuse_port=True)
         assert await other.start([bound], reuse_port=True) == (bound,)
@@ -78,45 +78,45 @@ async def test_an_address_that_cannot_be_used_is_refused_and_the_others_released
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         first = f"127.0.0.1:{free.getsockname()[1]}"
-    door = Door(app)
+    server = HttpServer(app)
     with pytest.raises(ConfigError) as refused:
-        await door.start([first, address], reuse_port=False)
+        await server.start([first, address], reuse_port=False)
     assert refused.value.field == "--http-listen"
     assert "--http-listen" in str(refused.value) and address in str(refused.value)
     await asyncio.sleep(0)
-    assert await door.start([first], reuse_port=False) == (first,)
-    await door.stop(0.0)
+    assert await server.start([first], reuse_port=False) == (first,)
+    await server.stop(0.0)
 
 
 async def test_a_port_in_use_is_refused(app: EchoApp) -> None:
     async with opened(app) as port:
         with pytest.raises(ConfigError, match="in use"):
-            await Door(app).start([f"127.0.0.1:{port}"], reuse_port=False)
+            await HttpServer(app).start([f"127.0.0.1:{port}"], reuse_port=False)
 
 
 async def test_draining_closes_idle_connections_and_the_others_after_their_answer(app: EchoApp) -> None:
-    door = Door(app)
-    (bound,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    server = HttpServer(app)
+    (bound,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     idle, busy = await connect(port_of(bound)), await connect(port_of(bound))
     busy[1].write(get("/wait"))
     await app.arrived.wait()
-    door.draining()
+    server.draining()
     assert await to_the_end(idle[0]) == b""
     late = await answer_to(port_of(bound), get("/late"))
     assert status(late) == 200 and b"connection: close" in late
     app.may_answer.set()
     answer = await to_the_end(busy[0])
     assert status(answer) == 200 and b"connection: close" in answer
-    await door.stop(0.0)
+    await server.stop(0.0)
 
 
 async def test_stopping_waits_for_answers_and_then_aborts_them(app: EchoApp) -> None:
-    door = Door(app)
-    (bound,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    server = HttpServer(app)
+    (bound,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     reader, writer = await connect(port_of(bound))
     writer.write(get("/wait"))
     await app.arrived.wait()
-    stopping = asyncio.create_task(door.stop(30.0))
+    stopping = asyncio.create_task(server.stop(30.0))
     await asyncio.sleep(0.01)
     with pytest.raises(ConnectionRefusedError):
         await connect(port_of(bound))
@@ -126,15 +126,15 @@ async def test_stopping_waits_for_answers_and_then_aborts_them(app: EchoApp) -> 
 
 
 async def test_an_answer_that_lasts_longer_is_aborted(app: EchoApp) -> None:
-    door = Door(app)
-    (bound,) = await door.start(["127.0.0.1:0"], reuse_port=False)
+    server = HttpServer(app)
+    (bound,) = await server.start(["127.0.0.1:0"], reuse_port=False)
     reader, writer = await connect(port_of(bound))
     writer.write(get("/wait"))
     await app.arrived.wait()
-    await door.stop(0.05)
+    await server.stop(0.05)
     assert await to_the_end(reader) == b""
     assert app.left.is_set()
-    assert door.num_connections == 0
+    assert server.num_connections == 0
 
 
 async def test_signals_and_the_loop_stay_with_their_owner(app: EchoApp) -> None:

@@ -1,4 +1,4 @@
-"""The application of the HTTP door in memory."""
+"""The application of the HTTP server in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A door that answers as the service does, for the page alone: `python -m tests.gateway.page.fake_door`.
+"""A server that answers as the service does, for the page alone: `python -m tests.gateway.page.fake_server`.
 
 Its engine only counts, and its answers are what a test gives it.
 """
@@ -36,7 +36,7 @@ def story(body: dict[str, Any]) -> list[Delta]:
     return [{"content": words[number % len(words)] + " "} for number in range(most)]
 
 
-class FakeDoor:
+class FakeHttpServer:
     """Args:
     answer: deltas of the answer to a body.
     key: what calls must bring, if any.
@@ -159,10 +159,10 @@ def failure(status: int, code: str, message: str) -> Response:
 
 
 @contextlib.contextmanager
-def opened(door: FakeDoor) -> Iterator[str]:
+def opened(fake: FakeHttpServer) -> Iterator[str]:
     """Serve in a thread; yield the address of the page."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(door.app, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(fake.app, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -174,6 +174,6 @@ def opened(door: FakeDoor) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    with opened(FakeDoor()) as url:
+    with opened(FakeHttpServer()) as url:
         print(url)
         threading.Event().wait()

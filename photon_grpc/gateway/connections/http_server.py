@@ -11,15 +11,15 @@ from uvicorn.config import Config
 
 from photon_grpc.errors import ConfigError
 from photon_grpc.gateway.connections.connection import HttpConnection
-from photon_grpc.gateway.connections.door_state import DoorState
 from photon_grpc.gateway.connections.limits import MAX_BODY_BYTES, ConnectionLimits
 from photon_grpc.gateway.connections.listener import Listener
 from photon_grpc.gateway.connections.policy import HttpPolicy
 from photon_grpc.gateway.connections.refusal import RefusalCounts, Refusals
+from photon_grpc.gateway.connections.server_state import HttpServerState
 from photon_grpc.gateway.connections.tls import HttpCertificates
 
 
-class Door:
+class HttpServer:
     """Listens, drains and stops. Belongs to the event loop that runs.
 
     It uses uvicorn's protocol and ASGI cycle, not its Server, which owns signals and the loop, ends the process when a
@@ -38,13 +38,13 @@ class Door:
         counts: RefusalCounts | None = None,
         replica_id: str = "",
     ) -> None:
-        """Take the app; with `certificates` the door speaks TLS. Hosts and origins: see HttpPolicy.
+        """Take the app; with `certificates` the server speaks TLS. Hosts and origins: see HttpPolicy.
 
         `counts` and `replica_id` are for requests that the app never sees.
         """
         refusals = Refusals(counts, replica_id)
         self._limits = limits or ConnectionLimits()
-        self._state = DoorState(self._limits, max_body_bytes, refusals, certificates)
+        self._state = HttpServerState(self._limits, max_body_bytes, refusals, certificates)
         self._policy = HttpPolicy(app, allowed_hosts, allowed_origins, refusals)
         self._config = _configuration(self._policy)
         self._listeners: list[Listener] = []

@@ -101,13 +101,13 @@ def _outcome(
 
 
 def as_computed(outcome: Outcome, own: Outcome, first: Outcome) -> bytes:
-    """Return the prompt's records as the engine would give them, if a door gave what it should; else others.
+    """Return the prompt's records as the engine would give them, if a interface gave what it should; else others.
 
-    A door gives those of the first output with every output, and none to those who continue. The engine gives them
+    A interface gives those of the first output with every output, and none to those who continue. The engine gives them
     with the first output only.
 
     Args:
-        outcome: what came through the door.
+        outcome: what came through the interface.
         own: the same output of the solitary run.
         first: the first output of the same request there.
     """

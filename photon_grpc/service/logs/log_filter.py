@@ -17,7 +17,7 @@ _SOME = re.compile(rb"^" + _BEGINNING, re.MULTILINE)
 _UNFINISHED = re.compile(rb"[IWEF](?:\d{4} .*|\d{0,4})\Z")
 
 
-class LogSieve:
+class LogFilter:
     """The filter for the output of all processes, which comes in pieces."""
 
     def __init__(self) -> None:

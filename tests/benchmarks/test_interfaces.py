@@ -1,4 +1,4 @@
-"""Scores of prompts that come through a door are compared, too, where the engine gives them otherwise."""
+"""Scores of prompts that come through a interface are compared, too, where the engine gives them otherwise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bits.company import Outcome
 from benchmarks.bits.compare import first_difference
-from benchmarks.bits.doors import as_computed
+from benchmarks.bits.interfaces import as_computed
 from photon_grpc.core.logprobs import RECORD, LogprobParams
 
 SCORES, OTHERS = RECORD.pack(5, -1.0, 1), RECORD.pack(5, -1.5, 1)
