@@ -45,6 +45,7 @@ from photon_grpc.engine.step_trace import JsonlStepTrace, StepTrace
 from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
+from photon_grpc.kernels.dtypes import dtype_of, name_of
 from photon_grpc.kernels.lang.precompile import hash_compiler_ahead
 from photon_grpc.layers.parallel.group import Mesh, MeshSizes
 from photon_grpc.layers.quantization.methods import methods
@@ -182,7 +183,7 @@ def _tell(loaded: Loaded) -> None:
     loaded.kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     if loaded.facts.quantization:
         held, plain = weights.linear_bytes(decoder)
-        more, dtype = max(0, plain - held) // runner.kv.block_bytes, _name(decoder.dtype)
+        more, dtype = max(0, plain - held) // runner.kv.block_bytes, name_of(decoder.dtype)
         _LOG.info("weights leave room for %d more KV blocks than in %s; there are %d", more, dtype, runner.num_blocks)
 
 
@@ -233,8 +234,7 @@ def pick_device(name: str, rank: int = 0) -> torch.device:
 
 def pick_dtype(model_config: ModelConfig, config: ServeConfig) -> torch.dtype:
     """Return the type in which the model computes."""
-    dtype: torch.dtype = getattr(torch, model_config.dtype if config.model.dtype == "auto" else config.model.dtype)
-    return dtype
+    return dtype_of(model_config.dtype if config.model.dtype == "auto" else config.model.dtype)
 
 
 def _load(
@@ -273,11 +273,7 @@ def _load(
 def _saving(held: int, plain: int, dtype: torch.dtype) -> str:
     """Return such as "4.61 GB, 3.43 GB less than in bfloat16"."""
     less = plain - held
-    return f"{held / 1e9:.3g} GB, {abs(less) / 1e9:.3g} GB {'less' if less >= 0 else 'more'} than in {_name(dtype)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{held / 1e9:.3g} GB, {abs(less) / 1e9:.3g} GB {'less' if less >= 0 else 'more'} than in {name_of(dtype)}"
 
 
 def _peak(device: torch.device) -> str:
@@ -298,7 +294,7 @@ def _runner(start: RunnerStart, decoder: Decoder, model: str) -> ModelRunner:
     try:
         return start.runner(decoder)
     except NumericFailure as error:
-        dtype = _name(decoder.dtype)
+        dtype = name_of(decoder.dtype)
         raise ModelLoadError(
             f"{model}: {error}; its weights are damaged, or its values exceed the range of {dtype} (--dtype)"
         ) from None

@@ -17,6 +17,7 @@ from photon_grpc.core.kv import KVPlan, place
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError
 from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, power_of_two
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -41,9 +42,10 @@ def default_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def ids_of(directory: Path, text: str, num_tokens: int) -> Sequence[int]:
+def ids_of(model_config: ModelConfig, text: str, num_tokens: int) -> Sequence[int]:
     """Return the first ids of a text. Raise ConfigError without a tokenizer or a text."""
-    if not read_model_dir(directory).has_tokenizer:
+    directory = model_config.path
+    if not model_config.has_tokenizer:
         raise ConfigError(f"{directory} has no tokenizer.json, which the text needs", field="--text")
     ids = Tokenizer.from_file(directory / "tokenizer.json").encode(text, add_special_tokens=False)[:num_tokens]
     if not ids:
@@ -61,13 +63,12 @@ def calibrate(directory: Path, text: str, num_tokens: int, device: str = "auto")
     if model_config.latent:
         message = f"{directory} has latent attention, whose KV cache cannot be --kv-cache-dtype fp8: it needs no scales"
         raise ConfigError(message, field="model")
-    ids = ids_of(directory, text, num_tokens)
-    seen = _seen(_assembled(directory, device), model_config, ids)
+    ids = ids_of(model_config, text, num_tokens)
+    seen = _seen(_assembled(model_config, device), model_config, ids)
     offsets = [_rounded(layer.mean) for layer in seen]
     keys, values = zip(*(layer.scales(offset) for layer, offset in zip(seen, offsets, strict=True)), strict=True)
-    name = str(PAGE_DTYPE).removeprefix("torch.")
     nested = tuple(tuple(map(tuple, offset.tolist())) for offset in offsets)
-    scales = KVCalibration(FORMAT, model_config.revision, name, len(ids), keys, values, nested)
+    scales = KVCalibration(FORMAT, model_config.revision, name_of(PAGE_DTYPE), len(ids), keys, values, nested)
     largest = torch.stack([torch.maximum(layer.most, -layer.least).amax((1, 2)) for layer in seen])
     return Calibrated(scales, *largest.amax(0).tolist())
 
@@ -104,18 +105,17 @@ class SeenLayer:
         return keys, values
 
 
-def _assembled(directory: Path, device: str) -> Assembled:
-    return assemble(piece_config(directory, device), lambda stage, done, total: None)
+def _assembled(model_config: ModelConfig, device: str) -> Assembled:
+    return assemble(piece_config(model_config, device), lambda stage, done, total: None)
 
 
-def piece_config(directory: Path, device: str, kernels: str = "auto") -> ServeConfig:
+def piece_config(model_config: ModelConfig, device: str, kernels: str = "auto") -> ServeConfig:
     """Return the configuration of a model with room for one piece in every group of layers."""
-    model_config = read_model_dir(directory)
     length = min(PIECE, model_config.max_position_embeddings - 1)
     # With windows at most as many groups as layers.
     num_groups = 1 if len(set(model_config.windows)) == 1 else model_config.num_layers
     return ServeConfig(
-        model=ModelFlags(model=str(directory), max_model_len=length + 1),
+        model=ModelFlags(model=str(model_config.path), max_model_len=length + 1),
         device=DeviceConfig(device=device, kernels=kernels, enforce_eager=True),
         cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=num_groups * -(-length // _BLOCK_SIZE)),
         scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=length),

@@ -13,6 +13,7 @@ from photon_grpc.config.sizes import Sizes
 from photon_grpc.config.weight_bytes import format_of, weight_bytes_by
 from photon_grpc.core.frames import Facts
 from photon_grpc.kernels import TORCH
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import num_fused
 from photon_grpc.runner.library import splits_k
@@ -42,7 +43,7 @@ def facts_of(
         max_queue_size=scheduling.max_queue_size,
         max_queued_tokens=scheduling.max_queued_tokens,
         device=_device_name(decoder.device, config.parallel.num_ranks),
-        dtype=str(decoder.dtype).removeprefix("torch."),
+        dtype=name_of(decoder.dtype),
         revision=model_config.revision,
         kernels="torch" if decoder.kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
         quantization="" if weight_format is None else weight_format.name,

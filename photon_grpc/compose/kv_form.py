@@ -12,6 +12,7 @@ from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH, Kernels
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.kv_scales import KVScales, find_kv_scales, set_kv_scales
@@ -45,7 +46,7 @@ class KVForm:
         share = dtype.itemsize // PAGE_DTYPE.itemsize
         _LOG.info(
             "KV cache: float8_e4m3fn, scales of %s; %s blocks of %d tokens, each 1/%d of the bytes of %s",
-            self.scales.source or "1", f"{num_blocks:,}", plan.block_size, share, str(dtype).removeprefix("torch."),
+            self.scales.source or "1", f"{num_blocks:,}", plan.block_size, share, name_of(dtype),
         )  # fmt: skip
         if not self.scales.source:
             _LOG.warning(

@@ -23,7 +23,7 @@ from photon_grpc.compose.assemble import load_runner
 from photon_grpc.config.checkpoint import INDEX_FILE, Checkpoint, read_checkpoint
 from photon_grpc.config.formats import foreign_weights, has_weights
 from photon_grpc.config.kv_calibration import FILE as KV_SCALES
-from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.errors import ConfigError
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.head import LMHead
@@ -87,8 +87,8 @@ def quantize(
     Raise ConfigError for a model that cannot be, as `check`, and OSError if a file cannot be written.
     """
     stored = FORMS[form]
-    check(directory)
-    loaded = load_runner(calibration.piece_config(directory, device, "torch"), lambda stage, done, total: None)
+    config = calibration.piece_config(_checked(directory), device, "torch")
+    loaded = load_runner(config, lambda stage, done, total: None)
     linears = [one for one in linears_of(loaded.decoder) if not isinstance(one, LMHead)]
     ignored = tuple(name for one in linears if not stored.fits(one) for name, _ in one.slices())
     checkpoint, found = read_checkpoint(directory), dict[str, dict[str, torch.Tensor]]()
@@ -109,17 +109,24 @@ def quantize(
 
 def check(directory: Path) -> None:
     """Raise ConfigError for a model that is quantized already, or has experts."""
+    _checked(directory)
+
+
+def _checked(directory: Path) -> ModelConfig:
+    """Return the configuration of a model that can be quantized."""
     config = read_model_dir(directory)
     if config.quantization is not None:
         raise ConfigError(f"{directory} is quantized already: {config.quantization.name}")
     if config.experts is not None:
         raise ConfigError(f"{directory} has experts, whose weights are not quantized from a text")
+    return config
 
 
 def pieces_of(directory: Path, text: str, num_tokens: int) -> list[Sequence[int]]:
     """Return the first ids of a text in pieces. Raise ConfigError without a tokenizer or a text."""
-    length = min(calibration.PIECE, read_model_dir(directory).max_position_embeddings - 1)
-    return calibration.pieces_of(calibration.ids_of(directory, text, num_tokens), length)
+    config = read_model_dir(directory)
+    length = min(calibration.PIECE, config.max_position_embeddings - 1)
+    return calibration.pieces_of(calibration.ids_of(config, text, num_tokens), length)
 
 
 def _shares(linears: Sequence[Linear]) -> Iterator[list[Linear]]:

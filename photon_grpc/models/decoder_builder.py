@@ -19,6 +19,7 @@ from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE, PageScales
 from photon_grpc.layers.attention import Attention, QKNorm
 from photon_grpc.layers.embedding import Embedding
@@ -199,7 +200,7 @@ class DecoderBuilder:
 
     def page_format(self) -> PageFormat:
         dtype = self.dtype if self.saturated is None else PAGE_DTYPE
-        return PageFormat(self.num_kv_heads, self.config.head_dim, str(dtype).removeprefix("torch."))
+        return PageFormat(self.num_kv_heads, self.config.head_dim, name_of(dtype))
 
     def page_scales(self) -> PageScales | None:
         if self.saturated is None:

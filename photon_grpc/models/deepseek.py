@@ -8,6 +8,7 @@ from photon_grpc.config.latent import LatentSpec
 from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels.attention.spec import AttentionSpec
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.latent import (
     LatentAttention,
@@ -54,7 +55,7 @@ class DeepseekBuilder(SparseBuilder):
         """Return the format of latents. Raise ModelLoadError for pages of 8 bits."""
         if self.saturated is not None:
             raise ModelLoadError("pages of 8 bits cannot hold latents of attention", field="kv_cache_dtype")
-        return PageFormat(1, self.sizes.width, str(self.dtype).removeprefix("torch."), planes=1)
+        return PageFormat(1, self.sizes.width, name_of(self.dtype), planes=1)
 
     def projections(self, prefix: str, norm: RMSNorm | None) -> OrderedLinear:
         """Build the projection to queries, or to their latents, and to the latents of keys and values."""

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 
 from photon_grpc.core.kv import PageFormat
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
@@ -183,7 +184,7 @@ def _suits(layer: DecoderLayer) -> bool:
     attention, norms, kept = layer.attention, layer.attention.qk_norm, layer.attention.kv.format
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.norms[0].eps
     has_whole_groups = attention.qkv.in_features % squares.GROUP == 0
-    dtype = str(attention.qkv.dtype if attention.scales is None else PAGE_DTYPE).removeprefix("torch.")
+    dtype = name_of(attention.qkv.dtype if attention.scales is None else PAGE_DTYPE)
     return has_one_eps and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype, kept.planes)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.kernels.dtypes import dtype_of
 from photon_grpc.runner.upload import to_device
 
 
@@ -26,7 +27,7 @@ class KVCache:
         self.pages = tuple(
             make(
                 (num_blocks + 1, num_layers, kept.planes, kept.heads, plan.block_size, kept.width),
-                dtype=getattr(torch, kept.dtype),
+                dtype=dtype_of(kept.dtype),
                 device=device,
             )
             for kept, num_layers in plan.sections

@@ -11,6 +11,7 @@ import torch
 from photon_grpc.config.quantization import WeightFormat
 from photon_grpc.core.numerics import Numerics
 from photon_grpc.kernels import TORCH, Kernels
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.kernels.lang.jit import triton
 
 #: Raise it with every change of ours after which the bits of any result may differ. A test fails if sources that decide
@@ -43,7 +44,7 @@ def numerics(
     which are added in their order.
     """
     has_triton = kernels is not TORCH
-    form = str(dtype).removeprefix("torch.")
+    form = name_of(dtype)
     on_cuda = device.type == "cuda"
     return Numerics(
         number=NUMERICS,

@@ -41,7 +41,7 @@ def test_what_is_seen_is_what_transformers_computes(family: str, monkeypatch: py
     monkeypatch.setattr(calibration, "PIECE", 100)
     ids = [(7 * token + token * token) % 300 for token in range(250)]
     config = read_model_dir(directory)
-    seen = calibration._seen(calibration._assembled(directory, "cpu"), config, ids)
+    seen = calibration._seen(calibration._assembled(config, "cpu"), config, ids)
     numbers = numbers_of(reference, [ids[:100], ids[100:200], ids[200:]])
     for layer, expected in zip(seen, numbers, strict=True):
         torch.testing.assert_close(layer.least, expected.amin(2))

@@ -9,6 +9,7 @@ import torch
 
 from photon_grpc.config.quantization import ALL, WeightFormat
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.kernels.dtypes import name_of
 from photon_grpc.layers.parameter_owner import Part, Target
 
 #: Of scales, as safetensors spells them.
@@ -129,10 +130,9 @@ def checked_scales(name: str, scales: torch.Tensor) -> torch.Tensor:
     wrong = ~(scales.isfinite() & (scales > 0))
     if bool(wrong.any()):
         first = float(scales[wrong][0])
-        form = str(scales.dtype).removeprefix("torch.")
         raise ModelLoadError(
-            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in {form}, the first "
-            f"is {first}",
+            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in "
+            f"{name_of(scales.dtype)}, the first is {first}",
             field=name,
         )
     return scales
