@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir, states_before
-from photon_grpc.config.flags import ServeConfig, SpeculationConfig
+from photon_grpc.config.flags import ModelFlags, ServeConfig, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes
+from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.core.batch import DRAFT_COUNTS
 from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting, OnlyForcedThatPay
 from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDrafting, OnlyForced
 from photon_grpc.errors import ConfigError, ModelLoadError
-from photon_grpc.models import weights
+from photon_grpc.layers.quantization.methods import methods
+from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.eagle3 import Eagle3Head, build_head, has_kernels
 from photon_grpc.models.weights import OnProgress
@@ -55,6 +58,45 @@ def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stag
             )
     else:
         _read_draft(name, served, sizes)
+
+
+def check_tensors(config: ServeConfig, served: ModelConfig, sizes: Sizes, target: Decoder) -> None:
+    """Raise ConfigError unless the files of a drafter that `check` allows have its tensors, by their headers.
+
+    `target`: a decoder of the served model, which needs no weights.
+    """
+    name = config.speculation.speculative_model
+    if name in ("", NGRAM, GRAMMAR):
+        return
+    with _about(name):
+        if _is_head(name):
+            head = _read_head(name, served)
+            weights.checked(build_head(head, target, 1), head.layer)
+        else:
+            draft = _read_draft(name, served, sizes)
+            decoder = build(
+                draft,
+                dtype=target.dtype,
+                device=target.device,
+                kernels=target.kernels,
+                max_model_len=sizes.max_model_len,
+                method=methods(format_of(draft, _of_a_drafter(config.model))),
+            )
+            weights.checked(decoder, draft)
+
+
+@contextlib.contextmanager
+def _about(directory: str) -> Iterator[None]:
+    """Name the flag in a ModelLoadError, which becomes a ConfigError."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
+
+
+def _of_a_drafter(flags: ModelFlags) -> ModelFlags:
+    """Return the flags of a draft model, which has the format of its own checkpoint."""
+    return replace(flags, quantization="auto", quantization_head="none", quantization_embedding="none")
 
 
 def _check_count(config: SpeculationConfig) -> None:
@@ -97,8 +139,7 @@ class Drafts:
 
     def model(self, config: ModelConfig) -> Decoder:
         """Load a draft model, in the format of its own checkpoint."""
-        flags = replace(self.config.model, quantization="auto", quantization_head="none", quantization_embedding="none")
-        return self.load(config, replace(self.config, model=flags))
+        return self.load(config, replace(self.config, model=_of_a_drafter(self.config.model)))
 
     def head(self, config: Eagle3Config) -> Eagle3Head:
         """Load an EAGLE-3 head. Raise ModelLoadError if it does not fit."""
@@ -121,8 +162,12 @@ def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, dr
     if name == GRAMMAR:
         return GivenSpeculation(count)
     if _is_head(name):
-        return Eagle3Speculation(count, _head(name, served, drafts))
-    return ModelSpeculation(count, drafts.model(_read_draft(name, served, sizes)))
+        head = _read_head(name, served)
+        with _about(name):
+            return Eagle3Speculation(count, drafts.head(head))
+    draft = _read_draft(name, served, sizes)
+    with _about(name):
+        return ModelSpeculation(count, drafts.model(draft))
 
 
 def drafting(config: SpeculationConfig, step_bytes: Callable[[int], float]) -> Drafting:
@@ -145,19 +190,10 @@ def _is_head(directory: str) -> bool:
 
 def _read_head(directory: str, served: ModelConfig) -> Eagle3Config:
     """Read a head. Raise ConfigError if it is not one of the served model."""
-    try:
+    with _about(directory):
         head = read_eagle3_dir(Path(directory))
         states_before(head, served.hidden_size, served.vocab_size, served.num_layers)
-    except ModelLoadError as error:
-        raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
     return head
-
-
-def _head(directory: str, served: ModelConfig, drafts: Drafts) -> Eagle3Head:
-    try:
-        return drafts.head(_read_head(directory, served))
-    except ModelLoadError as error:
-        raise ConfigError(f"--speculative-model {directory}: {error}", field=_FIELD) from None
 
 
 def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfig:

@@ -49,11 +49,7 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
 
     Raise ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
     """
-    checkpoint = read_checkpoint(config.path)
-    for leaf in decoder.leaves():
-        if isinstance(leaf, Router | Experts):
-            leaf.read_as(checkpoint.tensors)
-    check(decoder, checkpoint, config)
+    checkpoint = checked(decoder, config)
     with ExitStack() as stack:
         files = {name: _open(stack, config, name) for name in checkpoint.files}
         _check_tied_head(decoder, checkpoint, files)
@@ -66,6 +62,16 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
                 if progress is not None:
                     progress(done, total)
             leaf.after_load()
+
+
+def checked(decoder: Decoder, config: ModelConfig) -> Checkpoint:
+    """Return the headers of the files of `config.path`, with their names for experts; raise as `check`."""
+    checkpoint = read_checkpoint(config.path)
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Router | Experts):
+            leaf.read_as(checkpoint.tensors)
+    check(decoder, checkpoint, config)
+    return checkpoint
 
 
 def dummy(decoder: Decoder, seed: int = 0) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from photon_grpc import demo
 from photon_grpc.cli import doctor, main
@@ -137,6 +138,21 @@ def test_a_drafter_that_does_not_fit_is_refused_before_weights_are_read(given: d
         assemble(config, lambda stage, done, total: stages.append(stage))
     assert [str(caught.value)] == check_start.reasons(config)
     assert not stages
+
+
+@pytest.mark.parametrize(
+    ("drafter", "name"), [(demo.EAGLE3, "fc.weight"), (demo.DRAFT, "model.norm.weight")], ids=["head", "model"]
+)
+def test_a_tensor_that_a_drafter_lacks_is_found_without_loading(drafter: Path, name: str, tmp_path: Path) -> None:
+    directory = shutil.copytree(drafter, tmp_path / "drafter")
+    (file,) = directory.glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file)
+    config = resolve(FREE | {"speculative_model": str(directory)}, {}).config
+    with pytest.raises(ConfigError, match=f"--speculative-model {directory}.*are missing.*{name}") as caught:
+        assemble(config, lambda stage, done, total: None)
+    assert [str(caught.value)] == check_start.reasons(config)
 
 
 @pytest.mark.parametrize("name", ["tls", "keys", "step trace", "device"])

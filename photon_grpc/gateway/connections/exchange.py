@@ -137,8 +137,8 @@ class Flow(FlowControl):
             self._watch()
 
 
-class Connection(Protocol):
-    """What an exchange needs of its connection."""
+class AnsweringConnection(Protocol):
+    """The connection of an exchange."""
 
     transport: asyncio.Transport
     #: No further request is read.
@@ -154,7 +154,7 @@ class Connection(Protocol):
 class Outgoing:
     """The transport as an exchange sees it: its close waits until the client has had time to read the answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AnsweringConnection) -> None:
         self._connection = connection
         self.write = connection.transport.write
 
@@ -178,7 +178,7 @@ _AT_ONCE = _AtOnce()
 class Exchange(RequestResponseCycle):
     """A request and its answer."""
 
-    connection: Connection
+    connection: AnsweringConnection
     errors: AppErrors
     #: HTTP/1.0 has no chunks.
     _ends_by_closing = False

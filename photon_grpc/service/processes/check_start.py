@@ -24,19 +24,17 @@ from photon_grpc.compose.kv_form import choose_kv_form
 from photon_grpc.compose.other_services import check_services
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.speculation import check as check_speculation
+from photon_grpc.compose.speculation import check_tensors as check_drafter
 from photon_grpc.compose.split_model import decoders_of_ranks
 from photon_grpc.compose.threads import cores_of
 from photon_grpc.compose.tracing import check_tracing
 from photon_grpc.config import resolve
-from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.config.weight_bytes import format_of, refuse_without_room
 from photon_grpc.errors import StartupError
-from photon_grpc.layers.experts import Experts, Router
 from photon_grpc.models import weights
-from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
@@ -127,7 +125,7 @@ def check_model(config: ServeConfig) -> None:
     """Check sizes, what drafts, and tensors, the latter by the headers of their files only.
 
     Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
-    missing, surplus, or of a wrong shape or dtype.
+    missing, surplus, or of a wrong shape or dtype; ConfigError if that tensor is a drafter's.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
@@ -137,18 +135,12 @@ def check_model(config: ServeConfig) -> None:
     check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
     if on_cuda:
         refuse_without_room(model_config, config.model, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
-    for decoder in decoders_of_ranks(config, model_config, sizes):
-        if config.model.load_format != "dummy":
-            check_tensors(decoder, model_config)
-
-
-def check_tensors(decoder: Decoder, model_config: ModelConfig) -> None:
-    """Raise ModelLoadError where the headers of the files do not fit, with the names that they have for experts."""
-    checkpoint = read_checkpoint(model_config.path)
-    for leaf in decoder.leaves():
-        if isinstance(leaf, Router | Experts):
-            leaf.read_as(checkpoint.tensors)
-    weights.check(decoder, checkpoint, model_config)
+    decoders = list(decoders_of_ranks(config, model_config, sizes))
+    if config.model.load_format == "dummy":
+        return
+    for decoder in decoders:
+        weights.checked(decoder, model_config)
+    check_drafter(config, model_config, sizes, decoders[0])
 
 
 def main() -> None:
