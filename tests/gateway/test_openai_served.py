@@ -108,8 +108,8 @@ def test_usage_tells_how_many_drafts_were_right() -> None:
     options: Any = {"model": "", "max_tokens": 24, "temperature": 0.0}
     streamed: Any = {"stream": True, "stream_options": {"include_usage": True}}
     flags = {"speculative_model": "ngram", "speculation_control": "fixed", "num_blocks": 64, "max_num_seqs": 4}
-    with both_servers(**flags) as servers, OpenAI(base_url=f"{servers.http}/v1", api_key="none", max_retries=0) as client:
-        with SyncClient(servers.grpc) as calls:
+    with both_servers(**flags) as opened, OpenAI(base_url=f"{opened.http}/v1", api_key="none", max_retries=0) as client:
+        with SyncClient(opened.grpc) as calls:
             expected = calls.generate(CODE, max_tokens=24, temperature=0.0).usage
         made = client.completions.create(prompt=[CODE, CODE], **options)
         *_, last = client.completions.create(prompt=[CODE, CODE], **options, **streamed)
