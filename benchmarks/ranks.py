@@ -6,7 +6,7 @@
 Weights are random. With `--ids` the greedy ids of 32 prompts are compared with those in the file, which the first run
 writes. `--turn` waits for a lock on that file before it measures, so that `--beside` runs may load at a time. `--kill`
 ends rank 1 by SIGKILL, in a step, and tells after how many ms this process was told. `--profile` shows what rank 0's
-device does from a prompt to its first token, and for 16 prompts.
+device does in decode steps, from a prompt to its first token, and for 16 prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
-from benchmarks.profile import record, tables
+from benchmarks.profile import decode, record, tables
 
 
 def decode_ms(work: Work, rows: int) -> float:
@@ -80,8 +80,14 @@ def compare(work: Work, file: Path) -> dict[str, float]:
     return {"outputs": len(outputs), "outputs with equal ids": equal}
 
 
-def show_profiles(work: Work, length: int) -> None:
+def show_profiles(work: Work, counts: Sequence[int], length: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
+        for count in counts:
+            rows, steps, elapsed_s = record(decode(work, count, 32), Path(directory) / "trace.json", on_cuda=True)
+            print(f"\nsteps of {count} rows")
+            tables(rows, steps, elapsed_s, 20, "on the device of rank 0")
+            while work.num_open:
+                work.step()
         for count in (1, 16):
             prompts = [workloads.prompt(905, i, length) for i in range(count)]
 
@@ -157,7 +163,7 @@ def main() -> None:
         if torch.cuda.is_available():
             show_memory()
         if args.profile:
-            show_profiles(work, args.prompts[0])
+            show_profiles(work, args.rows, args.prompts[0])
         if args.kill and args.ranks > 1:
             kill(work)
         if args.ranks > 1:

@@ -1,10 +1,10 @@
-"""The exchange of sums between the GPUs of two ranks: its time beside NCCL's, and many exchanges with random delays.
+"""The exchange of sums between the GPUs of ranks: its time beside NCCL's, and many exchanges with random delays.
 
-    python -m benchmarks.kernels.exchange [--rows 1 8 64 8192] [--exchanges 1000000]
+    python -m benchmarks.kernels.exchange [--ranks 2] [--rows 1 8 64 8192] [--exchanges 1000000]
 
-Starts a process for the second GPU. Times are those of one of 64 exchanges in a CUDA graph, on planes in turns, with
+Starts a process for every further GPU. Times are those of one of 64 exchanges in a CUDA graph, on planes in turns, with
 the addition to the residual stream: `planes` by memory that the GPUs write to each other (and the sums of squares),
-`nccl` by an all-gather and a kernel that adds, `shared` by a kernel that adds half of the rows, which are handed on.
+`nccl` by an all-gather and a kernel that adds, `shared` by a kernel that adds a rank's rows, which are handed on.
 Bytes are those of a rank's part. The second table has sums behind their product, as layers have them: the product
 alone, with the exchange while it is made in pieces of so many rows, and with `shared` behind it.
 """
@@ -83,11 +83,12 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
 
 def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: int) -> None:
-    """Time sums of many rows with the products of an output and of a down projection of half an 8B model."""
+    """Time sums of many rows with the products of an output and of a down projection of a rank of an 8B model."""
     if rank == 0:
         sizes = " | ".join(f"{rows} rows a piece" for rows in PIECES)
         print(f"\n| rows | K | product, µs | {sizes} | shared |\n|--:|--:|--:|{'--:|' * len(PIECES)}--:|", flush=True)
-    for num_rows, k in ((2048, 2048), (2048, 7168), (8192, 2048), (8192, 7168)):
+    own = [size // alone.size for size in (4096, 14336)]
+    for num_rows, k in [(num_rows, k) for num_rows in (2048, 8192) for k in own]:
         h = torch.zeros(num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
         x, w = (torch.randn(size, k, device=device).bfloat16() for size in (num_rows, HIDDEN))
         squares = torch.empty(num_rows, HIDDEN // 16, device=device)
@@ -115,7 +116,7 @@ def compare(group: Joined, device: torch.device, rank: int) -> None:
     """Tell whether rows that ranks share out have the bits of those that all add."""
     for num_rows in (exchange.NUM_PUSHED + 1, SHARED_ROWS, 4099):
         generator = torch.Generator(device=device).manual_seed(num_rows)
-        parts = torch.randn(2, num_rows, HIDDEN, device=device, generator=generator)
+        parts = torch.randn(group.size, num_rows, HIDDEN, device=device, generator=generator)
         start = torch.randn(num_rows, HIDDEN, device=device, generator=generator).bfloat16()
         found, expected = start.clone(), start.clone()
         sums = torch.empty(num_rows, HIDDEN // 16, device=device)
@@ -126,11 +127,11 @@ def compare(group: Joined, device: torch.device, rank: int) -> None:
         print(f"rank {rank}: {num_rows} rows equal: {equal}", flush=True)
 
 
-def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int) -> None:
-    """Exchange numbers that both ranks know, each rank late at random; count wrong ones."""
+def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int, size: int) -> None:
+    """Exchange numbers that all ranks know, each rank late at random; count wrong ones."""
     num_rows, generator = 4, torch.Generator(device=device).manual_seed(7)
-    base = torch.randint(-999, 999, (2, CALLS, num_rows, HIDDEN), generator=generator, device=device).float()
-    h = torch.zeros(CALLS, num_rows, HIDDEN, device=device)
+    base = torch.randint(-999, 999, (size, CALLS, num_rows, HIDDEN), generator=generator, device=device).float()
+    total, h = base.sum(0), torch.zeros(CALLS, num_rows, HIDDEN, device=device)
     squares = torch.empty(num_rows, HIDDEN // 16, device=device)
     turn, wrong = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -140,7 +141,7 @@ def delayed(planes: Planes, device: torch.device, num_exchanges: int, rank: int)
         parts = base[rank] * turn
         for call in range(CALLS):
             planes.add(h[call], Parts(parts[call].__getitem__), None, squares, call % 2)
-        wrong.add_((h != (base[0] + base[1]) * turn).sum())
+        wrong.add_((h != total * turn).sum())
 
     graph, chance = captured(exchange), random.Random(rank)
     for number in range(num_exchanges // CALLS):
@@ -173,10 +174,10 @@ def bounded(planes: Planes, device: torch.device, rank: int, looks: int = 1_000_
         print(f"gave up after {took_s:.2f} s of {looks:,} looks: {type(error).__name__}", flush=True)
 
 
-def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int, *, has_products: bool) -> None:
+def run(rank: int, file: int, args: argparse.Namespace) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    mesh = ProcessMesh(rank, MeshSizes(2), file)
+    mesh = ProcessMesh(rank, MeshSizes(args.ranks), file)
     mesh.join(device, HIDDEN)
     assert isinstance(mesh.mesh.tp, ProcessGroup)
     group = mesh.mesh.tp._group
@@ -184,12 +185,12 @@ def run(rank: int, file: int, rows: Sequence[int], num_exchanges: int, *, has_pr
     if rank == 0:
         print(f"\n{torch.cuda.get_device_name()}\n\n| rows | bytes | planes, µs | nccl, µs | shared, µs |")
         print("|--:|--:|--:|--:|--:|", flush=True)
-    alone = Joined(rank, 2, group._group)
-    timed(alone, group._planes, device, rows, rank)
-    if has_products:
+    alone = Joined(rank, args.ranks, group._group)
+    timed(alone, group._planes, device, args.rows, rank)
+    if args.products:
         behind_products(alone, group._planes, device, rank)
     compare(group, device, rank)
-    delayed(group._planes, device, num_exchanges, rank)
+    delayed(group._planes, device, args.exchanges, rank, args.ranks)
     bounded(group._planes, device, rank)
     # The end of NCCL's group may wait for graphs.
     os._exit(0)
@@ -200,14 +201,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8, 32, 64, 128, 256, 2048, 8192])
     parser.add_argument("--exchanges", type=int, default=1_000_000)
     parser.add_argument("--products", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--second", type=int, help="the number of the shared file; of the process for the second GPU")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rank", type=int, default=0, help="of a process for a further GPU")
+    parser.add_argument("--file", type=int, help="of such a process: the number of the shared file")
     args = parser.parse_args()
-    if args.second is None:
-        file = shared_file("rendezvous")
-        command = [sys.executable, "-m", "benchmarks.kernels.exchange", *sys.argv[1:], "--second", str(file)]
-        subprocess.Popen(command, pass_fds=(file,))
-        run(0, file, args.rows, args.exchanges, has_products=args.products)
-    run(1, args.second, args.rows, args.exchanges, has_products=args.products)
+    if not args.rank:
+        args.file = shared_file("rendezvous")
+        for rank in range(1, args.ranks):
+            own = "--rank", str(rank), "--file", str(args.file)
+            command = [sys.executable, "-m", "benchmarks.kernels.exchange", *sys.argv[1:], *own]
+            subprocess.Popen(command, pass_fds=(args.file,))
+    run(args.rank, args.file, args)
 
 
 if __name__ == "__main__":
