@@ -129,10 +129,16 @@ class LeadingRank(OneRank):
         if self._started is None:
             raise StartupError(f"a process for another rank cannot be started: {self._error}")
         self._rendezvous = self._started.rendezvous
-        super().__init__(0, config, self._rendezvous)
-        channels = [rank.channel for rank in self._ranks]
-        self._masks = SharedMasks(channels)
-        self._is_made.set()
+        try:
+            super().__init__(0, config, self._rendezvous)
+        except StartupError:
+            # Another thread was first.
+            self._is_closed = True
+            self._started.close()
+            raise
+        finally:
+            self._is_made.set()
+        self._masks = SharedMasks([rank.channel for rank in self._ranks])
 
     @property
     def _ranks(self) -> list[RankProcess]:
@@ -261,7 +267,8 @@ class LeadingRank(OneRank):
             self._are_begun.set()
         if self._started is not None:
             self._is_made.wait()
-            self._watch()
+            if not self._is_closed:
+                self._watch()
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -276,6 +283,7 @@ class LeadingRank(OneRank):
             for rank in self._ranks if look % _LOOKS_A_TICK == 0 else ():
                 if complaint := rank.tick():
                     log.error("rank %d %s: it is killed", rank.rank, complaint)
+                    rank.complaint = complaint
                     rank.process.kill()
 
     def _lost(self, rank: RankProcess) -> None:

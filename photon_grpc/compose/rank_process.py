@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from photon_grpc.bridge.heartbeat import TICK_S, Watchdog, exit_code, is_stopped, shared_file
 from photon_grpc.bridge.ranks import BeginRank, RankChannel
@@ -50,28 +50,36 @@ def start_ranks(config: ServeConfig, num_threads: str) -> StartedRanks:
 class RankProcess:
     """One of the other ranks: its process, its socket and its heartbeat."""
 
+    #: Why rank 0 has killed it; "": it has not.
+    complaint = ""
+
     def __init__(self, rank: int, rendezvous: int, num_threads: str) -> None:
         ours, theirs = socket.socketpair()
         self.rank = rank
         self.watchdog = Watchdog()
         self.channel = RankChannel(ours)
-        with theirs:
-            files = theirs.fileno(), self.watchdog.fd, rendezvous
-            command = [sys.executable, "-m", MODULE, str(os.getpid()), *map(str, files)]
-            # As many threads as in rank 0: they are part of the numerics on a CPU.
-            env = {**os.environ, "OMP_NUM_THREADS": num_threads}
-            # In a session of its own no signal of a terminal reaches it.
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=files, env=env, start_new_session=True
-            )
-        self.pidfd = os.pidfd_open(self.process.pid)
+        files = theirs.fileno(), self.watchdog.fd, rendezvous
+        command = [sys.executable, "-m", MODULE, str(os.getpid()), *map(str, files)]
+        # As many threads as in rank 0: they are part of the numerics on a CPU.
+        env = {**os.environ, "OMP_NUM_THREADS": num_threads}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "pass_fds": files, "env": env}
+        try:
+            with theirs:
+                # In a session of its own no signal of a terminal reaches it.
+                self.process = subprocess.Popen(command, **options, start_new_session=True)
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:
+            # A process that has begun ends with its socket.
+            self.channel.close()
+            self.watchdog.close()
+            raise
         self._stopped_ticks = 0
 
     def tick(self) -> str:
         """Return a complaint if it stands still, else "". Call every TICK_S."""
         self._stopped_ticks = self._stopped_ticks + 1 if is_stopped(self.process.pid) else 0
         if self._stopped_ticks * TICK_S >= _STOPPED_S:
-            return f"is stopped from outside for {_STOPPED_S:.0f} s"
+            return f"was stopped from outside for {_STOPPED_S:.0f} s"
         return self.watchdog.tick()
 
     def close(self) -> None:
@@ -96,7 +104,8 @@ class RankProcess:
     def end(self) -> str:
         """Return how it ended."""
         code, names = self.code, {each.value: each.name for each in signal.Signals}
-        return f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
+        how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
+        return f"{how} from rank 0 (it {self.complaint})" if self.complaint else how
 
     @property
     def early_end(self) -> str:

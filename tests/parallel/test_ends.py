@@ -28,6 +28,7 @@ from photon_grpc.compose.leading_rank import LeadingRank
 from photon_grpc.compose.rank_process import RankProcess
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError, StartupError
+from photon_grpc.layers.parallel.group import MeshSizes
 from photon_grpc.layers.parallel.processes import ProcessGroup, ProcessMesh
 from photon_grpc.runner.start import RunnerStart
 from photon_grpc.service.processes import engine
@@ -104,7 +105,7 @@ def test_a_program_says_at_once_that_a_rank_has_ended_while_it_starts(
     monkeypatch.setattr(tempfile, "tempdir", None)
     send_at(phase, signum, followers, monkeypatch)
     num_files = rendezvous_files()
-    with pytest.raises(StartupError, match="rank 1 has ended by SIGKILL while it started"):
+    with pytest.raises(StartupError, match=r"rank 1 has ended by SIGKILL( from rank 0 \(.*\))? while it started"):
         LLM(device="cpu", tensor_parallel_size=2)
     assert followers and not any(map(is_alive, followers))
     assert list(tmp_path.iterdir()) == [] and not torch.distributed.is_initialized()
@@ -119,6 +120,8 @@ def test_any_end_of_a_rank_has_a_name(code: int, told: str) -> None:
     rank = RankProcess.__new__(RankProcess)
     rank.process = cast(Any, SimpleNamespace(poll=lambda: code))
     assert rank.end == told
+    rank.complaint = "was stopped"
+    assert rank.end == f"{told} from rank 0 (it was stopped)"
 
 
 @pytest.mark.parametrize(("num_ranks", "expected"), [(1, 0), (2, 1), (8, 7), (64, 0)])
@@ -152,12 +155,20 @@ def test_ranks_that_have_begun_end_if_another_cannot(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     config = resolve({"device": "cpu", "tensor_parallel_size": 3}, {}).config
-    num_files = rendezvous_files()
+    num_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(StartupError, match="another rank cannot be started: no process is left"):
         LeadingRank(config)
     assert begun[0].returncode == -signal.SIGKILL
-    assert rendezvous_files() == num_files
+    assert len(os.listdir("/proc/self/fd")) == num_files
     ProcessMesh.refuse_another()
+
+
+def test_ranks_end_if_another_model_of_the_process_was_first(followers: list[int]) -> None:
+    config, first = resolve({"device": "cpu", "tensor_parallel_size": 2}, {}).config, ProcessMesh(0, MeshSizes(2), -1)
+    with pytest.raises(StartupError, match="another model of this program"):
+        LeadingRank(config)
+    assert followers and not any(map(is_alive, followers))
+    first.leave()
 
 
 class FailingStart(LeadingRank):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -75,6 +76,7 @@ class ProcessMesh:
 
     #: The one that has, or will have, the groups of this process.
     _holder: ClassVar[weakref.ref[ProcessMesh] | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def refuse_another(cls) -> None:
@@ -85,7 +87,10 @@ class ProcessMesh:
             )
 
     def __init__(self, rank: int, sizes: MeshSizes, file: int) -> None:
-        ProcessMesh._holder = weakref.ref(self)
+        """Raise StartupError as refuse_another does."""
+        with self._lock:
+            self.refuse_another()
+            ProcessMesh._holder = weakref.ref(self)
         self._file = file
         self._sizes = sizes
         self._on_cuda = False
