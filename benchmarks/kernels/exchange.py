@@ -6,7 +6,7 @@ Starts a process for every further GPU. Times are those of one of 64 exchanges i
 the addition to the residual stream: `planes` by memory that the GPUs write to each other (and the sums of squares),
 `nccl` by an all-gather and a kernel that adds, `shared` by a kernel that adds a rank's rows, which are handed on.
 Bytes are those of a rank's part. The second table has sums behind their product, as layers have them: the product
-alone, with the exchange while it is made in pieces of so many rows, and with `shared` behind it.
+alone, with the exchange while it is made in pieces of so many rows, if two ranks do so, and with `shared` behind it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
             for call in range(CALLS):
                 group.add(h, Parts(part.__getitem__), None, squares, call % 2)
 
-        ways = [by_planes, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
+        ways = [by_planes if planes.take(h) else None, by_nccl, by_group if num_rows >= SHARED_ROWS else None]
         found = [f"{microseconds(captured(way)):.2f}" if way else "" for way in ways]
         if rank == 0:
             print(f"| {num_rows} | {part.nbytes >> 10} KB | {' | '.join(found)} |", flush=True)
@@ -84,9 +84,10 @@ def timed(group: Joined, planes: Planes, device: torch.device, rows: Sequence[in
 
 def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: int) -> None:
     """Time sums of many rows with the products of an output and of a down projection of a rank of an 8B model."""
+    lengths = PIECES if planes.piece_rows else ()
     if rank == 0:
-        sizes = " | ".join(f"{rows} rows a piece" for rows in PIECES)
-        print(f"\n| rows | K | product, µs | {sizes} | shared |\n|--:|--:|--:|{'--:|' * len(PIECES)}--:|", flush=True)
+        sizes = "".join(f" {rows} rows a piece |" for rows in lengths)
+        print(f"\n| rows | K | product, µs |{sizes} shared |\n|--:|--:|--:|{'--:|' * len(lengths)}--:|", flush=True)
     own = [size // alone.size for size in (4096, 14336)]
     for num_rows, k in [(num_rows, k) for num_rows in (2048, 8192) for k in own]:
         h = torch.zeros(num_rows, HIDDEN, dtype=torch.bfloat16, device=device)
@@ -105,7 +106,7 @@ def behind_products(alone: Joined, planes: Planes, device: torch.device, rank: i
                 group.add(h, Parts(part), None, s, call % 2)
 
         found = [microseconds(captured(product), 15)]
-        for planes.piece_rows in PIECES:
+        for planes.piece_rows in lengths:
             found.append(microseconds(captured(partial(summed, planes)), 15))
         found.append(microseconds(captured(partial(summed, alone)), 15))
         if rank == 0:

@@ -122,6 +122,18 @@ def test_no_part_is_written_over_another(sums: list[int], size: int, may_wait: b
     simulate([operations(sums, may_wait=may_wait) for _ in range(size)], random.Random(seed))
 
 
+@pytest.mark.parametrize(("size", "has_pieces"), [(2, True), (4, False)])
+def test_more_than_two_ranks_send_no_pieces(size: int, has_pieces: bool) -> None:
+    found = Planes.__new__(Planes)
+    word = torch.empty((), dtype=torch.int32)
+    found._few = [(word.expand(size - 1, NUM_PUSHED, 16),) * size] * exchange.NUM_PLANES
+    found._many = found._few if exchange.sends_pieces(size) else []
+    found._rank = 0
+    rows = torch.empty(NUM_PUSHED + 1, 16)
+    assert found.take(rows[1:]) and found.take(rows) is has_pieces
+    assert not found.take(rows[:, 1:])
+
+
 @given(st.integers(NUM_PUSHED + 1, 40_000))
 def test_pieces_are_all_rows_in_order_and_fit_into_planes(num_rows: int) -> None:
     found = list(planes.pieces(num_rows, PIECE))

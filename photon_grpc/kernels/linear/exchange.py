@@ -37,6 +37,15 @@ NUM_PLANES, NUM_PUSHED = 2, 512
 PIECE_BYTES = 32 << 20
 
 
+def sends_pieces(size: int) -> bool:
+    """Return whether parts of more rows go in pieces through planes.
+
+    Every rank sends each part to all others, which between more than two takes longer than if ranks share out the rows:
+    477 against 219 µs for 2,048 rows of 4,096 numbers on four H200s.
+    """
+    return size == 2
+
+
 def piece_rows(hidden: int) -> int:
     """Return the rows of a plane for a piece."""
     return PIECE_BYTES // (4 * hidden)
@@ -157,6 +166,7 @@ def launch(
 def request(h: torch.Tensor, b: torch.Tensor | None, squares: torch.Tensor, rank: int, size: int) -> None:
     """Launch what exchanges between so many ranks launch, in a dry run, which only compiles it."""
     part, word = torch.empty_like(h, dtype=torch.float32), torch.empty((), dtype=torch.int32, device=h.device)
-    for num_rows, pushes in ((NUM_PUSHED, True), (piece_rows(h.shape[1]), False)):
+    pieces = [(piece_rows(h.shape[1]), False)] if sends_pieces(size) else []
+    for num_rows, pushes in [(NUM_PUSHED, True), *pieces]:
         plane = (word.expand(size - 1, num_rows, h.shape[1]),) * size
         launch(h, part, b, squares, plane, rank, pushes=pushes)

@@ -2,7 +2,7 @@
 
 Of few rows the kernel that adds the parts pushes them. Parts of more rows are copied, which takes no multiprocessor,
 while the next rows are multiplied. Every piece has a plane that all others have emptied when it is sent, so nothing
-else is waited for.
+else is waited for. More than two ranks have no planes for pieces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Plane = tuple[torch.Tensor, ...]
 
 
 class Planes:
-    """Sums over ranks by memory of all: planes for few rows, and planes for pieces of many.
+    """Sums over ranks by memory of all: planes for few rows, and planes, or none, for pieces of many.
 
     Args:
         owner: what keeps the mapping.
@@ -44,10 +44,9 @@ class Planes:
     def __init__(self, few: Sequence[Plane], many: Sequence[Plane], rank: int, owner: Any = None) -> None:
         self._few, self._many, self._rank, self._owner = few, many, rank, owner
         self._places = [places(plane, rank) for plane in many]
-        own = many[0][rank]
         #: Rows of a piece.
-        self.piece_rows = own.shape[1]
-        self._sending = torch.cuda.Stream(own.device)  # type: ignore[no-untyped-call]
+        self.piece_rows = many[0][rank].shape[1] if many else 0
+        self._sending = torch.cuda.Stream(few[0][rank].device)  # type: ignore[no-untyped-call]
         #: Of every plane for pieces: a part is made, and has gone. To make events anew takes the host longer.
         self._events = [
             (torch.cuda.Event(), torch.cuda.Event())  # type: ignore[no-untyped-call]
@@ -55,8 +54,9 @@ class Planes:
         ]
 
     def take(self, h: torch.Tensor) -> bool:
-        """Return whether sums of rows of this size go through planes."""
-        return h.shape[1] == self._few[0][self._rank].shape[2]
+        """Return whether sums of so many rows of this size go through planes."""
+        has_planes = bool(self._many) or h.shape[0] <= exchange.NUM_PUSHED
+        return has_planes and h.shape[1] == self._few[0][self._rank].shape[2]
 
     def add(
         self, h: torch.Tensor, parts: Parts, bias: torch.Tensor | None, squares: torch.Tensor, site: int,
@@ -146,7 +146,8 @@ def _mapped(group: Any, device: torch.device, hidden_size: int) -> Planes:
 
     rank, size = group.rank(), group.size()
     few = exchange.NUM_PLANES, size - 1, exchange.NUM_PUSHED, hidden_size
-    many = 2 * NUM_SENT, size - 1, exchange.piece_rows(hidden_size), hidden_size
+    num_many = 2 * NUM_SENT if exchange.sends_pieces(size) else 0
+    many = num_many, size - 1, exchange.piece_rows(hidden_size), hidden_size
     num_few, num_words = math.prod(few), math.prod(few) + math.prod(many)
     own = memory.empty((num_words,), dtype=torch.int32, device=device)
     own.fill_(exchange.EMPTY)
