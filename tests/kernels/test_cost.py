@@ -34,7 +34,10 @@ def assert_can(tile: Tile, product: Product, device: Device) -> None:
     assert slice_columns(k, slices) % tile.BK == 0
     assert slice_columns(k, slices) > tile.BK
     beside = slices if tile.kind == "gemv" else 1
-    assert tile.NS * beside * tile.BK * (tile.BN * weight.BITS // 8 + rows * 2) <= device.max_bytes
+    # The first operand of wgmma has 64 rows.
+    is_x_first = tile.kind == "wgmma" and tile.BN < 64
+    held = 64 if is_x_first else rows
+    assert tile.NS * beside * tile.BK * (tile.BN * weight.BITS // 8 + held * 2) <= device.max_bytes
     # A row is copied 16 bytes at a time.
     assert k * weight.BITS % 128 == 0
     if end == "swiglu":
@@ -48,8 +51,9 @@ def assert_can(tile: Tile, product: Product, device: Device) -> None:
         assert tile.NS >= 3
         assert device.has_wgmma
         assert rows >= 16
-        assert tile.KW * 16 <= tile.BN
+        assert max(tile.BN, 64) >= 16 * tile.KW
         assert tile.BK % 64 == 0
+        assert not is_x_first or (rows <= 64 and weight.BITS == 16)
 
 
 @st.composite

@@ -156,6 +156,9 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     in_step = step_bytes(tile, weight, k, slices) * (slices if tile.kind == "gemv" else 1)
     # Numbers, and what is done with them, for each that 16 bits hold.
     packed, issued = 16 / weight.BITS, ISSUED[weight.BITS]
+    if not kind and weight.BITS == 16:
+        # A warp of gemv multiplies 16 rows of x in the time in which it loads W; fitted at 32 rows in layers.
+        issued *= max(1, rows // 16)
     steps = num_steps(tile, k, slices)
     program_bytes = in_step * steps
     each = max(
@@ -248,8 +251,8 @@ IN_FLIGHT = (64 << 10, 96 << 10, 128 << 10, 176 << 10)
 #: Bucket -> (BN, BK, KW, NS). Of more rows the library is given every product that is not in the table.
 WGMMA = {
     16: ((64, 128, 4, 8), (64, 64, 4, 10), (128, 64, 4, 6)),
-    32: ((64, 128, 4, 8), (64, 64, 4, 8), (128, 64, 8, 8)),
-    64: ((64, 128, 4, 6), (64, 64, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8)),
+    32: ((64, 128, 4, 8), (64, 64, 4, 8), (128, 64, 8, 8), (32, 128, 4, 8)),
+    64: ((64, 128, 4, 6), (64, 64, 4, 8), (64, 64, 4, 10), (128, 64, 8, 8), (32, 128, 4, 8)),
 }
 #: The same of packed weights, of which a program with few rows would read less than of x.
 PACKED_GEMV = {

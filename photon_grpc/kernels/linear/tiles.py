@@ -20,7 +20,7 @@ class Tile(NamedTuple):
     """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
 
     BN rows of W and BK columns of a slice of K a step, KW warps, NS steps in flight. In gemv each slice has KW / slices
-    of the warps; in wgmma a program has one slice.
+    of the warps; in wgmma a program has one slice, and with BN below 64 x is the operand of 64 rows.
     """
 
     kind: Literal["gemv", "wgmma"]
@@ -78,8 +78,8 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (2048, 2048): {
         8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("gemv", 32, 128, 2, 12),
-        32: Tile("wgmma", 64, 128, 4, 8),
-        64: Tile("wgmma", 64, 128, 4, 6),
+        32: Tile("wgmma", 32, 128, 4, 8),
+        64: Tile("wgmma", 32, 128, 4, 8),
         128: None,
     },
     # gate and up
@@ -94,8 +94,8 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (2048, 8192): {
         8: Tile("gemv", 16, 256, 2, 7),
         16: Tile("gemv", 16, 256, 2, 5),
-        32: Tile("gemv", 16, 256, 2, 3),
-        64: Tile("wgmma", 64, 128, 4, 6),
+        32: Tile("wgmma", 32, 128, 4, 8),
+        64: Tile("wgmma", 32, 128, 4, 8),
         128: None,
     },
     # Llama-3.1-8B: qkv
@@ -110,15 +110,15 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (4096, 4096): {
         8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("gemv", 16, 256, 1, 6),
-        32: Tile("wgmma", 64, 128, 4, 8),
-        64: Tile("wgmma", 64, 128, 4, 6),
+        32: Tile("wgmma", 32, 128, 4, 8),
+        64: Tile("wgmma", 32, 128, 4, 8),
         128: None,
     },
     # gate and up
     (28672, 4096): {
         8: Tile("gemv", 32, 256, 2, 8),
         16: Tile("wgmma", 64, 128, 4, 5),
-        32: Tile("gemv", 64, 128, 2, 2),
+        32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 128, 64, 8, 8),
         128: Tile("wgmma", 128, 64, 8, 6),
     },
@@ -126,8 +126,8 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (4096, 14336): {
         8: Tile("gemv", 16, 256, 1, 9),
         16: Tile("gemv", 16, 256, 1, 6),
-        32: Tile("wgmma", 64, 128, 4, 8),
-        64: None,
+        32: Tile("wgmma", 32, 128, 4, 8),
+        64: Tile("wgmma", 32, 128, 4, 8),
         128: None,
     },
     # Gemma-3-1B: gate and up, down; 4B: output, gate and up, down
@@ -140,7 +140,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (5120, 27648): {16: None},
     # Llama-3.2-3B: output, down
     (3072, 3072): {8: Tile("gemv", 16, 256, 1, 9)},
-    (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4)},
+    (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4), 32: Tile("gemv", 32, 128, 4, 4)},
     # Qwen2.5-7B
     (4608, 3584): {16: Tile("wgmma", 64, 128, 4, 8)},
     (3584, 3584): {8: Tile("gemv", 16, 256, 1, 9)},
@@ -246,7 +246,8 @@ def step_bytes(tile: Tile, weight: WeightKind, k: int, slices: int) -> int:
 def shared_bytes(tile: Tile, problem: Problem) -> int:
     """Return the bytes of NS steps of W and of x, which has 16 bits."""
     of_w = step_bytes(tile, problem.WEIGHT, problem.K, problem.SLICES)
-    return tile.NS * (problem.SLICES if tile.kind == "gemv" else 1) * (of_w + 2 * tile.BK * problem.BM)
+    rows = 64 if tile.kind == "wgmma" and tile.BN < 64 else problem.BM
+    return tile.NS * (problem.SLICES if tile.kind == "gemv" else 1) * (of_w + 2 * tile.BK * rows)
 
 
 def pipeline_bytes(shared_bytes_per_program: int) -> int:
@@ -275,6 +276,8 @@ def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
     if tile.kind == "gemv":
         # Each warp of a slice has at least the 16 rows of one product.
         divides = divides and tile.KW % slices == 0 and tile.BN * slices >= 16 * tile.KW
+    elif tile.BN < 64:
+        divides = divides and problem.BM in (16, 32, 64) and problem.WEIGHT.BITS == 16
     # The compiler of Triton 3.6 fails on a loop of a single step.
     has_steps = num_steps(tile, k, slices) >= 2
     return divides and has_steps and shared_bytes(tile, problem) <= max_bytes

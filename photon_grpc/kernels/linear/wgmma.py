@@ -1,5 +1,8 @@
 """Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma.
 
+Where a W of few rows would leave multiprocessors idle, a program takes 16 or 32 of them, and x is the operand of 64
+rows. The bits are the same.
+
 `fused_linear.py` has the formula and the launchers.
 
 One program takes BN rows of W over one slice of K (`cut.py`). As in `gemv.py`, tiles of W are in flight before the
@@ -70,6 +73,19 @@ def merge_slices(tile, partials, P: gl.constexpr, TILE: gl.constexpr):
     return is_last, tile
 
 
+@gluon_jit
+def turned(acc, layout: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """Return [BN, BM] in `layout` of a product [64, BN], of whose rows the first BM are those of x."""
+    BN: gl.constexpr = TILE.BN
+    THREADS: gl.constexpr = BN // 8
+    halves: gl.constexpr = gl.BlockedLayout([1, 8, 2], [32 // THREADS, THREADS, 1], [TILE.KW, 1, 1], [2, 1, 0])
+    LEVELS: gl.constexpr = (64 // P.BM).bit_length() - 1
+    for _ in gl.static_range(LEVELS):
+        pairs = acc.reshape([2, acc.shape[0] // 2, BN]).permute([1, 2, 0])
+        acc, _ = gl.split(gl.convert_layout(pairs, halves))
+    return gl.convert_layout(acc.permute([1, 0]), layout)
+
+
 @constexpr_function
 def left_layout(warps: int) -> Any:
     """Return the layout of W in registers, [1, BN, columns]."""
@@ -109,7 +125,7 @@ def wgmma_kernel(
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K]. weight: a WeightOperand of P.WEIGHT.
 
-    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128.
+    The grid is (N // BN, SLICES), with KW = 4 warps, or 8 if BN is 128. BN below 64: BM is 64 at most, W has 16 bits.
 
     A slice is a multiple of BK columns; where the last one is shorter, it multiplies zeros in the end. LOAD and STORE
     are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
@@ -122,7 +138,10 @@ def wgmma_kernel(
     BK: gl.constexpr = TILE.BK
     KW: gl.constexpr = TILE.KW
     NS: gl.constexpr = TILE.NS
-    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[KW, 1], instr_shape=[16, BM, 16])
+    #: Rows of the first operand and of the second.
+    LEFT: gl.constexpr = BN if BN >= 64 else 64
+    RIGHT: gl.constexpr = BM if BN >= 64 else BN
+    out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[KW, 1], instr_shape=[16, RIGHT, 16])
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // TK, TK], [KW, 1], [1, 0])
     kind: gl.constexpr = x.dtype.element_ty
@@ -136,7 +155,7 @@ def wgmma_kernel(
         ws = gl.allocate_shared_memory(weight.w.dtype.element_ty, [NS, 1, BN, WIDTH], packed_swizzle(WIDTH))
     else:
         ws = gl.allocate_shared_memory(kind, [NS, BN, BK], swizzle)
-    xs = gl.allocate_shared_memory(kind, [NS, BM, BK], swizzle)
+    xs = gl.allocate_shared_memory(kind, [NS, BM if BN >= 64 else LEFT, BK], swizzle)
     row = tile_rows(gl.program_id(0), BN, P.SPAN, gl.SliceLayout(1, copy))
     token = gl.arange(0, BM, layout=gl.SliceLayout(1, copy))
     column = gl.program_id(1) * COLUMNS + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
@@ -164,7 +183,7 @@ def wgmma_kernel(
         gdc_launch_dependents()
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch(xs.index(s), xp, s * BK, real, x_left)
+            fetch(xs.index(s).slice(0, BM), xp, s * BK, real, x_left)
         async_copy.commit_group()
     # Tiles that would take half of the registers are loaded when the product no longer needs them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
@@ -172,7 +191,7 @@ def wgmma_kernel(
         ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     if eps is not None:
         sums = totals_at_once(partial, K, BM, KW)
-    acc = gl.zeros([BN, BM], gl.float32, out)
+    acc = gl.zeros([LEFT, RIGHT], gl.float32, out)
     for i in range(STEPS):
         async_copy.wait_group(NS - 3)
         fence_async_shared()
@@ -182,7 +201,10 @@ def wgmma_kernel(
             of_norm = norm.index(i % NS) if P.WEIGHT.HAS_NORM else None
             acc = multiply_packed(acc, ws.index(i % NS), xs.index(i % NS), scale, zero, of_norm, P, TILE)
         else:
-            acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
+            if BN >= 64:
+                acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
+            else:
+                acc = warpgroup_mma(xs.index(i % NS), ws.index(i % NS).permute([1, 0]), acc, is_async=True)
             # This tile is multiplied while the one before it is done. The one before that was done in every warp when
             # it passed the barrier after the wait: its place is free.
             acc = warpgroup_mma_wait(1, deps=[acc])
@@ -192,12 +214,12 @@ def wgmma_kernel(
                 slot = (i + NS - 2) % NS
                 first = (i + NS - 2) * BK
                 fetch_sides(scales, zeros, norm, weight, slot, gl.program_id(1), first, False, 1, P, TILE)
-            fetch(xs.index((i + NS - 2) % NS), xp, (i + NS - 2) * BK, real, x_left)
+            fetch(xs.index((i + NS - 2) % NS).slice(0, BM), xp, (i + NS - 2) * BK, real, x_left)
         async_copy.commit_group()
     acc = unshifted(warpgroup_mma_wait(0, deps=[acc]), kind, P)
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
     first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
-    tile = gl.convert_layout(acc, first)
+    tile = gl.convert_layout(acc, first) if BN >= 64 else turned(acc, first, P, TILE)
     is_last = True
     if P.SLICES > 1:
         is_last, tile = merge_slices(tile, partials, P, TILE)

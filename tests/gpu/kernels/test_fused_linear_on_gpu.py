@@ -29,6 +29,8 @@ TILES = {
     "gemv, slices of two warps": (Tile("gemv", 32, 64, 8, 2), 4),
     "wgmma": (Tile("wgmma", 64, 64, 4, 4), 1),
     "wgmma, slices": (Tile("wgmma", 64, 64, 4, 3), 2),
+    "wgmma, x first": (Tile("wgmma", 32, 64, 4, 4), 1),
+    "wgmma, x first, slices": (Tile("wgmma", 16, 64, 4, 3), 2),
 }
 each_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 each_rows = pytest.mark.parametrize("rows", [1, 5, 8, 16, 33])
