@@ -61,6 +61,9 @@ def test_a_process_has_one_mesh_at_a_time() -> None:
     first = ProcessMesh(0, MeshSizes(2), -1)
     with pytest.raises(StartupError, match="another model of this program is computed by several ranks"):
         ProcessMesh.refuse_another()
+    with pytest.raises(StartupError, match="close it first"):
+        # Of another thread that was not refused before.
+        ProcessMesh(0, MeshSizes(2), -1)
     first.leave()
     ProcessMesh.refuse_another()
     second = ProcessMesh(0, MeshSizes(2), -1)
