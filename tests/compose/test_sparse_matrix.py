@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from photon_grpc import LLM, demo
+from photon_grpc.client import SyncClient
 from photon_grpc.errors import NumericFailure
 from tests.compose.matrix import FEATURES, PLAIN, TEMPLATE, answer, answers_together, request
+from tests.compose.over_grpc import over_grpc
 from tests.examples import examples
 from tests.properties.drawn_requests import complete
 from tests.runner.models import model
 
+#: Options that are compared over the wire.
+SERVED = ("drawn", "frequency", "outputs", "logprobs", "prompt_logprobs", "continued", "regex", "schema")
 #: With few blocks and small steps sequences are preempted, prompts are split and steps overlap.
 CROWDED: dict[str, Any] = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24}
 
@@ -48,6 +54,23 @@ def test_every_option_and_some_pairs_answer_as_alone(path: str) -> None:
             answered = list(answers_together(llm, served))
         differing = [each for each, outputs in answered if outputs != expected[each]]
         assert differing == [], (len(answered), more)
+
+
+def test_over_grpc_the_answers_are_the_same(path: str) -> None:
+    def told(outputs: Iterable[Any]) -> list[Any]:
+        return [(each.token_ids, each.text) for each in outputs]
+
+    named = {name: request((name,)) for name in SERVED}
+    drafted: dict[str, Any] = {"speculative_model": "ngram", "num_speculative_tokens": 3}
+    with LLM(path, device="cpu", dtype="float32", **CROWDED, **drafted) as llm, over_grpc(llm) as address:
+        expected = {name: told(complete(llm, one)) for name, one in named.items()}
+        with SyncClient(address) as client, ThreadPoolExecutor(len(named)) as callers:
+            calls = {
+                name: callers.submit(client.generate, one.prompt, token_ids=True, **one.options)
+                for name, one in named.items()
+            }
+            found = {name: told(call.result().outputs) for name, call in calls.items()}
+    assert found == expected
 
 
 def test_a_token_that_gives_a_router_nan_fails_its_request_alone(path: str, tmp_path: Path) -> None:
