@@ -1,9 +1,9 @@
 """Experts: routing, products and sums of one layer, and other tiles for the products.
 
-    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--rows 1 8 64 2048] [--sweep]
+    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--rows 1 8 64 2048] [--fp8] [--sweep]
 
 Random tokens and routers, so nearly uniform routing; layers are taken in turn, so that no weight is in the cache. All
-kernels are compiled side by side before the first is timed.
+kernels are compiled side by side before the first is timed. With --fp8 times of products include the rounding of rows.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ CANDIDATES = {
 
 
 class Layers:
-    """Random layers of a shape on the device."""
+    """Random layers of a shape on the device. is_eight: weights and activations are e4m3 with a scale a row."""
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, *, is_eight: bool = False) -> None:
+        self.is_eight = is_eight
         config = SHAPES[shape]
         self.hidden, self.top_k = config["hidden_size"], config.get("num_experts_per_tok", 2)
         names = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -61,7 +62,13 @@ class Layers:
     def _stacks(self, options: dict[str, object]) -> Stacks:
         gate_up = torch.randn(self.num_experts, 2 * self.size, self.hidden, **options).mul_(self.hidden**-0.5)
         down = torch.randn(self.num_experts, self.hidden, self.size, **options).mul_(self.size**-0.5)
-        return Stacks(Stack(gate_up), Stack(down))
+        return Stacks(self._stack(gate_up), self._stack(down))
+
+    def _stack(self, weight: torch.Tensor) -> Stack:
+        if not self.is_eight:
+            return Stack(weight)
+        scales = torch.full((len(weight), 1, weight.shape[1]), 2.0**-12, device=weight.device)
+        return Stack((weight * 2.0**12).clamp_(-448, 448).to(torch.float8_e4m3fn), scales, is_eight=True)
 
 
 class Step:
@@ -139,7 +146,8 @@ def show(step: Step) -> None:
     found = {part: measure_us(step.calls(part), device) for part in ("route", "gate_up", "down", "sum", "all")}
     of_expert = 2 * layers.size * layers.hidden
     flops = 2 * 3 * step.rows * layers.top_k * layers.size * layers.hidden
-    rates = [touched * of_expert * 2 / found["gate_up"] / 1e6, touched * of_expert / found["down"] / 1e6]
+    num_bytes = touched * of_expert // 2 * layers.stacks[0].down.values.element_size()
+    rates = [2 * num_bytes / found["gate_up"] / 1e6, num_bytes / found["down"] / 1e6]
     print(
         f"| {step.rows} | {step.block} | {touched:.1f} | "
         + " | ".join(f"{found[part]:.1f}" for part in found)
@@ -165,9 +173,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-30b-a3b", choices=[s for s in SHAPES if "experts" in str(SHAPES[s])])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 2048])
+    parser.add_argument("--fp8", action="store_true", help="weights and activations of 8 bits")
     parser.add_argument("--sweep", action="store_true", help="time other tiles, too")
     args = parser.parse_args()
-    layers = Layers(args.shape)
+    layers = Layers(args.shape, is_eight=args.fp8)
     compile_all(layers, args.rows, sweeps=args.sweep)
     print("| rows | block | experts | route us | gate_up | down | sum | all | TB/s | TFLOP/s |")
     print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
