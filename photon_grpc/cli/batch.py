@@ -9,6 +9,7 @@ in which they were answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -71,11 +72,23 @@ def batch(
     return 1 if num_failed else 0
 
 
-def _open(path: Path, source: Path) -> BinaryIO:
-    """Open the output. Raise ConfigError, also if input and output are the same file."""
+@contextlib.contextmanager
+def _open(path: Path, source: Path) -> Iterator[BinaryIO]:
+    """Open the output. Raise ConfigError, also if input and output are the same file; name the file in an OSError."""
+    out = _opened(path, source)
+    try:
+        with out:
+            yield out
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _opened(path: Path, source: Path) -> BinaryIO:
     try:
         if path.exists() and os.path.samefile(path, source):
             raise ConfigError(f"{path} is the input {source}; name another file for the answers")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a regular file; batch reads its answers again to continue")
         return path.open("a+b")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -201,6 +202,30 @@ def test_a_file_that_is_not_an_output_is_kept(
         assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 2
     assert "not an output of batch; name another file, or overwrite it with --overwrite" in capsys.readouterr().err
     assert out.read_text() == held and fake.requests == []
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "fifo"])
+def test_an_output_that_cannot_be_read_again_is_refused(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with serving_in_a_thread(HI) as fake:
+        # An absolute path stays as it is; /dev/full would give zeros without end.
+        assert run(fake, write(tmp_path / "in.jsonl", "a"), tmp_path / path) == 2
+    assert "is not a regular file" in capsys.readouterr().err and fake.requests == []
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with serving_in_a_thread(HI) as fake:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"File too large: '{out}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite",)])

@@ -19,6 +19,7 @@ from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.compose.rank_process import StartedRanks, start_ranks
 from photon_grpc.compose.threads import limit_threads
+from photon_grpc.compose.triton_import import skip_triton
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.engine.scheduler.quarantine import Quarantine
@@ -66,6 +67,7 @@ def _run(context: ChildContext) -> None:
     started = _started(config)
     # What modules create stays; collections would look through all of it, also those while it is loaded.
     gc.disable()
+    skip_triton(config.device)
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble
     from photon_grpc.compose.leading_rank import ranks_of
