@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from photon_grpc.config.regular_file import read_regular_file
 from photon_grpc.errors import ConfigError
 
 #: "service:" and a full name allows one service of --service.
@@ -50,7 +50,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_api_keys(path: str) -> tuple[ApiKey, ...]:
     """Read the keys. Raise ConfigError naming the file and the place in it, also if it holds no key."""
     try:
-        file = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _File)
+        file = msgspec.convert(tomllib.loads(read_regular_file(path).decode()), _File)
     except OSError as error:
         raise _bad_file(path, error.strerror or "cannot be read") from None
     except UnicodeDecodeError:

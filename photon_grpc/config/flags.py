@@ -224,14 +224,14 @@ class SpeculationConfig:
     speculative_model: str = flag(
         "",
         "Source of draft tokens, several of which the model verifies in one step; answers do not change. ngram: "
-        "earlier text of the same sequence. grammar: only text that a constraint leaves no choice about, which the "
-        "other sources draft, too. A directory: an EAGLE-3 head for the model, or a smaller model with the same "
+        "earlier text of the same sequence. grammar: only text that the request's constraint determines; the other "
+        "sources draft it, too. A directory: an EAGLE-3 head for the model, or a smaller model with the same "
         "vocabulary. Unset: no speculation.",
         metavar="WHAT",
     )
     num_speculative_tokens: int | None = flag(
         None,
-        "Most drafts of a sequence and step: 1, 3, 5 or 7. Unset: 3.",
+        "Most draft tokens per sequence and step: 1, 3, 5 or 7. Unset: 3.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=7),
     )

@@ -66,7 +66,7 @@ def read_latent(config: LatentKeys, values: Mapping[str, Any], family: Family) -
         return None
     for key in _SIZES:
         if values.get(key, 0) is None:
-            raise refusal(CONFIG_FILE, key, "is null, which says no size")
+            raise refusal(CONFIG_FILE, key, "is null, but a size is required")
     if values.get("rope_interleave") is False:
         raise refusal(CONFIG_FILE, "rope_interleave", "is false; only interleaved pairs are supported")
     if config.qk_rope_head_dim % 2:

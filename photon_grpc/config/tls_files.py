@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 
+from photon_grpc.config.regular_file import read_regular_file
 from photon_grpc.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def read_tls_files(files: Mapping[str, str]) -> dict[str, bytes]:
 
 def _read_file(flag: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_regular_file(path)
     except OSError as error:
         raise _bad_file(flag, path, error.strerror or "cannot be read") from None
 

@@ -42,7 +42,7 @@ _INSTEAD = {
     "best_of": "num_outputs= samples several outputs; rank them by their logprobs",
     "do_sample": "temperature=0 always takes the most probable token, a higher one samples",
     "user": "the caller is known by its API key; session_id= names a conversation",
-    "suffix": "there is no filling in between; write the text after the gap into the prompt",
+    "suffix": "filling in the middle is not supported; write the text after the gap into the prompt",
     "length_penalty": "there is no beam search; max_tokens= bounds the length",
 }
 

@@ -182,7 +182,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
         ("best_of", "num_outputs= samples several outputs"),
         ("do_sample", "temperature=0 always takes the most probable token"),
         ("user", "session_id= names a conversation"),
-        ("suffix", "there is no filling in between"),
+        ("suffix", "filling in the middle is not supported"),
         ("length_penalty", "there is no beam search"),
         ("xyzzy", "there is no option 'xyzzy'$"),
     ],

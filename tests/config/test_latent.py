@@ -100,8 +100,8 @@ def test_what_transformers_takes_for_missing_keys(tmp_path: Path) -> None:
     [
         ({"topk_method": "group_limited_greedy"}, "topk_method is 'group_limited_greedy'; only greedy is supported"),
         ({"norm_topk_prob": True}, "norm_topk_prob is true, which is not supported for this architecture"),
-        ({"v_head_dim": None}, "v_head_dim is null, which says no size"),
-        ({"kv_lora_rank": None}, "kv_lora_rank is null, which says no size"),
+        ({"v_head_dim": None}, "v_head_dim is null, but a size is required"),
+        ({"kv_lora_rank": None}, "kv_lora_rank is null, but a size is required"),
         ({"qk_rope_head_dim": 63}, "qk_rope_head_dim must be even, is 63"),
         ({"rope_interleave": False}, "rope_interleave is false; only interleaved pairs are supported"),
     ],

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from photon_grpc.access import key_ring
 from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.config.regular_file import MAX_BYTES
 from photon_grpc.errors import ConfigError, QuotaExceeded
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
@@ -275,6 +277,16 @@ async def test_a_broken_file_keeps_the_old_keys_and_is_logged(
     await raw(channel, GENERATE)(ASK.SerializeToString(), metadata=bearer(ALL))
 
 
+def test_a_pipe_in_place_of_the_file_does_not_block_the_server(ring: KeyRing, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.unlink()
+    os.mkfifo(path)
+    ring.look()
+    assert ring.find(ALL) is not None
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        read_api_keys(str(path))
+
+
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.DEBUG):
@@ -305,6 +317,7 @@ async def test_no_key_is_logged(channel: grpc.aio.Channel, logged: pytest.LogCap
         (block("a", "x", tokens_per_minute=1.5), "tokens_per_minute"),
         (block("a", "x") + block("a", "y"), "2 keys have the name"),
         (block("a", "x") + block("b", "x"), "2 keys have the sha256"),
+        ("#" * (MAX_BYTES + 1), f"has more than {MAX_BYTES} bytes"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: str | None, problem: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -166,10 +167,13 @@ async def test_a_unix_socket_stays_in_clear_text(
 def test_files_that_cannot_be_used_are_named(server: Signed, other: Signed, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     cert, key = str(server.cert), str(server.key)
     for files, flag, why in [
         (("/no/such.pem", key, ""), "--tls-cert", "No such file"),
         ((cert, str(tmp_path), ""), "--tls-key", "directory"),
+        ((cert, str(pipe), ""), "--tls-key", "not a regular file"),
         ((str(empty), key, ""), "--tls-cert", "no PEM certificate"),
         ((key, key, ""), "--tls-cert", "no PEM certificate"),
         ((cert, cert, ""), "--tls-key", "no PEM private key"),

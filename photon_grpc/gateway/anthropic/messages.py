@@ -60,7 +60,7 @@ FIELDS: Table = {
     "diagnostics": _NO_EFFECT,
     "billing_policy": _NO_EFFECT,
     "betas": _NO_EFFECT,
-    "inference_geo": Refused("this server cannot tell where it runs"),
+    "inference_geo": Refused("this server does not know where it runs"),
     "container": Refused("this server runs no tools"),
     "fallbacks": Refused("this server has one model", ([],)),
     "fallback_credit_token": Refused("this server has one model"),

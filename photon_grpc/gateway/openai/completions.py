@@ -45,7 +45,7 @@ FIELDS: Table = {
     "parse_special_tokens": Supported(
         bool, note="whether special tokens spelled out in a text are those; true if unset"
     ),
-    "suffix": Refused("there is no filling in between; write the text after the gap into the prompt", ("",)),
+    "suffix": Refused("filling in the middle is not supported; write the text after the gap into the prompt", ("",)),
     "prompt_embeds": Refused("a prompt is text or ids"),
 }
 _NAMES = names(FIELDS) | {

@@ -36,7 +36,7 @@ class StreamWriter:
             if task is None or task not in self._stalled:
                 raise
             task.uncancel()
-            raise DeadlinePassed(f"the reader took no message for {self._stall_limit_s:g} s") from None
+            raise DeadlinePassed(f"the client read no message for {self._stall_limit_s:g} s") from None
         finally:
             del self._waiting[task]
             self._stalled.discard(task)
