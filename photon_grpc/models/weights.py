@@ -58,6 +58,8 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
             _allocate(leaf, decoder.device)
             for target in _present(leaf, checkpoint):
                 target.tensor.copy_(target.taken(_tensor(files, checkpoint.tensors[target.name], target.name)))
+                if target.check is not None:
+                    target.check(target.tensor)
                 done += _num_bytes(target, checkpoint)
                 if progress is not None:
                     progress(done, total)
@@ -102,6 +104,22 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
     for name, target in targets.items():
         if name in checkpoint.tensors:
             _check_entry(target, checkpoint.tensors[name])
+
+
+def check_values(decoder: Decoder, config: ModelConfig) -> None:
+    """Raise as `checked`, and for wrong scales, zero points and orders of columns, and a tied head that differs.
+
+    Reads these alone: other values are checked while they are loaded. The decoder need not be allocated.
+    """
+    checkpoint = checked(decoder, config)
+    with ExitStack() as stack:
+        files = {name: _open(stack, config, name) for name in checkpoint.files}
+        _check_tied_head(decoder, checkpoint, files)
+        for leaf in decoder.leaves():
+            for target in _present(leaf, checkpoint):
+                if target.check is not None:
+                    stored = target.taken(_tensor(files, checkpoint.tensors[target.name], target.name))
+                    target.check(stored.to(target.tensor.dtype))
 
 
 def _check_entry(target: Target, entry: TensorEntry) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from photon_grpc import LLM
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.quantization import FORMATS
+from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
@@ -26,6 +27,7 @@ from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build, dummy, load
 from photon_grpc.models.fused import FusedDecoderLayer, with_chains
 from photon_grpc.models.weights import linear_bytes
+from photon_grpc.service.processes import check_start
 from tests.models import quantized, reference
 from tests.models.quantized import EIGHT_BITS, FILE, LAYOUTS
 from tests.models.test_parallel import of_two_ranks
@@ -275,6 +277,7 @@ WRONG: list[tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = [
     ("gptq", put(".scales", with_value(torch.inf, 0, 0)), f"{Q}.scales: 1 of 256 .* is inf"),
     ("gptq", put(".scales", with_value(0.0, 0, 0)), f"{Q}.scales: 1 of 256 .* is 0.0"),
     ("awq", put(".scales", with_value(-0.5, 1, 0)), f"{Q}.scales: 1 of 256 .* is -0.5"),
+    ("gptq", put(".scales", lambda s: torch.full(s.shape, 1e38)), f"{Q}.scales: with the scale .* infinite"),
     ("gptq", put(".scales", lambda s: s[:1]), rf"{Q}.scales has shape \[1, 128\], config.json asks for \[2, 128\]"),
     ("gptq", lambda t: t.pop(Q + ".scales"), f"missing: {Q}.scales"),
     ("gptq", lambda t: t.pop(Q + ".qzeros"), f"missing: {Q}.qzeros"),
@@ -311,6 +314,10 @@ def test_wrong_tensors_are_refused_by_name(case: int, written: Any, tmp_path: Pa
     save_file(tensors, path / FILE, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=said):
         reference.load_decoder(path)
+    # doctor reads no values of weights.
+    if "values are NaN" not in said:
+        with pytest.raises(ModelLoadError, match=said):
+            check_start.check_model(resolve({"model": str(path), "device": "cpu"}, {}).config)
 
 
 CHANGED = [

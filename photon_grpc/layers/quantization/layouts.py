@@ -16,6 +16,7 @@ zero points less 1, its second version as they are. Scales of a tensor are one n
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,10 +29,10 @@ from photon_grpc.layers.quantization.stored import (
     Stored,
     WeightSizes,
     check_order,
+    check_scales,
     check_shape,
+    check_zeros,
     checked_floats,
-    checked_scales,
-    checked_zeros,
 )
 
 #: Row of W among 8 that AWQ's nibble 0 … 7 holds.
@@ -48,49 +49,50 @@ class Layout(NamedTuple):
     read: Read
 
 
-def _word_tensors(shape: WeightSizes, qweight: Stored, zero: int) -> tuple[Stored, ...]:
-    """Return what GPTQ and AWQ have in common; `zero` is the stored zero point in the middle."""
+def _word_tensors(shape: WeightSizes, qweight: Stored, zero_offset: int) -> tuple[Stored, ...]:
+    """Return what GPTQ and AWQ have in common; zero points are stored less `zero_offset`."""
+    zero = 2 ** (shape.format.bits - 1) - zero_offset
     words = int.from_bytes((zero | zero << 4 if shape.format.bits == 4 else zero).to_bytes() * 4, signed=True)
     groups = shape.num_groups
     columns = 0 if shape.has_groups else None
     return (
         qweight,
         Stored(".qzeros", (groups, shape.rows // shape.per_word), torch.int32, ("I32",), 1, columns,
-               random=random_codes.constant(words)),
+               random=random_codes.constant(words), check=partial(_check_words, zero_offset=zero_offset)),
         Stored(".scales", (groups, shape.rows), shape.dtype, SCALES, 1, columns,
-               random=random_codes.scale(shape.format.kind)),
+               random=random_codes.scale(shape.format.kind), check=check_scales),
         Stored(".g_idx", (shape.columns,), torch.int32, ("I32", "I64"), None, 0,
-               default=(torch.arange(shape.columns) + shape.begin) // shape.group),
+               default=(torch.arange(shape.columns) + shape.begin) // shape.group, check=check_order),
     )  # fmt: skip
+
+
+def _check_words(name: str, words: torch.Tensor, shape: WeightSizes, zero_offset: int) -> None:
+    """Check zero points [groups, N / p]."""
+    check_zeros(name, _unpacked(words, shape.format.bits).int() + zero_offset, shape)
 
 
 def _gptq_stored(shape: WeightSizes, zero_offset: int) -> tuple[Stored, ...]:
     words = (shape.columns // shape.per_word, shape.rows)
     qweight = Stored(".qweight", words, torch.int32, ("I32",), 1, 0, random=random_codes.words)
-    return _word_tensors(shape, qweight, 2 ** (shape.format.bits - 1) - zero_offset)
+    return _word_tensors(shape, qweight, zero_offset)
 
 
 def _gptq(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes, zero_offset: int) -> Codes:
-    check_order(name + ".g_idx", tensors[".g_idx"], shape)
     # Four bytes of a word are 4 or 8 columns of one row of W.
     values = tensors[".qweight"].view(torch.uint8).view(-1, shape.rows, 4).permute(1, 0, 2).reshape(shape.rows, -1)
     numbers = _unpacked(tensors[".qzeros"], shape.format.bits).int() + zero_offset
-    scales = checked_scales(name + ".scales", tensors[".scales"])
-    zeros = checked_zeros(name + ".qzeros", numbers, shape, scales.dtype)
-    return Codes(values if shape.format.bits == 4 else _signed(values), scales, zeros)
+    return Codes(values if shape.format.bits == 4 else _signed(values), tensors[".scales"], _zeros(numbers, shape))
 
 
 def _awq_stored(shape: WeightSizes) -> tuple[Stored, ...]:
     words = (shape.columns, shape.rows // shape.per_word)
     qweight = Stored(".qweight", words, torch.int32, ("I32",), 1, 0, random=random_codes.words)
-    return _word_tensors(shape, qweight, 8)[:-1]
+    return _word_tensors(shape, qweight, 0)[:-1]
 
 
 def _awq(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
     values = packed(_in_awq_order(tensors[".qweight"]).t().contiguous())
-    scales = checked_scales(name + ".scales", tensors[".scales"])
-    numbers = _in_awq_order(tensors[".qzeros"])
-    return Codes(values, scales, checked_zeros(name + ".qzeros", numbers, shape, scales.dtype))
+    return Codes(values, tensors[".scales"], _zeros(_in_awq_order(tensors[".qzeros"]), shape))
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
@@ -107,29 +109,34 @@ def _pack_stored(shape: WeightSizes) -> tuple[Stored, ...]:
     found = [
         Stored(".weight_packed", words, torch.int32, ("I32",), random=random_codes.words),
         _scale(shape, ".weight_scale"),
-        Stored(".weight_shape", (2,), torch.int64, ("I64", "I32"), None, None, default=torch.tensor(shape.whole)),
+        Stored(".weight_shape", (2,), torch.int64, ("I64", "I32"), None, None, default=torch.tensor(shape.whole),
+               check=check_shape),
         Stored(".weight_g_idx", (shape.columns,), torch.int32, ("I32", "I64"), None, 0,
-               default=(torch.arange(shape.columns) + shape.begin) // shape.group),
+               default=(torch.arange(shape.columns) + shape.begin) // shape.group, check=check_order),
     ]  # fmt: skip
     if shape.format.has_zeros:
         zeros = (-(-shape.rows // shape.per_word), groups)
         found.append(
             Stored(".weight_zero_point", zeros, torch.int32, ("I32",), 0, columns,
-                   random=random_codes.constant(-0x77777778))
+                   random=random_codes.constant(-0x77777778), check=_check_packed)
         )  # fmt: skip
     return tuple(found)
 
 
 def _pack(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
-    check_shape(name + ".weight_shape", tensors[".weight_shape"], shape)
-    check_order(name + ".weight_g_idx", tensors[".weight_g_idx"], shape)
     values = tensors[".weight_packed"].view(torch.uint8)
-    scales = _scales(name + ".weight_scale", tensors[".weight_scale"], shape)
-    zeros = None
-    if shape.format.has_zeros:
-        numbers = _unpacked(tensors[".weight_zero_point"].t(), shape.format.bits)[:, : shape.rows].contiguous()
-        zeros = checked_zeros(name + ".weight_zero_point", numbers, shape, scales.dtype)
+    scales = _scales(tensors[".weight_scale"], shape)
+    zeros = _zeros(_packed_zeros(tensors[".weight_zero_point"], shape), shape) if shape.format.has_zeros else None
     return Codes(values if shape.format.bits == 4 else _signed(values), scales, zeros)
+
+
+def _packed_zeros(words: torch.Tensor, shape: WeightSizes) -> torch.Tensor:
+    """Return the zero points [groups, N] in words [N / p, groups]."""
+    return _unpacked(words.t(), shape.format.bits)[:, : shape.rows].contiguous()
+
+
+def _check_packed(name: str, words: torch.Tensor, shape: WeightSizes) -> None:
+    check_zeros(name, _packed_zeros(words, shape), shape)
 
 
 def _int_stored(shape: WeightSizes) -> tuple[Stored, ...]:
@@ -139,7 +146,7 @@ def _int_stored(shape: WeightSizes) -> tuple[Stored, ...]:
 
 
 def _int(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Codes:
-    return Codes(tensors[".weight"], _scales(name + ".weight_scale", tensors[".weight_scale"], shape))
+    return Codes(tensors[".weight"], _scales(tensors[".weight_scale"], shape))
 
 
 def _float_stored(shape: WeightSizes, suffix: str) -> tuple[Stored, ...]:
@@ -150,7 +157,7 @@ def _float_stored(shape: WeightSizes, suffix: str) -> tuple[Stored, ...]:
 
 def _float(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes, suffix: str) -> Codes:
     values = checked_floats(name + ".weight", tensors[".weight"])
-    return Codes(values, _scales(name + suffix, tensors[suffix], shape))
+    return Codes(values, _scales(tensors[suffix], shape))
 
 
 def _scale(shape: WeightSizes, suffix: str) -> Stored:
@@ -158,14 +165,19 @@ def _scale(shape: WeightSizes, suffix: str) -> Stored:
     rows = shape.format.block[0]
     random = random_codes.scale(shape.format.kind)
     if not rows:
-        return Stored(suffix, (1,), shape.dtype, SCALES, None, None, random=random)
+        return Stored(suffix, (1,), shape.dtype, SCALES, None, None, random=random, check=check_scales)
     sizes = (-(-shape.rows // rows), shape.num_groups)
-    return Stored(suffix, sizes, shape.dtype, SCALES, 0, 1 if shape.has_groups else None, random=random)
+    columns = 1 if shape.has_groups else None
+    return Stored(suffix, sizes, shape.dtype, SCALES, 0, columns, random=random, check=check_scales)
 
 
-def _scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> torch.Tensor:
+def _zeros(numbers: torch.Tensor, shape: WeightSizes) -> torch.Tensor | None:
+    """Return integer zero points in the dtype of scales, None if the format has none: then all are the middle."""
+    return numbers.to(shape.dtype) if shape.format.has_zeros else None
+
+
+def _scales(scales: torch.Tensor, shape: WeightSizes) -> torch.Tensor:
     """Return [groups or blocks of columns, N or blocks of rows]."""
-    checked_scales(name, scales)
     if not shape.format.block[0]:
         return scales.expand(1, shape.rows).contiguous()
     return scales.t().contiguous()

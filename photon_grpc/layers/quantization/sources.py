@@ -92,7 +92,7 @@ class FromCheckpoint:
             for stored in staged.stored:
                 tensor = staged.tensors[stored.suffix]
                 part = linear.part(name, tensor.shape, rows=stored.rows, columns=stored.columns)
-                yield target_of(name, stored, tensor, part)
+                yield target_of(name, stored, tensor, part, staged.shape)
             if linear.bias is not None:
                 bias = linear.bias[rows]
                 yield Target(name + ".bias", bias, part=linear.part(name, bias.shape, columns=None))

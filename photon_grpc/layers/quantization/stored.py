@@ -14,13 +14,15 @@ from photon_grpc.layers.parameter_owner import Part, Target
 
 #: Of scales, as safetensors spells them.
 SCALES = ("F32", "BF16", "F16")
+#: The largest |q - z|.
+LARGEST = {"int8": 128, "int4": 15, "fp8": 448}
 
 
 class Stored(NamedTuple):
     """One tensor of a weight, `suffix` behind the module's name, in `shape`.
 
     rows, columns: the axes along which it has the rows and the columns of W; None: all ranks read all of it. default:
-    the value if a checkpoint may lack the tensor. random: as of a Target.
+    the value if a checkpoint may lack the tensor. random: as of a Target. check: of its values, with its name.
     """
 
     suffix: str
@@ -31,6 +33,7 @@ class Stored(NamedTuple):
     columns: int | None = 1
     default: torch.Tensor | None = None
     random: Callable[[torch.Tensor], torch.Tensor] | None = None
+    check: Callable[[str, torch.Tensor, WeightSizes], None] | None = None
 
 
 class Codes(NamedTuple):
@@ -125,37 +128,36 @@ class _Side(NamedTuple):
             raise ModelLoadError(f"{self.name}: {problem}", field=self.name)
 
 
-def checked_scales(name: str, scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales. Raise ModelLoadError unless all are positive and finite in their dtype here."""
+def check_scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> None:
+    """Raise ModelLoadError unless all scales, and the largest numbers that they stand for, are right in their dtype."""
+    form = name_of(scales.dtype)
     wrong = ~(scales.isfinite() & (scales > 0))
     if bool(wrong.any()):
-        first = float(scales[wrong][0])
         raise ModelLoadError(
-            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in "
-            f"{name_of(scales.dtype)}, the first is {first}",
+            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in {form}, the first "
+            f"is {float(scales[wrong][0])}",
             field=name,
         )
-    return scales
+    most = float(scales.max())
+    if most * LARGEST[shape.format.kind] > torch.finfo(scales.dtype).max:
+        raise ModelLoadError(f"{name}: with the scale {most} weights are infinite in {form}", field=name)
 
 
-def checked_zeros(name: str, zeros: torch.Tensor, shape: WeightSizes, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return integer zero points in the dtype of the scales, None if the format has none: then all are the middle."""
+def check_zeros(name: str, zeros: torch.Tensor, shape: WeightSizes) -> None:
+    """Raise ModelLoadError for integer zero points of other numbers, or of any but the middle if there are none."""
     largest, middle = 2**shape.format.bits - 1, 2 ** (shape.format.bits - 1)
     most = int(zeros.max())
     if most > largest:
         raise ModelLoadError(
             f"{name}: has the zero point {most}; {shape.format.bits} bits end at {largest}", field=name
         )
-    if shape.format.has_zeros:
-        return zeros.to(dtype)
     wrong = zeros != middle
-    if bool(wrong.any()):
+    if not shape.format.has_zeros and bool(wrong.any()):
         raise ModelLoadError(
             f"{name}: has the zero point {int(zeros[wrong][0])}; quantization_config says that weights are symmetric, "
             f"which is {middle}",
             field=name,
         )
-    return None
 
 
 def checked_floats(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -188,14 +190,20 @@ def check_shape(name: str, stored: torch.Tensor, shape: WeightSizes) -> None:
         )
 
 
-def target_of(name: str, stored: Stored, tensor: torch.Tensor, part: Part | None) -> Target:
-    """Return the place of a stored tensor."""
-    is_optional = stored.default is not None
+def target_of(name: str, stored: Stored, tensor: torch.Tensor, part: Part | None, shape: WeightSizes) -> Target:
+    """Return the place of a stored tensor of a weight of this shape."""
+    full = name + stored.suffix
+
+    def check(values: torch.Tensor) -> None:
+        if stored.check is not None:
+            stored.check(full, values, shape)
+
     return Target(
-        name + stored.suffix,
+        full,
         tensor,
         part=part,
         dtypes=stored.dtypes,
-        is_optional=is_optional,
+        is_optional=stored.default is not None,
         random=stored.random,
+        check=None if stored.check is None else check,
     )

@@ -122,10 +122,10 @@ def check_metrics(address: str) -> None:
 
 
 def check_model(config: ServeConfig) -> None:
-    """Check sizes, what drafts, and tensors, the latter by the headers of their files only.
+    """Check sizes, what drafts, and tensors, the latter by the headers of their files and by small ones' values.
 
     Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
-    missing, surplus, or of a wrong shape or dtype; ConfigError if that tensor is a drafter's.
+    missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError if that tensor is a drafter's.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
@@ -139,7 +139,7 @@ def check_model(config: ServeConfig) -> None:
     if config.model.load_format == "dummy":
         return
     for decoder in decoders:
-        weights.checked(decoder, model_config)
+        weights.check_values(decoder, model_config)
     check_drafter(config, model_config, sizes, decoders[0])
 
 
