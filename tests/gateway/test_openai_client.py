@@ -298,7 +298,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_obeyed_is_refused_by_its_name(qwen: Scripted) -> None:
+async def test_what_is_not_supported_is_refused_by_its_name(qwen: Scripted) -> None:
     for options, code, param in REFUSED:
         with pytest.raises(openai.BadRequestError) as refused:
             await chat(qwen, **options)

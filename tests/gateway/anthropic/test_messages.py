@@ -375,7 +375,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_obeyed_is_refused_by_its_place(server: Talk) -> None:
+async def test_what_is_not_supported_is_refused_by_its_place(server: Talk) -> None:
     for body, param, code in REFUSED:
         await refused(server, param, code, **body)
     assert not server.link.adds

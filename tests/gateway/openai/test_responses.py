@@ -249,7 +249,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_obeyed_is_refused_by_its_place(server: Talk) -> None:
+async def test_what_is_not_supported_is_refused_by_its_place(server: Talk) -> None:
     for body, param, code in REFUSED:
         with pytest.raises(openai.BadRequestError) as error:
             await server.openai().post("/responses", body={"model": "small", "input": "hi", **body}, cast_to=object)
