@@ -64,7 +64,7 @@ def measure(works: dict[str, Work], threads: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=list(workloads.SHAPES), default="1b")
+    parser.add_argument("--shape", choices=["demo", *workloads.SHAPES], default="1b")
     parser.add_argument("--formats", nargs="+", default=["bfloat16", "int8+head", "int4-g128+head"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
