@@ -57,7 +57,7 @@ def test_routing(name: str, dtype: torch.dtype) -> None:
         constants = route.scores_config(num_tokens, num_experts, hidden, dtype) | {"PDL": True}
         scores = compiled(route.scores_kernel, score_types(dtype, has_norm=name == "mixtral-8x7b"), constants)
         check(scores, "mma" if dtype == torch.bfloat16 else "fma")
-        assert loads_before_wait(scores) == []
+        assert loads_before_wait(scores) == weight_loads(constants, has_norm=name == "mixtral-8x7b")
     kept = {"first_kept": num_experts // 2, "num_kept": num_experts // 2}
     constants = {"EXPERTS": num_experts, "BLOCK": 16, "SLICES": 8, "PDL": True, "num_warps": 1}
     for form in (RouterForm(top_k, num_shared=2), RouterForm(top_k, **kept)):
@@ -75,9 +75,10 @@ def test_routing_of_one_token_adds_in_the_order_of_many(name: str, dtype: torch.
     num_experts, top_k, _, hidden = MODELS[name]
     choice = {"SLICES": 8, "C": route.choice_of(num_experts, RouterForm(top_k)), "PDL": True}
     types = choice_types() | score_types(dtype, has_norm=True) | {"counter": "*i32"}
-    one = compiled(route.route_one_kernel, types, route.scores_config(1, num_experts, hidden, dtype) | choice)
+    constants = route.scores_config(1, num_experts, hidden, dtype)
+    one = compiled(route.route_one_kernel, types, constants | choice)
     check(one, "mma" if dtype == torch.bfloat16 else "fma")
-    assert loads_before_wait(one) == []
+    assert loads_before_wait(one) == weight_loads(constants, has_norm=True)
     of_many = choice | {"EXPERTS": num_experts, "BLOCK": 16, "num_warps": 1}
     many = reduced_layouts(compiled(choose_kernel, choice_types(), of_many))
     assert many and many == reduced_layouts(one)
@@ -87,6 +88,15 @@ def loads_before_wait(built: Compiled) -> list[str]:
     """Return the reads of memory that the kernel before may still write."""
     before, _ = built.ptx.split("griddepcontrol.wait")
     return re.findall(r"ld\.global\S*", before)
+
+
+def weight_loads(constants: dict[str, Any], *, has_norm: bool) -> list[str]:
+    """Return the reads of 16-bit weights of a router and its norm by a program that takes all columns at once."""
+    if constants["BK"] < constants["COLUMNS"]:
+        return []
+    num_threads, columns = 32 * constants["num_warps"], constants["BK"]
+    of_norm = {32: "ld.global.v4.b32", 128: "ld.global.b32"}[num_threads]
+    return ["ld.global.v4.b32"] * (constants["BE"] * columns // (8 * num_threads)) + [of_norm] * has_norm
 
 
 FORMS = {
@@ -126,7 +136,8 @@ def test_products(name: str, form: str, block: int) -> None:
     instruction = "wgmma" if is_wgmma else "mma"
     types = {"x": rows, "weight": weight, "y": kind, "work": WORK, "num_tokens": "i32"}
     first, second = (experts.config(block, dtype.itemsize, stack, of_down=of_down) for of_down in (False, True))
-    gate_up = compiled(experts.gate_up_kernel, types, shape | {"TOP_K": top_k} | first)
+    first |= {"TOP_K": top_k, "IS_ONE": block == 16}
+    gate_up = compiled(experts.gate_up_kernel, types, shape | first)
     check(gate_up, instruction)
     types = {"y": rows, "weight": weight, "z": "*fp32", "work": WORK, "num_tokens": "i32", "stream": None}
     second |= {"TOP_K": top_k, "TOKENS": 16}
@@ -136,7 +147,7 @@ def test_products(name: str, form: str, block: int) -> None:
     check(down, instruction)
     # The kernel before gate and up writes the list; of down's, one before that. Nothing else is read early.
     assert loads_before_wait(gate_up) == []
-    assert loads_before_wait(down) == ["ld.global.cg.b32"] * 4
+    assert set(loads_before_wait(down)) == {"ld.global.cg.b32"}
 
 
 @each_model

@@ -186,8 +186,8 @@ def choose_kernel(
     counters: int32 [experts + 1], zero before and after: the pairs of each expert, the programs that are done.
     """
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0)
     chosen, place = choose_token(scores, bias, num_real, experts, weights, token, num_tokens, EXPERTS, SLICES, C)
     takes = (chosen >= 0) & (place < C.ALL)

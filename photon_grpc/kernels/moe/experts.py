@@ -72,11 +72,12 @@ def entry_of(work):
 
 
 @jit
-def pairs_of(work, expert, first, count, num_tokens, BM: tl.constexpr):
-    """Return the pairs [BM] of an entry, and which of them there are."""
+def pairs_of(work, is_there, expert, first, count, num_tokens, BM: tl.constexpr):
+    """Return the pairs [BM] of an entry, and which of them there are: none if the entry is not there."""
     place = first + tl.arange(0, BM)
-    has = place < count
-    return tl.load(work[4] + expert * num_tokens + place, mask=has, other=0).to(tl.int64), has
+    has = (place < count) & is_there
+    pair = tl.load(work[4] + expert * num_tokens + place, mask=has, other=0, cache_modifier=".cg")
+    return pair.to(tl.int64), has
 
 
 @jit
@@ -84,20 +85,25 @@ def gate_up_kernel(
     x, weight, y, work, num_tokens, SIZE: tl.constexpr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    IS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Write y [pairs, SIZE]: BN of its columns for BM pairs of one expert per program."""
+    """Write y [pairs, SIZE]: BN of its columns for BM pairs of one expert per program.
+
+    IS_ONE: there is one token, whose row is known before its pairs are.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     is_there, expert, first, count = entry_of(work)
     if is_there:
-        pair, has = pairs_of(work, expert, first, count, num_tokens, BM)
+        pair, has = pairs_of(work, is_there, expert, first, count, num_tokens, BM)
         # Gate's rows of W, then up's.
         number = tl.arange(0, 2 * BN)
         column = tl.program_id(0) * BN + number % BN
         row, in_w = column + number // BN * SIZE, (column < SIZE)[:, None]
+        token = tl.zeros_like(pair) if IS_ONE else pair // TOP_K
         acc = expert_product(
-            x, pair // TOP_K, has, weight, expert, row, in_w, 2 * SIZE, HIDDEN, BITS, GROUP, EIGHT, BK, PRECISION
+            x, token, has, weight, expert, row, in_w, 2 * SIZE, HIDDEN, BITS, GROUP, EIGHT, BK, PRECISION
         )
         gate, up = tl.split(tl.permute(tl.reshape(acc, [2, BN, BM]), [1, 2, 0]))
         column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -148,13 +154,13 @@ def down_kernel(
     last entry's program of a column adds the sums of tokens as `sum_kernel` does.
     """
     is_there, expert, first, count = entry_of(work)
+    pair, has = pairs_of(work, is_there, expert, first, count, num_tokens, BM)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     in_w = (row < HIDDEN)[:, None]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if is_there:
-        pair, has = pairs_of(work, expert, first, count, num_tokens, BM)
         acc = expert_product(y, pair, has, weight, expert, row, in_w, HIDDEN, SIZE, BITS, GROUP, EIGHT, BK, PRECISION)
         tl.store(z + pair[None, :] * HIDDEN + row[:, None], acc, mask=has[None, :] & in_w)
         if stream is not None:
@@ -271,7 +277,7 @@ def gate_up_launch(x: torch.Tensor, routing: Routing, stack: Stack, tile: Produc
     """Return y [pairs, I]; rows of pairs that reach no expert are undefined."""
     (num_tokens, top_k), (_, rows, hidden) = routing.experts.shape, stack.shape
     y = torch.empty((num_tokens * top_k, rows // 2), dtype=x.dtype, device=x.device)
-    meta = _meta(x, routing, stack, tile, of_down=False)
+    meta = _meta(x, routing, stack, tile, of_down=False) | {"IS_ONE": num_tokens == 1}
     gate_up_kernel[(cdiv(rows // 2, meta["BN"]), num_entries(routing))](
         rows_of(x, stack), operand_of(stack), y, routing.work, num_tokens, SIZE=rows // 2, HIDDEN=hidden, TOP_K=top_k,
         **meta,

@@ -125,16 +125,27 @@ def _of_groups(preferred: torch.Tensor, form: RouterForm) -> torch.Tensor:
 def store_scores(
     x, norm, weight, scores, num_tokens,
     EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
-    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write scores [slices, T, E] in float32: BM tokens, BE experts and COLUMNS columns per program.
 
-    norm: a StreamNorm, whose normalised x is stored, or None.
+    norm: a StreamNorm, whose normalised x is stored, or None. TOKENS: the rows of x that are read: BM, or of a single
+    token 1. The next kernel may begin at once. Weights are read before the wait.
     """
-    token = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    IS_WHOLE: tl.constexpr = BK == COLUMNS
+    token = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, TOKENS)
     expert = tl.program_id(1) * BE + tl.arange(0, BE)
     of_token, of_expert = (token < num_tokens)[:, None], (expert < EXPERTS)[:, None]
     acc = tl.zeros([BE, BM], tl.float32)
+    if IS_WHOLE:
+        column = tl.program_id(2) * COLUMNS + tl.arange(0, BK)
+        at = weight + expert[:, None] * HIDDEN + column[None, :]
+        w = tl.load(at, mask=of_expert & (column < HIDDEN)[None, :], other=0.0)
+        if norm is not None:
+            factor = tl.load(norm.weight + column, mask=column < HIDDEN, other=0.0)[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if norm is not None:
         group = tl.arange(0, 2**LEVELS)
         at = norm.partial + token[:, None] * (HIDDEN // 16) + group[None, :]
@@ -143,15 +154,21 @@ def store_scores(
     for start in range(0, COLUMNS, BK):
         column = tl.program_id(2) * COLUMNS + start + tl.arange(0, BK)
         inside = (column < HIDDEN)[None, :]
-        w = tl.load(weight + expert[:, None] * HIDDEN + column[None, :], mask=of_expert & inside, other=0.0)
+        if not IS_WHOLE:
+            w = tl.load(weight + expert[:, None] * HIDDEN + column[None, :], mask=of_expert & inside, other=0.0)
         values = tl.load(x + token[:, None] * HIDDEN + column[None, :], mask=of_token & inside, other=0.0)
         if norm is not None:
             kind: tl.constexpr = values.dtype
-            factor = tl.load(norm.weight + column, mask=column < HIDDEN, other=0.0)[None, :]
+            if not IS_WHOLE:
+                factor = tl.load(norm.weight + column, mask=column < HIDDEN, other=0.0)[None, :]
             values = (values.to(tl.float32) * scale).to(kind) * factor
             to = norm.y + token[:, None] * HIDDEN + column[None, :]
             tl.store(to, values, mask=of_token & inside & (tl.program_id(1) == 0))
+        if TOKENS < BM:
+            values = tl.where(tl.arange(0, BM)[:, None] < TOKENS, values, tl.zeros([BM, BK], values.dtype))
         acc = tl.dot(w, tl.trans(values), acc, input_precision=PRECISION)
+    token = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    of_token = (token < num_tokens)[:, None]
     scores += tl.program_id(2).to(tl.int64) * num_tokens * EXPERTS
     tl.store(scores + token[None, :] * EXPERTS + expert[:, None], acc, mask=tl.trans(of_token) & of_expert)
 
@@ -163,10 +180,7 @@ def scores_kernel(
     BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write scores as `store_scores` does."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    store_scores(x, norm, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION)
+    store_scores(x, norm, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, BM, PDL)
 
 
 @jit
@@ -181,10 +195,7 @@ def route_one_kernel(
     It has one warp, as `choose_kernel` has, so that numbers are added in the same order. counter: int32, zero before
     and after.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    store_scores(x, norm, weight, scores, 1, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION)
+    store_scores(x, norm, weight, scores, 1, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, 1, PDL)
     tl.debug_barrier()
     arrived = tl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == tl.num_programs(1) * tl.num_programs(2) - 1:
