@@ -7,7 +7,7 @@
 #   docker run --rm --gpus all -p 127.0.0.1:50051:50051 -v "$PWD/model:/model:ro" -v photon-cache:/var/cache/photon \
 #     photon-grpc:cuda serve --model /model
 #   docker run --rm -p 127.0.0.1:50051:50051 -p 127.0.0.1:8000:8000 photon-grpc:cpu serve --http-listen 0.0.0.0:8000
-#                                                                                              with the HTTP door
+#                                                                                              with the HTTP server
 #   docker run --rm photon-grpc:cpu doctor                                                     any other verb
 #
 # Slow layers come before those that change often: PyTorch, the other packages, the source. See docs/operations.md.
