@@ -221,7 +221,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
             while await asyncio.wait_for(call.read(), 120) is not grpc.aio.EOF:
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "reader" in caught.value.details()
+        assert "read no message for 0.2 s" in caught.value.details()
 
 
 async def test_a_slow_model_is_not_mistaken_for_a_slow_reader() -> None:
