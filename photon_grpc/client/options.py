@@ -58,7 +58,13 @@ def _write_option(request: Any, name: str, value: Any) -> None:
     elif name == "tools":
         write_tools(request.chat, value)
     else:
-        write_field(getattr(request, group) if group else request, name, value, group)
+        try:
+            write_field(getattr(request, group) if group else request, name, value, group)
+        except InvalidRequest:
+            # A number that protobuf cannot hold is refused in the server's words.
+            if type(value) is int and (field := FIELDS[name]).bounds is not None:
+                field.check(value)
+            raise
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:

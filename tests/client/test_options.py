@@ -209,3 +209,19 @@ class _City:
 def test_an_object_is_not_a_schema(schema: object, problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
         build_request("", {"json_schema": schema})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("speculation", -1, "scheduling.speculation: must lie between 0 and 7, is -1"),
+        ("max_tokens", -3, "stop.max_tokens: must be at least 1, is -3"),
+        ("seed", 2**64, "sampling.seed: must lie between 0 and 18446744073709551615, is 18446744073709551616"),
+    ],
+)
+def test_a_number_that_the_wire_cannot_hold_is_refused_as_the_server_refuses(
+    option: str, value: int, words: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        build_request("a", {option: value})
+    assert str(refused.value) == words

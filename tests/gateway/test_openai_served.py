@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types import Completion
 
 from photon_grpc import demo
@@ -123,6 +123,24 @@ def test_usage_tells_how_many_drafts_were_right() -> None:
         assert told.accepted_prediction_tokens + (told.rejected_prediction_tokens or 0) == 2 * expected.draft_tokens
     assert talk.usage is not None and talk.usage.completion_tokens_details is not None
     assert end_of_talk.usage == talk.usage
+
+
+def test_a_body_limits_its_drafts() -> None:
+    options: Any = {"model": "", "max_tokens": 24, "temperature": 0.0}
+    flags = {"speculative_model": "ngram", "speculation_control": "fixed", "num_blocks": 64, "max_num_seqs": 4}
+    found: dict[Any, tuple[str, int]] = {}
+    with both_servers(**flags) as opened, OpenAI(base_url=f"{opened.http}/v1", api_key="none", max_retries=0) as client:
+        for most in (None, "auto", 1, 0, "off"):
+            made = client.completions.create(prompt=CODE, extra_body={"speculation": most}, **options)
+            told = made.usage and made.usage.completion_tokens_details
+            drafted = told and (told.accepted_prediction_tokens or 0) + (told.rejected_prediction_tokens or 0)
+            found[most] = made.choices[0].text, drafted or 0
+        for wrong in (8, -1, "on"):
+            with pytest.raises(BadRequestError, match=r"from 0 to 7|between 0 and 7") as refused:
+                client.chat.completions.create(messages=MESSAGES, extra_body={"speculation": wrong}, **options)
+            assert refused.value.param == "speculation" and str(wrong) in refused.value.message
+    assert len({text for text, _ in found.values()}) == 1
+    assert found["off"][1] == found[0][1] == 0 < found[1][1] < found["auto"][1] == found[None][1]
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------

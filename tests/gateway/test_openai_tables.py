@@ -14,7 +14,7 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.gateway.calls.fields import Accepted, Refused, Supported, Table, groups, read
-from photon_grpc.gateway.openai import chat, completions, tokens
+from photon_grpc.gateway.openai import chat, completions, responses, tokens
 from photon_grpc.gateway.openai.options import EventOptions
 
 TABLES: Mapping[str, Table] = {
@@ -92,3 +92,17 @@ def test_a_refused_priority_is_quoted_as_the_caller_wrote_it(priority: int) -> N
     with pytest.raises(InvalidRequest, match=f"between -2147483647 and 2147483648, is {priority}$") as caught:
         groups(chat.FIELDS, {"priority": priority})
     assert caught.value.field == "priority"
+
+
+@pytest.mark.parametrize(("given", "most"), [("off", 0), ("auto", None), (0, 0), (7, 7)])
+@pytest.mark.parametrize("table", [chat.FIELDS, completions.FIELDS, responses.FIELDS])
+def test_drafts_are_limited_by_a_word_or_a_number(table: Table, given: int | str, most: int | None) -> None:
+    values = read(table, {"speculation": given}).supported
+    assert groups(table, values) == {"scheduling": {"speculation": most}}
+
+
+@pytest.mark.parametrize("given", ["on", "3", "x" * 5000, True, 1.5, [3]])
+def test_other_words_for_drafts_are_refused_in_short(given: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^speculation: ") as caught:
+        groups(chat.FIELDS, read(chat.FIELDS, {"speculation": given}).supported)
+    assert caught.value.field == "speculation" and len(caught.value.message) < 200

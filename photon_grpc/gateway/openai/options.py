@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ _NO_IDS = Refused("ask /tokenize, or gRPC, which reports ids", (False,))
 _NOT_DISTRIBUTED = Refused("prompts are computed where they are answered", ({},))
 #: vLLM's seed that stands for none.
 _NO_SEED = -1
+#: Words for the most drafts of a step.
+_DRAFTS = {"off": 0, "auto": None}
 
 
 class EventOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +59,16 @@ def _priority(priority: int) -> int:
         message = f"priority: must lie between {1 - 2**31} and {2**31}, is {priority}"
         raise InvalidRequest(message, field="priority")
     return -priority
+
+
+def _speculation(most: int | str) -> int | None:
+    """Return the most drafts of a step; None: as many as pay. Raise InvalidRequest for another word."""
+    if not isinstance(most, str):
+        return most
+    if most not in _DRAFTS:
+        message = f"speculation: must be a number from 0 to 7, or one of {', '.join(_DRAFTS)}, is {reprlib.repr(most)}"
+        raise InvalidRequest(message, field="speculation")
+    return _DRAFTS[most]
 
 
 #: The fields of a generation; each API adds its input and its output.
@@ -114,6 +127,12 @@ SHARED: Table = {
     "stream_interval": Accepted("a chunk has all that is new when the reader is ready"),
     "request_id": Refused("send it as the header x-request-id"),
     "session_id": Supported(str, "session_id", note="keeps the prompt cached for longer"),
+    "speculation": Supported(
+        int | str,
+        "speculation",
+        _speculation,
+        note="this server's: the most drafts of a step, 0 to 7; off: 0; auto, as unset: as many as pay",
+    ),
     "mm_processor_kwargs": _NO_MEDIA,
     "media_io_kwargs": _NO_MEDIA,
     "routed_experts_prompt_start": Refused("routed experts are not reported", (0,)),

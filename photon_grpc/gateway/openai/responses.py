@@ -21,7 +21,7 @@ from photon_grpc.gateway.openai.response_output import ResponseEvents, WantedRes
 
 _SHARED = (
     *("model", "stream", "user", "temperature", "top_p", "metadata", "service_tier", "safety_identifier"),
-    *("prompt_cache_key", "prompt_cache_retention"),
+    *("prompt_cache_key", "prompt_cache_retention", "speculation"),
 )
 _NOTHING_STORED = "nothing is stored; send all items"
 
