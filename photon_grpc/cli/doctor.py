@@ -1,6 +1,7 @@
 """`doctor`: the settings of `serve` and their sources, versions, devices, kernels, the model, the addresses.
 
-It works without torch: a child process queries torch if it is installed.
+It works without torch: a child process that checks whether `serve` would start queries torch, too, or, if the server's
+libraries are not installed, another one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
 from photon_grpc.service.processes.address_space import check_limit
+from photon_grpc.service.processes.start_report import StartReport
 
 if TYPE_CHECKING:
     from photon_grpc.config.experts import ExpertSpec
@@ -48,21 +50,11 @@ _TORCH_TIMEOUT_S = 120
 #: Settings that stay unset; the device and the model decide all others without a value.
 _NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
 
-#: Printed as JSON by a Python that has torch.
+#: Run by a Python that has torch.
 _ASK_TORCH = """
-import json, torch
-cuda = torch.cuda.is_available()
-devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps({
-    "cuda": torch.version.cuda,
-    "threads": torch.get_num_threads(),
-    "apart": [
-        [i, j] for i in range(len(devices)) for j in range(i) if not torch.cuda.can_device_access_peer(i, j)
-    ],
-    "devices": [
-        {"name": d.name, "bytes": d.total_memory, "capability": f"{d.major}.{d.minor}"} for d in devices
-    ],
-}))
+import json
+from photon_grpc.service.processes.start_report import torch_devices
+print(json.dumps(torch_devices()))
 """
 
 
@@ -101,9 +93,9 @@ def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
 
 
 def _examine(resolved: Resolved) -> Report:
-    torch = ask_torch()
+    problems, numerics_version, torch = _start(resolved.config)
+    torch = torch or ask_torch()
     device = _device(torch, resolved.config.device.device)
-    problems, numerics_version = _start(resolved.config)
     return Report(
         _settings(resolved, device),
         {name: _version(name) for name in _PACKAGES},
@@ -330,15 +322,14 @@ def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:
     return [("kv cache", f"float8_e4m3fn, {scales}")]
 
 
-def _start(config: ServeConfig) -> tuple[list[str], str]:
-    """Return the reasons why `serve` would refuse to start, and the version of its numerics."""
+def _start(config: ServeConfig) -> StartReport:
     try:
         need_server()
         need_http(config.server)
         check_limit()
         return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
     except StartupError as error:
-        return [str(error), *_directory_problem(config.model)], ""
+        return StartReport([str(error), *_directory_problem(config.model)], "")
 
 
 def _directory_problem(model: ModelFlags) -> list[str]:
@@ -349,7 +340,7 @@ def _directory_problem(model: ModelFlags) -> list[str]:
     return []
 
 
-def ask_start(config: ServeConfig) -> tuple[list[str], str]:
+def ask_start(config: ServeConfig) -> StartReport:
     """Run `service/processes/check_start.py` in a child process, so that torch is not kept; return its report."""
     import msgspec
 
@@ -358,10 +349,9 @@ def ask_start(config: ServeConfig) -> tuple[list[str], str]:
     try:
         done = subprocess.run(command, input=settings, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
         # A module that is imported there may print its own lines first.
-        problems, numerics_version = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-        return [f"the check whether it would start failed: {error}"], ""
-    return list(problems), str(numerics_version)
+        return StartReport(*json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, TypeError, ValueError, LookupError, subprocess.SubprocessError) as error:
+        return StartReport([f"the check whether it would start failed: {error}"], "")
 
 
 def _windows(windows: tuple[int, ...]) -> str:

@@ -25,6 +25,7 @@ from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings
 from photon_grpc.errors import ConfigError
 from photon_grpc.service.processes import check_start
+from photon_grpc.service.processes.start_report import StartReport
 from tests.server.certificates import Authority
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -187,8 +188,8 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
 def test_doctor_does_not_list_a_missing_device_as_used(
     device: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
-    monkeypatch.setattr(doctor, "ask_start", lambda config: ([], ""))
+    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "devices": []})
+    monkeypatch.setattr(doctor, "ask_start", lambda config: StartReport([], ""))
     main.main(["doctor", "--listen", "127.0.0.1:0", "--device", device])
     assert ["serves", "on", *shown.split()] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
@@ -229,11 +230,11 @@ def test_doctor_finds_the_reasons_among_other_lines(
     python.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.read()\n{printed}\n")
     python.chmod(0o755)
     monkeypatch.setattr(doctor.sys, "executable", str(python))
-    found, _ = doctor.ask_start(resolve(FREE, {}).config)
+    found = doctor.ask_start(resolve(FREE, {}).config).problems
     assert [words in reason for words, reason in zip(reasons, found, strict=True)] == [True]
 
 
 def test_doctor_works_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
-    (found,), _ = doctor.ask_start(resolve(FREE, {}).config)
+    (found,) = doctor.ask_start(resolve(FREE, {}).config).problems
     assert "whether it would start failed" in found and "/no/such/python" in found

@@ -18,6 +18,7 @@ from photon_grpc.cli import doctor, main, serve, server_libraries
 from photon_grpc.cli.terminal import settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
 from photon_grpc.service.processes import check_start
+from photon_grpc.service.processes.start_report import StartReport
 
 
 @pytest.fixture(autouse=True)
@@ -326,7 +327,7 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setenv("PHOTON_DTYP", "float32")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(doctor, "ask_torch", lambda: None)
-    monkeypatch.setattr(doctor, "ask_start", lambda config: ([], ""))
+    monkeypatch.setattr(doctor, "ask_start", lambda config: StartReport([], ""))
     flags = ["--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s", "--http-listen", "127.0.0.1:0"]
     assert main.main(["doctor", *flags]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -344,8 +345,10 @@ def test_doctor_shows_values_and_where_they_come_from(
 def test_doctor_shows_what_config_json_and_the_device_decide_also_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
-    monkeypatch.setattr(doctor, "ask_start", lambda config: (["taken"] if config.server.frontends == 2 else [], ""))
+    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "devices": []})
+    monkeypatch.setattr(
+        doctor, "ask_start", lambda config: StartReport(["taken"] if config.server.frontends == 2 else [], "")
+    )
     directory = changed_demo(tmp_path / "model", max_position_embeddings=1234, dtype="bfloat16")
     given = ["doctor", str(directory), "--listen", "127.0.0.1:0", "--max-num-seqs", "7"]
     assert main.main([*given, "--json"]) == 0

@@ -1,7 +1,7 @@
 """The checks of `serve`'s processes at their start, without loading weights.
 
-`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints a JSON list: the
-reasons why `serve` would not start, and the version of the numerics with which it would.
+`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints a StartReport as
+a JSON list.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from photon_grpc.models import weights
 from photon_grpc.runner.numerics import numerics
 from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
+from photon_grpc.service.processes.start_report import StartReport, torch_devices
 
 
-def report(config: ServeConfig) -> tuple[list[str], str]:
+def report(config: ServeConfig) -> StartReport:
     """Return the reasons why `serve` would not start, and the version of its numerics."""
-    return reasons(config), numerics_version(config)
+    return StartReport(reasons(config), numerics_version(config))
 
 
 def numerics_version(config: ServeConfig) -> str:
@@ -147,7 +148,7 @@ def main() -> None:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
     # As many as the engine will have, since they are a part of its numerics on a CPU.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores_of(config.parallel.num_ranks)))
-    print(msgspec.json.encode(report(config)).decode())
+    print(msgspec.json.encode(report(config)._replace(torch=torch_devices())).decode())
 
 
 if __name__ == "__main__":
