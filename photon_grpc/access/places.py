@@ -19,7 +19,7 @@ from photon_grpc.errors import RETRY_AFTER_S, IdleStreamEvicted, PhotonError, Qu
 _FOR_MEMORY = "the call was ended because messages that arrive hold too much of the server's memory; open it again"
 
 
-class Held(Protocol):
+class PlaceHolder(Protocol):
     """The holder of a place."""
 
     def idle_since_s(self) -> float | None:
@@ -29,7 +29,7 @@ class Held(Protocol):
         """End with `error`. The place already belongs to another holder."""
 
 
-class _AtWork:
+class _NeverIdle:
     """A holder that is never idle, and so keeps its place to its end."""
 
     def idle_since_s(self) -> None:
@@ -39,7 +39,7 @@ class _AtWork:
         raise RuntimeError("a holder at work was evicted")
 
 
-AT_WORK = _AtWork()
+AT_WORK = _NeverIdle()
 
 
 class Place:
@@ -47,7 +47,7 @@ class Place:
 
     __slots__ = ("_places", "held", "owner", "size")
 
-    def __init__(self, places: Places, owner: str, held: Held, size: int) -> None:
+    def __init__(self, places: Places, owner: str, held: PlaceHolder, size: int) -> None:
         self._places = places
         self.owner = owner
         self.held = held
@@ -100,7 +100,7 @@ class Places:
         #: Total size of all places.
         self.size = 0
 
-    def take(self, owner: str, held: Held, size: int = 1) -> Place:
+    def take(self, owner: str, held: PlaceHolder, size: int = 1) -> Place:
         """Take a place, which may be of any size if it is the only one. Raise QueueFull if no place can be freed."""
         for place in self._to_evict(owner, size):
             self._end(place)

@@ -1,7 +1,7 @@
 """Messages between the engine process, which is rank 0, and the other ranks, over one socket pair each.
 
-Rank 0 decides everything and says it once; a rank only computes. Before the first step all agree on numbers (`Offer`,
-`Least`). Frames are as between engine and front end; shared memory comes along as a file (SCM_RIGHTS).
+Rank 0 decides, the other ranks compute. Before the first step they take minimums over all ranks (`RankValue`,
+`Minimum`). Frames are encoded as between engine and front end; shared memory is passed by file descriptor (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _MAX_FILES = 4
 
 
 class BeginRank(msgspec.Struct, frozen=True, array_like=True, tag=60):
-    """To a rank, first of all."""
+    """To a rank: the first message."""
 
     config: ServeConfig
     rank: int
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag=61):
-    """From a rank: its number. All ranks make as many offers, in the same order."""
+class RankValue(msgspec.Struct, frozen=True, array_like=True, tag=61):
+    """From a rank: its value for the next Minimum. All ranks send equally many, in the same order."""
 
     number: int
 
 
-class Least(msgspec.Struct, frozen=True, array_like=True, tag=62):
-    """To a rank: the least of all offers."""
+class Minimum(msgspec.Struct, frozen=True, array_like=True, tag=62):
+    """To a rank: the minimum of the values of all ranks."""
 
     number: int
 
@@ -53,14 +53,14 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag=64):
     batch: Batch
 
 
-class NewMemory(msgspec.Struct, frozen=True, array_like=True, tag=65):
-    """To a rank: a file comes along, memory for masks. Ranks number them from 0 in this order."""
+class NewMaskMemory(msgspec.Struct, frozen=True, array_like=True, tag=65):
+    """To a rank: memory for masks, whose file comes with the message. Ranks number them from 0 in this order."""
 
     num_bytes: int
 
 
 class SampleMasked(msgspec.Struct, frozen=True, array_like=True, tag=66):
-    """To a rank: launch the sampling of the last step with the masks at the beginning of a memory."""
+    """To a rank: launch the sampling of the last step with the masks at the start of a memory."""
 
     memory: int
     num_bytes: int
@@ -70,12 +70,12 @@ class ReadStep(msgspec.Struct, frozen=True, array_like=True, tag=67):
     """To a rank: read the oldest step with drafts, as rank 0 does now."""
 
 
-RankMessage = BeginRank | Offer | Least | RankRefused | Launch | NewMemory | SampleMasked | ReadStep
+RankMessage = BeginRank | RankValue | Minimum | RankRefused | Launch | NewMaskMemory | SampleMasked | ReadStep
 _DECODER: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
 
 
 class RankChannel:
-    """One end of the socket between rank 0 and another rank; it blocks."""
+    """One end of the blocking socket between rank 0 and another rank."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -84,17 +84,17 @@ class RankChannel:
         self._files: deque[int] = deque()
 
     def send(self, message: RankMessage) -> None:
-        """Send a message. Raise OSError when the other end is gone."""
+        """Send a message. Raise OSError if the other end is closed."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes, file: int | None = None) -> None:
-        """Send what `encode` returned, and a file with it."""
+        """Send an encoded message, with a file if there is one."""
         files = [] if file is None else [file]
         sent = socket.send_fds(self._socket, [frame], files)
         self._socket.sendall(memoryview(frame)[sent:])
 
     def receive(self) -> RankMessage:
-        """Wait for the next message. Raise EOFError when the other end is gone."""
+        """Wait for the next message. Raise EOFError if the other end is closed."""
         while not self._messages:
             try:
                 data, files, _, _ = socket.recv_fds(self._socket, _MAX_BYTES, _MAX_FILES, socket.MSG_CMSG_CLOEXEC)
@@ -107,7 +107,7 @@ class RankChannel:
         return self._messages.popleft()
 
     def take_memory(self, num_bytes: int) -> memoryview:
-        """Return the memory that came with the oldest NewMemory not yet taken."""
+        """Return the memory that came with the oldest NewMaskMemory not yet taken."""
         return memoryview(mapped(self._files.popleft(), num_bytes))
 
     def close(self) -> None:
@@ -115,29 +115,29 @@ class RankChannel:
 
 
 class SharedMasks:
-    """Memory for masks that all ranks read, on the side of rank 0."""
+    """Rank 0's side of the memory for masks that all ranks read."""
 
     def __init__(self, channels: list[RankChannel]) -> None:
         self._channels = channels
         self._memories: list[mmap.mmap] = []
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Return memory that every rank has as well; it stays until the process ends."""
+        """Return memory that every rank maps, too; it is freed when the process ends."""
         file = shared_file("masks")
         os.ftruncate(file, num_bytes)
         for channel in self._channels:
-            channel.send_encoded(encode(NewMemory(num_bytes)), file)
+            channel.send_encoded(encode(NewMaskMemory(num_bytes)), file)
         self._memories.append(mapped(file, num_bytes))
         return memoryview(self._memories[-1])
 
     def message(self, masks: memoryview) -> SampleMasked:
-        """Return the message for masks at the beginning of one of the memories."""
+        """Return the message for masks at the start of one of the memories."""
         number = next(number for number, memory in enumerate(self._memories) if memory is masks.obj)
         return SampleMasked(number, masks.nbytes)
 
 
 def mapped(file: int, num_bytes: int) -> mmap.mmap:
-    """Map a file, which is closed."""
+    """Map a file into memory and close it."""
     memory = mmap.mmap(file, num_bytes)
     os.close(file)
     return memory

@@ -116,7 +116,7 @@ class Multiplex:
         self._target = target
         self._policy = policy
         self._newer_fields = newer_fields
-        self._wires: list[_Wire] = []
+        self._wires: list[_MultiplexStream] = []
         self._is_closed = False
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
@@ -147,11 +147,11 @@ class Multiplex:
             raise Unreachable("the stream was closed")
         return self._wire().ask(request, timeout_s)
 
-    def _wire(self) -> _Wire:
+    def _wire(self) -> _MultiplexStream:
         """Return the wire for new requests."""
         self._wires = [wire for wire in self._wires if not wire.is_over]
         if not self._wires or self._wires[-1].is_leaving:
-            self._wires.append(_Wire(self._open_call(), self._target))
+            self._wires.append(_MultiplexStream(self._open_call(), self._target))
         return self._wires[-1]
 
     async def __aenter__(self) -> Self:
@@ -174,7 +174,7 @@ class Multiplex:
 _MAX_ID_CHARS = 128
 
 
-class _Wire:
+class _MultiplexStream:
     """One MultiplexGenerate call."""
 
     def __init__(self, call: MultiplexGenerateCall, target: str) -> None:

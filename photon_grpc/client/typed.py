@@ -22,7 +22,7 @@ def message_of(result: Generation, message_type: type[M]) -> M:
 
 async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenerator[M, None]:
     """Yield a message whenever more of it is known, the whole one last. Raise MessageMismatch if it is cut off."""
-    growing = _Growing(message_type)
+    growing = _PartialMessage(message_type)
     async with stream:
         async for delta in stream:
             if delta.finish is not None:
@@ -37,7 +37,7 @@ async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenera
 _GROWN_SHARE = 1 / 16
 
 
-class _Growing(Generic[M]):
+class _PartialMessage(Generic[M]):
     """A message that grows as its JSON arrives."""
 
     def __init__(self, message_type: type[M]) -> None:

@@ -18,7 +18,7 @@ from photon_grpc import demo
 from photon_grpc.compose.engine_facts import facts_of
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
-from photon_grpc.compose.speculation import Drafts, drafting, num_drafts, speculation
+from photon_grpc.compose.speculation import DrafterLoader, drafting, num_drafts, speculation
 from photon_grpc.compose.speculation import check as check_speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
@@ -161,7 +161,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     decoder = _load(model_config, config, rank, sizes, progress, kv_form)
     # A draft model is whole on every rank.
     whole = rank._replace(mesh=Mesh())
-    drafts = Drafts(
+    drafts = DrafterLoader(
         config, decoder, sizes, lambda draft, own: _load(draft, own, whole, sizes, progress, KVForm()),
         partial(progress, "weights"),
     )  # fmt: skip
@@ -190,7 +190,7 @@ def _tell(loaded: Loaded) -> None:
 def _check_equal(ranks: Ranks, version: str) -> None:
     """Raise ConfigError unless all ranks compute with the same numerics: each draws its own copy of every id."""
     number = zlib.crc32(version.encode())
-    if ranks.least(number) != -ranks.least(-number):
+    if ranks.minimum(number) != -ranks.minimum(-number):
         raise ConfigError(
             "the ranks compute with different numerics: they need GPUs of one kind and the same libraries",
             field="tensor_parallel_size",

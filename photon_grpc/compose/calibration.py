@@ -79,7 +79,7 @@ def _rounded(offsets: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class SeenLayer:
+class LayerStatistics:
     """The keys and values of a layer so far: least, most and sum of every dimension, float32 [2, Hkv, D]."""
 
     least: torch.Tensor
@@ -92,7 +92,7 @@ class SeenLayer:
         """Return the mean key, [Hkv, D]."""
         return self.total[0] / self.num_tokens
 
-    def add(self, other: SeenLayer) -> None:
+    def add(self, other: LayerStatistics) -> None:
         self.least, self.most = torch.minimum(self.least, other.least), torch.maximum(self.most, other.most)
         self.total += other.total
         self.num_tokens += other.num_tokens
@@ -138,12 +138,12 @@ def pieces_of(ids: Sequence[int], length: int) -> list[Sequence[int]]:
     return [ids[first : first + length] for first in range(0, len(ids), length)]
 
 
-def _seen(model: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[SeenLayer]:
+def _seen(model: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[LayerStatistics]:
     """Return what the pages of all pieces hold of every layer."""
     runner = model.runner
     if not isinstance(runner, ModelRunner):
         raise TypeError(f"{type(runner).__name__} has no pages")
-    seen: list[SeenLayer] = []
+    seen: list[LayerStatistics] = []
     for blocks, num_tokens in compute(runner, pieces_of(ids, model.sizes.max_model_len - 1)):
         found = [_of_layer(runner, layer, blocks, num_tokens) for layer in range(config.num_layers)]
         for layer, other in zip(seen, found, strict=False):
@@ -159,10 +159,10 @@ def _blocks(plan: KVPlan, num_tokens: int) -> Iterator[tuple[int, ...]]:
         yield tuple(range(1 + group * columns, 1 + (group + 1) * columns))
 
 
-def _of_layer(runner: ModelRunner, layer: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> SeenLayer:
+def _of_layer(runner: ModelRunner, layer: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> LayerStatistics:
     group, section, row = place(runner.kv.groups, layer)
     pages = runner.cache.pages[section]
     numbers = pages[torch.tensor(blocks[group], device=pages.device), row].float()
     # [blocks, 2, Hkv, block_size, D] -> the tokens of a head in order.
     tokens = numbers.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :num_tokens].cpu()
-    return SeenLayer(tokens.amin(2), tokens.amax(2), tokens.sum(2), num_tokens)
+    return LayerStatistics(tokens.amin(2), tokens.amax(2), tokens.sum(2), num_tokens)

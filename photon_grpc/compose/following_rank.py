@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from photon_grpc.bridge.ranks import Launch, Least, NewMemory, Offer, RankChannel, ReadStep, SampleMasked
+from photon_grpc.bridge.ranks import Launch, Minimum, NewMaskMemory, RankChannel, RankValue, ReadStep, SampleMasked
 from photon_grpc.compose.assemble import check_parallel, load_runner, pick_device
 from photon_grpc.compose.leading_rank import OneRank
 from photon_grpc.config.flags import ServeConfig
@@ -41,17 +41,17 @@ class FollowingRank(OneRank):
         gc.freeze()
         return runner
 
-    def least(self, number: int) -> int:
-        self._channel.send(Offer(number))
+    def minimum(self, number: int) -> int:
+        self._channel.send(RankValue(number))
         message = self._channel.receive()
-        if not isinstance(message, Least):
+        if not isinstance(message, Minimum):
             raise TypeError(f"rank 0 answered {message}")
         return message.number
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def leader_first(self) -> Iterator[None]:
         """Compute alone, after rank 0 has."""
-        self.least(0)
+        self.minimum(0)
         yield
 
 
@@ -70,7 +70,7 @@ def follow(channel: RankChannel, runner: ModelRunner) -> None:
             pending.sample(memories[message.memory][: message.num_bytes])
         elif isinstance(message, ReadStep):
             unread.popleft().result()
-        elif isinstance(message, NewMemory):
+        elif isinstance(message, NewMaskMemory):
             memories.append(channel.take_memory(message.num_bytes))
         else:
             raise TypeError(f"rank 0 sent {message}")

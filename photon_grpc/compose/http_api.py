@@ -10,7 +10,7 @@ from photon_grpc.observe.metrics import HttpMetrics
 
 if TYPE_CHECKING:
     from photon_grpc.compose.access import Access
-    from photon_grpc.compose.observation import Observation
+    from photon_grpc.compose.observation import Observability
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.frontend.frontend import Frontend
     from photon_grpc.gateway.app import ServicePages
@@ -45,7 +45,7 @@ class HttpBackend:
     frontend: Frontend
     config: ServerConfig
     allowed: Access
-    observed: Observation
+    observed: Observability
     replica_id: str
     pages: ServicePages
 

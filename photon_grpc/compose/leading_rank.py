@@ -23,10 +23,10 @@ from photon_grpc.bridge.codec import encode
 from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.bridge.ranks import (
     Launch,
-    Least,
-    Offer,
+    Minimum,
     RankMessage,
     RankRefused,
+    RankValue,
     ReadStep,
     SharedMasks,
 )
@@ -150,13 +150,13 @@ class LeadingRank(OneRank):
 
     # -- the start -----------------------------------------------------------------------------------------------------
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         for rank in self._ranks:
-            number = min(number, self._offer(rank))
-        self._tell(Least(number))
+            number = min(number, self._value_of(rank))
+        self._tell(Minimum(number))
         return number
 
-    def _offer(self, rank: RankProcess) -> int:
+    def _value_of(self, rank: RankProcess) -> int:
         try:
             message = rank.channel.receive()
         except EOFError:
@@ -165,18 +165,18 @@ class LeadingRank(OneRank):
         if isinstance(message, RankRefused):
             self._is_refused = True
             raise StartupError(_reason(rank, message))
-        if not isinstance(message, Offer):
+        if not isinstance(message, RankValue):
             raise TypeError(f"rank {rank.rank} sent {message}")
         return message.number
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Compute alone, then let the others begin: they find all kernels compiled."""
+    def leader_first(self) -> Iterator[None]:
+        """Compute alone, then let the others start: they find all kernels compiled."""
         yield
-        self.least(0)
+        self.minimum(0)
 
     def join(self, device: torch.device, hidden_size: int) -> None:
-        """Meet the others, in a thread: what the libraries do there goes on waiting for a rank that has ended.
+        """Connect to the others, in a thread, because the libraries keep waiting for a rank that has ended.
 
         Raise StartupError as soon as one has.
         """
@@ -219,8 +219,8 @@ class LeadingRank(OneRank):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def lead(self, runner: ModelRunner) -> Runner:
-        # The others send their offers behind their first heartbeats.
-        self.least(0)
+        # The others send their values behind their first heartbeats.
+        self.minimum(0)
         self._is_started = True
         return LeadingRunner(runner, self)
 

@@ -15,7 +15,7 @@ from photon_grpc.server.calls.guard import NO_COUNTS, CallRules, KeyCheck
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class Observability:
     """The observers, none without metrics and logs."""
 
     observers: tuple[RequestObserver, ...] = ()
@@ -28,7 +28,7 @@ class Observation:
         return CallRules(self.failures, replica_id, keys, CallMetrics(self.counts) if self.counts else NO_COUNTS)
 
 
-def observation(config: ServerConfig) -> Observation:
+def observation(config: ServerConfig) -> Observability:
     """Choose the observers. Raise ConfigError for an unusable file of API keys."""
     counts = None
     observers: list[RequestObserver] = []
@@ -41,4 +41,4 @@ def observation(config: ServerConfig) -> Observation:
             observers.append(LabelMetrics(counts, config.metrics_label))
     if config.log_requests:
         observers.append(RequestLog())
-    return Observation(tuple(observers), counts, FailureLog(has_requests=not config.log_requests))
+    return Observability(tuple(observers), counts, FailureLog(has_requests=not config.log_requests))

@@ -15,8 +15,8 @@ from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.core.batch import DRAFT_COUNTS
-from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting, OnlyForcedThatPay
-from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, NoDrafting, OnlyForced
+from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting, AdaptiveForcedDrafting
+from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, ForcedDrafting, NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, weights
@@ -120,7 +120,7 @@ def num_drafts(config: SpeculationConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DrafterLoader:
     """Loads what drafts for a loaded model.
 
     Args:
@@ -152,7 +152,7 @@ class Drafts:
         return head
 
 
-def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, drafts: Drafts) -> Speculation:
+def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, drafts: DrafterLoader) -> Speculation:
     """Return how the runner drafts for the served model, as `check` allows. Raise ConfigError and ModelLoadError."""
     name, count = config.speculative_model, num_drafts(config)
     if not name:
@@ -175,10 +175,10 @@ def drafting(config: SpeculationConfig, step_bytes: Callable[[int], float]) -> D
     count = num_drafts(config)
     if not count:
         return NoDrafting()
-    counts = tuple(each for each in DRAFT_COUNTS if each <= count)
+    counts, is_fixed = tuple(each for each in DRAFT_COUNTS if each <= count), config.speculation_control == "fixed"
     if config.speculative_model == GRAMMAR:
-        return OnlyForced(count) if config.speculation_control == "fixed" else OnlyForcedThatPay(counts, step_bytes)
-    return FixedDrafting(count) if config.speculation_control == "fixed" else AdaptiveDrafting(counts, step_bytes)
+        return ForcedDrafting(count) if is_fixed else AdaptiveForcedDrafting(counts, step_bytes)
+    return FixedDrafting(count) if is_fixed else AdaptiveDrafting(counts, step_bytes)
 
 
 def _is_head(directory: str) -> bool:

@@ -15,7 +15,7 @@ from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.config.weight_bytes import format_of
 from photon_grpc.kernels import TORCH
-from photon_grpc.layers.parallel.group import Rehearsal, mesh_of
+from photon_grpc.layers.parallel.group import LoneRank, mesh_of
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build
 from photon_grpc.models.decoder import Decoder
@@ -37,7 +37,7 @@ def decoders_of_ranks(config: ServeConfig, model_config: ModelConfig, sizes: Siz
     for rank in range(0, config.parallel.num_ranks, split.tensor):
         decoder = build(
             model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len,
-            method=method, mesh=mesh_of(rank, split, Rehearsal),
+            method=method, mesh=mesh_of(rank, split, LoneRank),
         )  # fmt: skip
         check_cache(config.cache, decoder, sizes)
         yield decoder

@@ -23,7 +23,7 @@ from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.deadline import check_deadline
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
-from photon_grpc.engine.scheduler.timers import Due, Timers
+from photon_grpc.engine.scheduler.timers import TimerKind, Timers
 from photon_grpc.engine.step_trace import StepTrace
 from photon_grpc.errors import (
     AbortedByAdmin,
@@ -309,9 +309,9 @@ class Engine:
         overdue: list[Sequence] = []
         early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
-            if due is Due.DEADLINE:
+            if due is TimerKind.DEADLINE:
                 self._fail(seq, DeadlinePassed("the deadline passed before the output was complete"), report)
-            elif due is Due.TIME_LIMIT:
+            elif due is TimerKind.TIME_LIMIT:
                 self._finish(seq, FinishReason.TIME_LIMIT, report)
             else:
                 (early if seq in self._arrived else overdue).append(seq)

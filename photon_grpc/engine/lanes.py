@@ -25,7 +25,7 @@ class _StepRows(NamedTuple):
     decode_counts: Columns[int]
 
 
-class _Stay:
+class _SlotOccupant:
     """A sequence in a slot, until no step in flight computes it any more."""
 
     __slots__ = ("cached_tokens", "marks", "slot")
@@ -48,7 +48,7 @@ class Lanes:
         self._max_lanes = MAX_LANES_PER_SLOT * num_slots
         self._launched: deque[_StepRows] = deque()
         seated = [seq for seq in running if seq.status is Status.RUNNING]
-        self._stays = {seq: _Stay(seq.slot, seq.num_cached, _NO_MARK) for seq in seated}
+        self._stays = {seq: _SlotOccupant(seq.slot, seq.num_cached, _NO_MARK) for seq in seated}
         self._prefilling = {seq for seq in seated if not _decodes(seq)}
         self._prefilled: Counter[Sequence] = Counter()
         self._decoded: Counter[Sequence] = Counter()
@@ -115,14 +115,14 @@ class Lanes:
             # It was preempted and has nothing in flight, or it would not have been admitted.
             self._earlier.append(self._lane(seq, earlier, 0))
             self._forget(seq)
-        self._stays[seq] = _Stay(seq.slot, seq.num_computed, Mark.ADMITTED)
+        self._stays[seq] = _SlotOccupant(seq.slot, seq.num_computed, Mark.ADMITTED)
         self._prefilling.add(seq)
 
     def _forget(self, seq: Sequence) -> None:
         del self._stays[seq]
         self._prefilling.discard(seq)
 
-    def _lane(self, seq: Sequence, stay: _Stay, num_computed: int) -> Lane:
+    def _lane(self, seq: Sequence, stay: _SlotOccupant, num_computed: int) -> Lane:
         return Lane(
             slot=stay.slot - 1,
             # Its place in the order of arrivals.

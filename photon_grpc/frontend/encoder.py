@@ -137,7 +137,7 @@ class DecodeIds(msgspec.Struct, frozen=True, array_like=True, tag=52):
     skip_special_tokens: bool
 
 
-class TryOut(msgspec.Struct, frozen=True, array_like=True, tag=53):
+class TryConstraint(msgspec.Struct, frozen=True, array_like=True, tag=53):
     constraint: ConstraintAsk
 
 
@@ -160,7 +160,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
     frames: str = ""
 
 
-Job = EncodeText | EncodeChat | DecodeIds | TryOut
+Job = EncodeText | EncodeChat | DecodeIds | TryConstraint
 Answer = Ids | Text | Grammar | Refusal
 JOB: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -178,7 +178,7 @@ def unpacked(token_ids: bytes) -> tuple[int, ...]:
 
 def field_of(job: Job) -> str:
     """Return the field of the request that an error about `job` names."""
-    if isinstance(job, TryOut):
+    if isinstance(job, TryConstraint):
         return constraint_field(job.constraint)
     if isinstance(job, DecodeIds):
         return "token_ids.ids"
@@ -188,7 +188,7 @@ def field_of(job: Job) -> str:
 def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
     """Return the error of a job that exceeds a limit; `needs` is a verb phrase."""
     field = field_of(job)
-    if isinstance(job, TryOut):
+    if isinstance(job, TryConstraint):
         return InvalidConstraint(f"{field}: compiling it {needs}", field=field, limit=limit)
     return InvalidRequest(f"encoding it {needs}", field=field, limit=limit)
 
@@ -198,7 +198,7 @@ def perform(job: Job, model: ServedModel) -> Answer:
     try:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
-        if isinstance(job, TryOut):
+        if isinstance(job, TryConstraint):
             return Grammar(_try_out(job.constraint, model))
         return Ids(packed(encode(job.input, model.tokenizer, model.template, job.max_tokens)))
     except PhotonError as error:

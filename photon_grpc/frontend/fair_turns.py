@@ -216,14 +216,14 @@ class FairTurns:
             if lack is not None and not place.turn.done():
                 place.turn.set_exception(lack.error(self._what))
 
-    def _lack(self, num_bytes: int, displaced: list[FairPlace]) -> _Lack | None:
+    def _lack(self, num_bytes: int, displaced: list[FairPlace]) -> _Shortage | None:
         """Return the room that a job of `num_bytes` lacks without the `displaced` jobs, None if it has room."""
         num_jobs = len(self) - len(displaced)
         num_present = self._total.num_bytes - sum([place.num_bytes for place in displaced])
         if num_jobs >= self._max_jobs:
-            return _Lack(num_jobs, num_jobs + 1, self._max_jobs, is_in_bytes=False)
+            return _Shortage(num_jobs, num_jobs + 1, self._max_jobs, is_in_bytes=False)
         if num_jobs and num_present + num_bytes > self._max_bytes:
-            return _Lack(num_present, num_present + num_bytes, self._max_bytes, is_in_bytes=True)
+            return _Shortage(num_present, num_present + num_bytes, self._max_bytes, is_in_bytes=True)
         return None
 
     def _surplus(self, caller: str, num_bytes: int, displaced: list[FairPlace], is_in_bytes: bool) -> FairPlace | None:
@@ -247,7 +247,7 @@ class FairTurns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lack:
+class _Shortage:
     present: int
     needed: int
     limit: int

@@ -10,7 +10,7 @@ from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, ExpertPlace, Experts, Router, SparseMLP, StackNames
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.experts import ParallelSparseMLP
-from photon_grpc.layers.parallel.group import Group, Rehearsal
+from photon_grpc.layers.parallel.group import Group, LoneRank
 from photon_grpc.layers.parallel.linears import RowPartLinear
 from photon_grpc.models.decoder import Decoder, FeedForward
 from photon_grpc.models.decoder_builder import DecoderBuilder
@@ -92,7 +92,7 @@ class SparseBuilder(DecoderBuilder):
         if count and not own:
             self.elsewhere.add(prefix)
         size, of_all = 0 if spec is None else spec.shared_size, count * of_expert.size
-        return [self.expert(prefix, size, Rehearsal(each * of_expert.size + of_expert.rank, of_all)) for each in own]
+        return [self.expert(prefix, size, LoneRank(each * of_expert.size + of_expert.rank, of_all)) for each in own]
 
     def expert(self, prefix: str, size: int, group: Group) -> Expert:
         """Build a rank's part of an expert of this size."""

@@ -10,9 +10,9 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.runner.step import (
     Bounds,
-    Draws,
     Rows,
     SampledRows,
+    SamplePositions,
     Step,
     StepShape,
     StepTensors,
@@ -64,7 +64,7 @@ class EagerLaunch:
 
         return tail
 
-    def _send_draws(self, batch: Batch) -> tuple[Rows, Draws]:
+    def _send_draws(self, batch: Batch) -> tuple[Rows, SamplePositions]:
         """Return the batch's columns and the positions at which it samples, on the device."""
         num_rows, num_draws = len(batch.slots), sum(batch.yields)
         ends = list(accumulate(batch.counts))
@@ -79,7 +79,7 @@ class EagerLaunch:
         rows = Rows(*sent[: 3 * size].view(3, size)[:, :num_rows], context_len)
         of_draws = sent[3 * size :]
         before = torch.empty(num_draws, dtype=torch.int32, device=sent.device)
-        return rows, Draws(of_draws[:num_draws], of_draws[num_draws + len(odd_draws) :], before)
+        return rows, SamplePositions(of_draws[:num_draws], of_draws[num_draws + len(odd_draws) :], before)
 
     def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
         """Return the batch's columns on the device, and the rows to sample if they are not all rows once."""

@@ -16,10 +16,10 @@ _EVERY = 16
 
 def watching_experts(tally: torch.Tensor | None, then: Saturation) -> Saturation:
     """Return what adds the counts to the outputs of steps, beside `then`; None: the model has no experts."""
-    return then if tally is None else ExpertWatch(tally, then)
+    return then if tally is None else ExpertCounter(tally, then)
 
 
-class ExpertWatch:
+class ExpertCounter:
     """The counts that routers keep on the device, int64 [4] of `kernels/moe/route.py`."""
 
     def __init__(self, tally: torch.Tensor, then: Saturation) -> None:

@@ -26,7 +26,7 @@ from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.kernels.lang.streams import launching_on
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
-from photon_grpc.runner.step import Bounds, Draws, Launch, Rows, Step, StepShape, StepTensors, Tail
+from photon_grpc.runner.step import Bounds, Launch, Rows, SamplePositions, Step, StepShape, StepTensors, Tail
 from photon_grpc.runner.upload import fill_columns
 
 _LOG = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class GraphLaunch:
         bounds = self._bounds(shape)
         if shape.kind == "verify":
             rows, positions = self._verify_rows.first(shape.num_rows), self._rows.first(shape.num_draws)
-            draws = Draws(self._numbers[: shape.num_draws], positions.slots, positions.context_len)
+            draws = SamplePositions(self._numbers[: shape.num_draws], positions.slots, positions.context_len)
             return self._captured(lambda: self._step.verify(rows, draws, shape, bounds, out).last, shape)
         rows = self._rows.first(shape.num_rows)
         return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)

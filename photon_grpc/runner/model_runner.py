@@ -23,7 +23,7 @@ from photon_grpc.kernels.lang.streams import stream_of
 from photon_grpc.runner.drafting import Drafter, NoDrafter
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.logprob_records import LogprobRecords, output_records
-from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from photon_grpc.runner.poisoned_slots import PoisonedSlots, UnpoisonedRows
 from photon_grpc.runner.saturation import NO_SATURATION, Saturation
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, StepTensors, Tail
@@ -84,7 +84,7 @@ class ModelRunner:
             )
         sound = self._poisoned.sound(batch)
         pending = self._launch(sound)
-        pending = pending if sound is batch else SoundRows(pending, batch, sound)
+        pending = pending if sound is batch else UnpoisonedRows(pending, batch, sound)
         return self._saturation.watched(pending, batch.step)
 
     def _launch(self, batch: Batch) -> Pending:
@@ -93,7 +93,7 @@ class ModelRunner:
             self.table.apply(batch)
             self.cache.copy(batch.copies)
             if not batch.slots:
-                return Landed(StepOutput(batch.step, ()))
+                return FinishedStep(StepOutput(batch.step, ()))
             drafts = self._drafted(batch)
             tail = self.launch_body(batch)
             self.drafter.ingest(batch)
@@ -106,7 +106,7 @@ class ModelRunner:
         finally:
             self.table.advance(batch)
         self._is_held_back = True
-        return HeldBack(partial(self._sample, batch, tail, start_s), drafts)
+        return MaskedStep(partial(self._sample, batch, tail, start_s), drafts)
 
     def _drafted(self, batch: Batch) -> DraftCopy | None:
         """Make the drafts of a step that has some; return those of masked rows on their way to the host."""
@@ -134,8 +134,8 @@ class ModelRunner:
         records = output_records(logprobs, batch, self.table.logprob_params), tensors.prompts
         read = partial(self._read, batch, tensors.rows)
         if ids.device.type == "cuda":
-            return InFlight(read, ids, tensors.lengths, records, start_s)
-        return Landed(read(ids, tensors.lengths, records, time.perf_counter() - start_s))
+            return StepInFlight(read, ids, tensors.lengths, records, start_s)
+        return FinishedStep(read(ids, tensors.lengths, records, time.perf_counter() - start_s))
 
     def _read(
         self,
@@ -162,7 +162,7 @@ class ModelRunner:
         wait_for(self.table.device)
         _LOG.exception("step %d failed", batch.step)
         self._poisoned.failed(batch)
-        return Landed(_all_faulty(batch))
+        return FinishedStep(_all_faulty(batch))
 
     def close(self) -> None:
         """Wait for what was launched."""
@@ -208,7 +208,7 @@ class LaunchedStep:
         """Do nothing."""
 
 
-class HeldBack(LaunchedStep):
+class MaskedStep(LaunchedStep):
     """A step whose tail waits for masks.
 
     Args:
@@ -233,7 +233,7 @@ class HeldBack(LaunchedStep):
         return self._pending.result()
 
 
-class Landed(LaunchedStep):
+class FinishedStep(LaunchedStep):
     """A step that is already computed, or cannot be."""
 
     def __init__(self, output: StepOutput) -> None:
@@ -243,7 +243,7 @@ class Landed(LaunchedStep):
         return self._output
 
 
-class InFlight(LaunchedStep):
+class StepInFlight(LaunchedStep):
     """A step on the device, whose ids, their numbers and log-probabilities are copied to pinned memory after it.
 
     Args:

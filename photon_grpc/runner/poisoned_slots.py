@@ -53,7 +53,7 @@ class PoisonedSlots:
         )
 
 
-class SoundRows:
+class UnpoisonedRows:
     """The launched sound rows of a batch; the result is that of the whole batch.
 
     Args:

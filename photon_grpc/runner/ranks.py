@@ -18,35 +18,35 @@ from photon_grpc.runner.upload import host_memory
 
 
 class Ranks(Protocol):
-    """This process among those that compute a model together. All do the same in the same order."""
+    """This process among the ranks of a model. All ranks make the same calls in the same order."""
 
     @property
     def mesh(self) -> Mesh: ...
 
-    def least(self, number: int) -> int:
-        """Return the least number of all ranks; wait for them. Raise StartupError if one cannot start."""
+    def minimum(self, number: int) -> int:
+        """Return the minimum over all ranks; also a barrier. Raise StartupError if a rank cannot start."""
 
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """Return a block in which this rank computes alone; rank 0 leaves it before another enters it."""
+    def leader_first(self) -> AbstractContextManager[None]:
+        """Return a context in which rank 0 computes alone, and then the others, which find all kernels compiled."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Return a block in which this rank computes alone, whatever the others do."""
+        """Return a context in which this rank computes alone, whatever the others do."""
 
     def join(self, device: torch.device, hidden_size: int) -> None:
-        """Have layers compute with those of the others from now on."""
+        """Connect to the other ranks: from now on layers exchange their parts."""
 
 
 class LeadingRanks(Ranks, Protocol):
-    """The ranks as rank 0 has them."""
+    """The ranks as rank 0 sees them."""
 
     def starting(self) -> AbstractContextManager[None]:
-        """Return a block that ends the others if it fails; StartupError says which of them has failed first."""
+        """Return a context that ends the other ranks if it fails; StartupError names the rank that failed first."""
 
     def lead(self, runner: ModelRunner) -> Runner:
-        """Return a runner that has all ranks compute."""
+        """Return a runner that runs every step on all ranks."""
 
     def mask_memory(self, device: torch.device) -> Callable[[int], memoryview]:
-        """Return what allocates memory for masks, which all ranks read."""
+        """Return an allocator of memory for masks that all ranks can read."""
 
     def close(self) -> None:
         """End the other ranks."""
@@ -57,10 +57,10 @@ class NoRanks:
 
     mesh = Mesh()
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         return number
 
-    def rehearsal(self) -> AbstractContextManager[None]:
+    def leader_first(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def alone(self) -> AbstractContextManager[None]:

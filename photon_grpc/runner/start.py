@@ -77,19 +77,19 @@ class RunnerStart:
         """Build the runner; raise ConfigError if memory does not suffice, NumericFailure if the model yields NaN."""
         num_blocks = self.limits.num_blocks
         if decoder.device.type == "cpu":
-            num_blocks = self.ranks.least(num_blocks or self._blocks_on_cpu(decoder))
+            num_blocks = self.ranks.minimum(num_blocks or self._blocks_on_cpu(decoder))
             self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
             return self._warm_runner(decoder, num_blocks)
         short = one_layer_of_each_kind(decoder)
         progress = partial(self.progress, "kernels")
         with precompile_on_demand(lambda: self._dry_run(short), progress, self.num_compilers):
             # The first missing kernel is compiled here, where nothing is measured.
-            with self.ranks.rehearsal():
+            with self.ranks.leader_first():
                 self._largest_step(short)
             # All are about to join.
-            self.ranks.least(0)
+            self.ranks.minimum(0)
             self.ranks.join(decoder.device, decoder.embedding.weight.shape[1])
-            num_blocks = self.ranks.least(num_blocks or self._blocks_on_cuda(decoder))
+            num_blocks = self.ranks.minimum(num_blocks or self._blocks_on_cuda(decoder))
             # What was used while the weights were loaded.
             torch.cuda.empty_cache()
             return self._warm_runner(decoder, num_blocks)

@@ -70,7 +70,7 @@ class Rows(NamedTuple):
         return Rows(*(column[:num_rows] for column in self))
 
 
-class Draws(NamedTuple):
+class SamplePositions(NamedTuple):
     """The D positions that a step with drafts samples at, row after row.
 
     tokens: int64 [D], the index of each among the step's tokens; slots: int64 [D]. context_len: int32 [D], tokens
@@ -166,7 +166,7 @@ class Step:
         return sampled
 
     def verify(
-        self, rows: Rows, draws: Draws, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None
+        self, rows: Rows, draws: SamplePositions, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None
     ) -> HiddenStates:
         """Launch the body of a step with drafts.
 
@@ -177,7 +177,7 @@ class Step:
         return HiddenStates(hidden, torch.index_select(hidden, 0, draws.tokens, out=out))
 
     def accepting_tail(
-        self, rows: Rows, draws: Draws, states: torch.Tensor, level: SamplingLevel
+        self, rows: Rows, draws: SamplePositions, states: torch.Tensor, level: SamplingLevel
     ) -> tuple[SampledTokens, torch.Tensor]:
         """Sample an id at each draw, keep those behind drafts that were right; return the ids and the kept of each row.
 

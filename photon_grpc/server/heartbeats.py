@@ -18,7 +18,7 @@ async def begun(
 
     Until then call `send` whenever nothing was sent for `interval_s`. Raise what `admission` and `send` raise.
     """
-    beats = _Beats(interval_s, send)
+    beats = _ActiveHeartbeats(interval_s, send)
     admitted = asyncio.create_task(admission)
     try:
         await beats.until(admitted)
@@ -34,7 +34,7 @@ async def begun(
     return stream
 
 
-class _Beats:
+class _ActiveHeartbeats:
     """Heartbeats sent by the task that also writes the messages, since a call has one write at a time."""
 
     def __init__(self, interval_s: float, send: Callable[[], Awaitable[None]]) -> None:

@@ -16,7 +16,7 @@ from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.heartbeats import begun
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
-from photon_grpc.server.typed.message_type import MessageTypes, WantedType
+from photon_grpc.server.typed.message_type import MessageTypes, RequestedType
 from photon_grpc.server.wire import codec, logprobs, messages
 from photon_grpc.server.wire.responses import ResponseWriter
 from photon_grpc.server.wire.writer import StreamWriter
@@ -130,7 +130,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         origin.request_id = request_id
         self._frontend.refused(origin, error)
 
-    def _only_ask(self, method: str, request: pb.GenerateRequest) -> tuple[Ask, WantedType | None]:
+    def _only_ask(self, method: str, request: pb.GenerateRequest) -> tuple[Ask, RequestedType | None]:
         """Return the call's only request, and give the call its id."""
         call = current()
         call.is_request = True
@@ -140,7 +140,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         finally:  # a refused call has that id, too
             call.request_id = origin.request_id
 
-    def _ask(self, request: pb.GenerateRequest, origin: Origin, *, is_retry: bool) -> tuple[Ask, WantedType | None]:
+    def _ask(self, request: pb.GenerateRequest, origin: Origin, *, is_retry: bool) -> tuple[Ask, RequestedType | None]:
         try:
             if request.request_id:
                 check_request_id(request.request_id)
@@ -152,11 +152,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             self._frontend.refused(origin, error)
             raise
 
-    def _typed(self, request: pb.GenerateRequest, origin: Origin) -> WantedType | None:
+    def _typed(self, request: pb.GenerateRequest, origin: Origin) -> RequestedType | None:
         """Return the type of typed output; None if the request has another constraint or none."""
         wanted = request.structured_output
         return self._types.wanted(wanted.protobuf, origin) if wanted.HasField("protobuf") else None
 
 
-def _writer(typed: WantedType | None) -> WriteConstraint | None:
+def _writer(typed: RequestedType | None) -> WriteConstraint | None:
     return typed.constraint if typed else None

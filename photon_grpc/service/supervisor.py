@@ -45,7 +45,7 @@ from photon_grpc.service.endpoints.listen import (
     plan_service,
     unplanned_service,
 )
-from photon_grpc.service.endpoints.service_metrics import NoMetrics, Served, ServiceMetrics, answer
+from photon_grpc.service.endpoints.service_metrics import NoMetrics, ServiceMetrics, ServiceState, answer
 from photon_grpc.service.logs.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.processes.address_space import check_limit
 from photon_grpc.service.processes.child import Child, ChildCommand
@@ -278,8 +278,8 @@ class Supervisor:
             engine.tell(Link(self._life), lower)
             frontend.tell(Link(self._life), upper)
 
-    def _served(self) -> Served:
-        return Served(
+    def _served(self) -> ServiceState:
+        return ServiceState(
             is_ready=bool(self._serving) and not self._stop.is_set(),
             facts=self._facts,
             model=self._bound[0].model if 0 in self._bound else "",
@@ -376,7 +376,7 @@ class Supervisor:
         self._flight.close()
 
 
-def _service_metrics(config: ServerConfig, served: Callable[[], Served]) -> ServiceMetrics:
+def _service_metrics(config: ServerConfig, served: Callable[[], ServiceState]) -> ServiceMetrics:
     if not config.has_metrics:
         return NoMetrics()
     # Imported only if needed.

@@ -18,7 +18,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.output.update import OutputDelta
-from photon_grpc.runner.model_runner import HeldBack
+from photon_grpc.runner.model_runner import MaskedStep
 from tests.compose.drawn_constraints import draw
 from tests.service.tiny import write_tiny_model
 
@@ -270,22 +270,22 @@ def test_a_model_without_tokenizer_takes_no_constraint(tmp_path: Any) -> None:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_masks_lie_as_they_were_given_until_their_step_is_read(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA they travel from where they lie, while the engine goes on."""
-    given: dict[HeldBack, tuple[memoryview, bytes]] = {}
+    given: dict[MaskedStep, tuple[memoryview, bytes]] = {}
     read: list[bool] = []
-    sample, result = HeldBack.sample, HeldBack.result
+    sample, result = MaskedStep.sample, MaskedStep.result
 
-    def sampled(self: HeldBack, masks: memoryview) -> None:
+    def sampled(self: MaskedStep, masks: memoryview) -> None:
         given[self] = masks, bytes(masks)
         sample(self, masks)
 
-    def resulted(self: HeldBack) -> StepOutput:
+    def resulted(self: MaskedStep) -> StepOutput:
         if self in given:
             masks, before = given.pop(self)
             read.append(bytes(masks) == before)
         return result(self)
 
-    monkeypatch.setattr(HeldBack, "sample", sampled)
-    monkeypatch.setattr(HeldBack, "result", resulted)
+    monkeypatch.setattr(MaskedStep, "sample", sampled)
+    monkeypatch.setattr(MaskedStep, "result", resulted)
     with LLM(demo.DRAFT, device="cpu", max_num_seqs=12, num_blocks=200, block_size=4, async_depth=depth) as llm:
         answers(llm, [asked(number, ConstraintAsk("regex", f"[ab]{{{5 + 7 * number},40}}x")) for number in range(6)])
     assert len(read) > 20

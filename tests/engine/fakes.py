@@ -22,7 +22,7 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.ports import Event, Pending
 from photon_grpc.core.stats import Load
-from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from photon_grpc.runner.poisoned_slots import PoisonedSlots, UnpoisonedRows
 from tests.engine import scored
 from tests.engine.pages import NAN, Pages
 from tests.engine.tables import Table
@@ -95,7 +95,7 @@ class _SlotView:
     least: int
 
 
-class Landed:
+class FinishedStep:
     """A step that could not be launched, or is computed."""
 
     def __init__(self, output: StepOutput) -> None:
@@ -188,7 +188,7 @@ class FakeRunner:
         self.unread[batch.step] = (set(batch.slots), self._launched(batch, views))
         sound = self._poisoned.sound(batch)
         pending = self._compute(sound)
-        whole = pending if sound is batch else SoundRows(pending, batch, sound)
+        whole = pending if sound is batch else UnpoisonedRows(pending, batch, sound)
         return _Unread(whole, partial(self._read, batch, views))
 
     def _read(self, batch: Batch, views: list[_SlotView], output: StepOutput) -> None:
@@ -245,7 +245,7 @@ class FakeRunner:
         for change in changes[: self.fail_steps.get(batch.step)]:
             change()
         if batch.step in self.fail_steps:
-            return Landed(self._failed(batch))
+            return FinishedStep(self._failed(batch))
         firsts = [self.slots[number].computed for number in batch.slots]
         drafts = [self._draft(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True)]
         for row, slot in enumerate(batch.slots):

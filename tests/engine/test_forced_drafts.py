@@ -8,8 +8,8 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
-from photon_grpc.engine.scheduler.adaptive_drafting import OnlyForcedThatPay
-from photon_grpc.engine.scheduler.drafting import OnlyForced
+from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveForcedDrafting
+from photon_grpc.engine.scheduler.drafting import ForcedDrafting
 from tests.engine.fakes import VOCAB, complete
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import END, Panic, Table, TableGrammars, TableMatcher
@@ -23,7 +23,7 @@ KEY = Table(({0: 1, 1: 5}, {1: 2}, {2: 3}, {3: 4}, {1: 0}, {}), frozenset({5}))
 @pytest.mark.parametrize("most", [0, 2, 9])
 def test_rows_are_given_what_must_follow_behind_their_steps_in_flight(depth: int, most: int) -> None:
     h = Harness(Setting(depth=depth, drafts=(3,)))
-    h.scheduler.drafting = OnlyForced(3)
+    h.scheduler.drafting = ForcedDrafting(3)
     constrained = h.add([1], 40, seed=1, table=KEY, stop=(END,), max_drafts=most)
     other = h.add([2], 12, seed=2)
     h.run()
@@ -42,7 +42,7 @@ def test_rows_are_given_what_must_follow_behind_their_steps_in_flight(depth: int
 def test_a_step_is_as_wide_as_its_drafts_need(most: int, drafts: int) -> None:
     chain = Table(tuple({0: at + 1} for at in range(most + 1)) + ({},), frozenset({most + 1}))
     h = Harness(Setting(depth=0, drafts=(7,)))
-    h.scheduler.drafting = OnlyForced(7)
+    h.scheduler.drafting = ForcedDrafting(7)
     h.add([1], 40, table=chain, stop=(END,))
     h.run()
     # The prompt's step takes the first id; `most` are left behind the next one.
@@ -70,7 +70,7 @@ def test_a_matcher_that_fails_to_look_ahead_gives_nothing() -> None:
 
 def test_forced_drafts_of_few_rows_do_not_make_the_steps_of_many_longer() -> None:
     def after(shares: list[float]) -> int:
-        drafting, seqs = OnlyForcedThatPay((1, 3, 5, 7)), Simulation(free, shares).seqs
+        drafting, seqs = AdaptiveForcedDrafting((1, 3, 5, 7)), Simulation(free, shares).seqs
         slots = tuple(range(1, len(seqs) + 1))
         for step in range(600):
             k = drafting.num_drafts(len(seqs), bool)

@@ -34,7 +34,7 @@ from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLo
 from photon_grpc.engine.constraints.guidance import GuidanceGrammars, read_vocabulary
 from photon_grpc.engine.constraints.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, LexerCache, lexer_bytes
 from photon_grpc.engine.constraints.matcher import GuidanceMatcher
-from photon_grpc.engine.constraints.preparation import Beginning, Walk
+from photon_grpc.engine.constraints.preparation import PrepareAfterIds, PrepareAtStart
 from photon_grpc.engine.constraints.worker import Job, JobQueue, Progress, Worker
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.constraint import write_grammar
@@ -69,7 +69,9 @@ class Compiled:
         self.woken: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.grammars = GuidanceGrammars(VOCABULARY, self.woken.put, num_threads, max_bytes)
 
-    def prepare(self, asked: Request, ids: tuple[int, ...] = (), is_anew: bool = False) -> Beginning | Walk:
+    def prepare(
+        self, asked: Request, ids: tuple[int, ...] = (), is_anew: bool = False
+    ) -> PrepareAtStart | PrepareAfterIds:
         """Once it awaits nothing."""
         prepared = self.grammars.prepare(asked, ids, is_anew)
         assert prepared is not None
@@ -567,7 +569,7 @@ def test_a_walk_runs_in_pieces_and_is_bounded() -> None:
     )
     long = regex("[a-z ]{900}")
     whole = written(compiled.matcher(long), 60)
-    walk = Walk(shop, compiled.grammars.cache.grammar("", long), continued(long, whole), whole, False)
+    walk = PrepareAfterIds(shop, compiled.grammars.cache.grammar("", long), continued(long, whole), whole, False)
     num_pieces = 0
     with pytest.raises(InvalidConstraint) as caught:
         while walk.work() is Progress.MORE:
@@ -575,7 +577,7 @@ def test_a_walk_runs_in_pieces_and_is_bounded() -> None:
     assert num_pieces == preparation.MAX_WALK_S, "an id and a second of computing each"
     assert (caught.value.limit, caught.value.needed) == (num_pieces + 1, 60)
     # Others made it necessary: it takes as long as it takes.
-    anew = Walk(shop, compiled.grammars.cache.grammar("", long), request(long), whole, True)
+    anew = PrepareAfterIds(shop, compiled.grammars.cache.grammar("", long), request(long), whole, True)
     while anew.work() is Progress.MORE:
         pass
     assert len(anew.matchers(1)) == 1
@@ -673,7 +675,7 @@ def test_a_lexer_that_fails_within_a_token_loses_its_matchers_and_refuses_no_id(
         lexer = preparation.compile_lexer(grammar, VOCABULARY, max_states)
         if isinstance(lexer, str):
             continue
-        matcher = GuidanceMatcher(grammar, lexer, preparation.Ends(EOS, EOS))
+        matcher = GuidanceMatcher(grammar, lexer, preparation.EndIds(EOS, EOS))
         try:
             for token in draw.choices(words, k=200):
                 assert matcher.advance(token)

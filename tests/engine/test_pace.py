@@ -6,7 +6,7 @@ import pytest
 
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.engine.scheduler.step_time_estimator import StepTimeEstimator
-from tests.engine.fakes import Landed
+from tests.engine.fakes import FinishedStep
 from tests.engine.harness import Harness, Setting
 
 
@@ -77,7 +77,7 @@ def test_every_turn_announces_its_time_limit_before_it_computes(depth):
     unread: dict[int, int] = {}
     compute = runner.submit
 
-    def submit(batch: Batch) -> Landed:
+    def submit(batch: Batch) -> FinishedStep:
         unread[batch.step] = sum(batch.counts)
         assert beats[-1][1] == sum(unread.values()), "what is computed is not what was announced"
         landed = compute(batch)
@@ -87,7 +87,7 @@ def test_every_turn_announces_its_time_limit_before_it_computes(depth):
             output = landed.result()
             return StepOutput(output.step, output.ids, output.faults, 2.0)
 
-        pending = Landed(StepOutput(batch.step, ()))
+        pending = FinishedStep(StepOutput(batch.step, ()))
         pending.result = read
         return pending
 

@@ -19,7 +19,7 @@ from photon_grpc.core.call_form import CallForm, CallSyntax
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.constraints.least_bytes import least_bytes
 from photon_grpc.frontend.constraints.least_chars import least_chars
-from photon_grpc.frontend.encoder import Grammar, TryOut, perform
+from photon_grpc.frontend.encoder import Grammar, TryConstraint, perform
 from tests.examples import examples
 from tests.frontend.fake_engine import served
 from tests.frontend.outputs import Outputs
@@ -170,10 +170,10 @@ def test_bounds_of_other_constraints() -> None:
 def test_a_trial_returns_the_fewest_tokens_for_the_model() -> None:
     model = served()
     assert model.tokenizer is not None
-    answer = perform(TryOut(schema_ask({"type": "string", "minLength": 1_000})), model)
+    answer = perform(TryConstraint(schema_ask({"type": "string", "minLength": 1_000})), model)
     assert isinstance(answer, Grammar)
     assert answer.constraint.least_tokens == -(-1_002 // model.tokenizer.max_token_bytes)
-    none = perform(TryOut(ConstraintAsk("grammar", 'start: "abc"')), model)
+    none = perform(TryConstraint(ConstraintAsk("grammar", 'start: "abc"')), model)
     assert isinstance(none, Grammar) and none.constraint.least_tokens == 0
 
 

@@ -16,7 +16,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
-from photon_grpc.frontend.encoder import ANSWER, JOB, TryOut, perform
+from photon_grpc.frontend.encoder import ANSWER, JOB, TryConstraint, perform
 from photon_grpc.frontend.output.answer import Answer, AnswerFormat
 from photon_grpc.frontend.output.call_ids import CallIds
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
@@ -230,10 +230,10 @@ def test_arguments_are_an_object_whatever_the_schema_allows(parameters: Any) -> 
 def test_a_trial_crosses_to_the_encoder_and_back() -> None:
     asked = ask(CallForm(BARE, "open"), "weather")
     model = served("byte_level")
-    job = JOB.decode(msgspec.msgpack.encode(TryOut(asked)))
+    job = JOB.decode(msgspec.msgpack.encode(TryConstraint(asked)))
     answer = ANSWER.decode(msgspec.msgpack.encode(perform(job, model)))
-    assert (job, msgspec.structs.replace(answer.constraint, least_tokens=0)) == (TryOut(asked), try_out(asked))
-    refusal = ANSWER.decode(msgspec.msgpack.encode(perform(TryOut(ask(name="none")), model)))
+    assert (job, msgspec.structs.replace(answer.constraint, least_tokens=0)) == (TryConstraint(asked), try_out(asked))
+    refusal = ANSWER.decode(msgspec.msgpack.encode(perform(TryConstraint(ask(name="none")), model)))
     assert refusal.fault.error().field == "chat.tool_choice.name"
 
 

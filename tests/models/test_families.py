@@ -20,7 +20,7 @@ from photon_grpc.config.quantization import WeightFormat
 from photon_grpc.config.resolve import resolve
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
-from photon_grpc.layers.parallel.group import Mesh, Rehearsal
+from photon_grpc.layers.parallel.group import LoneRank, Mesh
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build
 from photon_grpc.models.chains import CHAINS
@@ -209,7 +209,7 @@ def test_the_text_part_of_a_model_with_images_is_transformers_own(is_tied: bool,
 def test_quantized_rows_of_merged_projections_cannot_be_shared_out(tmp_path: Path) -> None:
     card = read_model_dir(reference.save(reference.make_model("phi3"), tmp_path))
     form = WeightFormat("int4", (1, 32), layout="gptq")
-    two = Rehearsal(0, 2)
+    two = LoneRank(0, 2)
     with pytest.raises(ModelLoadError, match="qkv_proj: quantized rows of merged projections cannot be shared out"):
         build(
             card, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=8,

@@ -25,7 +25,7 @@ from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.ends import Parts, Pending
 from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel import vocabulary
-from photon_grpc.layers.parallel.group import Mesh, MeshSizes, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.parallel.group import LoneRank, Mesh, MeshSizes, add_gathered, mesh_of
 from photon_grpc.layers.parallel.vocabulary import VocabularyParallelHead
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.unquantized import Unquantized
@@ -199,7 +199,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(
     with pytest.raises(ModelLoadError, match=rf"{field} \d+ cannot be shared out over {size} ranks"):
         build(
             odd, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=8,
-            mesh=Mesh(tp=Rehearsal(0, size), world=Rehearsal(0, size)),
+            mesh=Mesh(tp=LoneRank(0, size), world=LoneRank(0, size)),
         )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def test_the_vocabulary_is_shared_out_whole(num_ids: int) -> None:
                 tied=False,
                 method=Unquantized(),
                 sample=sample.reference,
-                group=Rehearsal(rank, size),
+                group=LoneRank(rank, size),
             )
             for rank in range(size)
         ]

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from photon_grpc import LLM
-from photon_grpc.bridge.ranks import Offer, RankChannel, RankRefused
+from photon_grpc.bridge.ranks import RankChannel, RankRefused, RankValue
 from photon_grpc.compose import leading_rank, rank_process
 from photon_grpc.compose.leading_rank import LeadingRank
 from photon_grpc.compose.rank_process import RankProcess
@@ -177,7 +177,7 @@ class FailingStart(LeadingRank):
     def __init__(self, reason: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            RankChannel(theirs).send(Offer(0))
+            RankChannel(theirs).send(RankValue(0))
             RankChannel(theirs).send(RankRefused(reason))
         process = SimpleNamespace(wait=lambda: CANNOT_START)
         rank = SimpleNamespace(rank=1, channel=RankChannel(ours), process=process, early_end="rank 1 has ended")
@@ -210,9 +210,9 @@ def test_the_reason_of_a_rank_is_there_for_a_program_that_loads_longer(monkeypat
     with contextlib.closing(FailingStart(reason)) as rank_0:
         rank = rank_0._ended.result()
         rank_0._lost_early(rank)
-        assert rank_0._offer(rank) == 0
+        assert rank_0._value_of(rank) == 0
         with pytest.raises(StartupError, match=f"rank 1: {reason}"):
-            rank_0._offer(rank)
+            rank_0._value_of(rank)
 
 
 @pytest.mark.full
@@ -247,7 +247,7 @@ ENDED_PROGRAM = """
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "phase", ["LeadingRank.least", "ProcessGroup.join", "RunnerStart._warm_runner", "LeadingRank.launch"]
+    "phase", ["LeadingRank.minimum", "ProcessGroup.join", "RunnerStart._warm_runner", "LeadingRank.launch"]
 )
 def test_ranks_end_with_rank_0(phase: str) -> None:
     program = textwrap.dedent(ENDED_PROGRAM % phase)

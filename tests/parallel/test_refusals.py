@@ -13,7 +13,7 @@ from photon_grpc.config.flags import ParallelConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ConfigError, ModelLoadError, StartupError
 from photon_grpc.kernels import select
-from photon_grpc.layers.parallel.group import MeshSizes, Rehearsal, mesh_of
+from photon_grpc.layers.parallel.group import LoneRank, MeshSizes, mesh_of
 from photon_grpc.layers.parallel.processes import ProcessMesh
 from photon_grpc.models import build
 from tests.models import reference
@@ -53,7 +53,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(
     with pytest.raises(ModelLoadError, match=said):
         build(
             config, dtype=torch.float32, device="cpu", kernels=select("torch", "cpu"), max_model_len=64,
-            mesh=mesh_of(0, sizes, Rehearsal),
+            mesh=mesh_of(0, sizes, LoneRank),
         )  # fmt: skip
 
 

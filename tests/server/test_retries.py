@@ -19,7 +19,7 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack.http2 import DATA, connected, grpc_message
-from tests.engine.fakes import Landed, complete
+from tests.engine.fakes import FinishedStep, complete
 from tests.engine.harness import Harness, Setting
 from tests.frontend.fake_engine import served
 from tests.server.fake_frontend import serving
@@ -44,7 +44,7 @@ async def address(hurry: threading.Event) -> AsyncIterator[str]:
     engine = Engine(harness.scheduler, harness.runner, EnginePorts(host, host, harness.post), harness.facts)
     submit = harness.runner.submit
 
-    def slowly(batch: Batch) -> Landed:
+    def slowly(batch: Batch) -> FinishedStep:
         hurry.wait(0.02)
         return submit(batch)
 

@@ -135,7 +135,7 @@ async def watch(target: str, interval_s: float) -> None:
     """Show the load until the server ends. Raise PhotonError."""
     async with AdminClient(target, **admin_connection(target)) as client:
         view = View(target, await client.replica())
-        newest = Newest(client, interval_s)
+        newest = LatestSample(client, interval_s)
         reading = asyncio.create_task(newest.read())
         try:
             await newest.first()
@@ -149,7 +149,7 @@ async def watch(target: str, interval_s: float) -> None:
             reading.cancel()
 
 
-class Newest:
+class LatestSample:
     """The newest sample, which stays while the server sends none because nothing changes."""
 
     def __init__(self, client: AdminClient, interval_s: float) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 _Place = tuple[int, int]
 
 
-class Ends:
+class EndIds:
     """Ids that may be sampled only where a grammar is satisfied.
 
     Args:

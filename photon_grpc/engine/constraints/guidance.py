@@ -22,7 +22,7 @@ from photon_grpc.core.request import Request
 from photon_grpc.engine.constraints.grammar import Matcher, MatcherLost
 from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer, LexerCache
 from photon_grpc.engine.constraints.matcher import GuidanceMatcher, address
-from photon_grpc.engine.constraints.preparation import Beginning, FurtherLexer, JobContext, Walk
+from photon_grpc.engine.constraints.preparation import ExtraLexer, JobContext, PrepareAfterIds, PrepareAtStart
 from photon_grpc.engine.constraints.special_tokens import rename_special_tokens
 from photon_grpc.engine.constraints.worker import Worker
 
@@ -64,18 +64,18 @@ class GuidanceGrammars:
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
 
-    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Beginning | Walk | None:
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> PrepareAtStart | PrepareAfterIds | None:
         """Implement engine.constraints.grammar.Grammars."""
         if request.constraint is None:
             return None
         is_walked = bool(is_anew or ids)
         # A walk compiles a separate lexer, which no other request may use.
         grammar = self.cache.grammar(request.owner, request.constraint, is_kept=not is_walked)
-        job: Beginning | Walk
+        job: PrepareAtStart | PrepareAfterIds
         if is_walked:
-            job = Walk(self._shop, grammar, request, ids, is_anew)
+            job = PrepareAfterIds(self._shop, grammar, request, ids, is_anew)
         else:
-            job = Beginning(self._shop, grammar, request)
+            job = PrepareAtStart(self._shop, grammar, request)
             self._spread(grammar)
         if job.awaits() is not None:
             self._worker.submit(job)
@@ -113,7 +113,7 @@ class GuidanceGrammars:
             return
         if self.cache.has_spare_room(grammar.next_lexer_bytes):
             grammar.num_wanted += 1
-            self._worker.submit_spare(FurtherLexer(self._shop, grammar))
+            self._worker.submit_spare(ExtraLexer(self._shop, grammar))
 
 
 class ParallelFiller:

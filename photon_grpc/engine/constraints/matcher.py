@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 import llguidance
 
 from photon_grpc.core.constraint import readable_error
-from photon_grpc.engine.constraints.ends import Ends
+from photon_grpc.engine.constraints.ends import EndIds
 from photon_grpc.engine.constraints.grammar import MatcherLost
 from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer
 from photon_grpc.errors import InvalidConstraint
@@ -53,7 +53,7 @@ class GuidanceMatcher:
 
     __slots__ = ("__weakref__", "grammar", "lexer", "signs", "state", "_ends")
 
-    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> None:
+    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, ends: EndIds) -> None:
         self.grammar = grammar
         self.lexer = lexer
         self.state = lexer.lend(self)

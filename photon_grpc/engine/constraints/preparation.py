@@ -14,7 +14,7 @@ import llguidance
 from photon_grpc.core.constraint import MAX_LEXER_STATES
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
-from photon_grpc.engine.constraints.ends import Ends
+from photon_grpc.engine.constraints.ends import EndIds
 from photon_grpc.engine.constraints.grammar import MatcherLost
 from photon_grpc.engine.constraints.lexers import (
     FIRST_LEXER_STATES,
@@ -56,8 +56,8 @@ class JobContext:
         self._tokenizer = tokenizer
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
 
-    def ends(self, request: Request) -> Ends:
-        return Ends(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
+    def ends(self, request: Request) -> EndIds:
+        return EndIds(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
 
     def compile(self, grammar: CompiledGrammar, max_states: int) -> Lexer | str:
         """Return a new lexer of the grammar, or a text that says why there is none.
@@ -72,7 +72,7 @@ class JobContext:
         return lexer
 
 
-class Beginning(Job):
+class PrepareAtStart(Job):
     """Makes matchers at the start of a grammar, on lexers that requests share."""
 
     __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
@@ -128,7 +128,7 @@ class Beginning(Job):
         return self._lexer is not None
 
 
-class FurtherLexer(Job):
+class ExtraLexer(Job):
     """Makes one more lexer for a grammar of many rows, since matchers that share one fill masks one after another."""
 
     __slots__ = ("_grammar", "_shop")
@@ -148,7 +148,7 @@ class FurtherLexer(Job):
         return Progress.DONE
 
 
-class Walk(Job):
+class PrepareAfterIds(Job):
     """Makes a matcher after ids, on a separate lexer.
 
     Args:

@@ -130,7 +130,7 @@ class AdaptiveDrafting:
             self._of = {seq: share for seq, share in self._of.items() if seq.slot}
 
 
-class OnlyForcedThatPay(AdaptiveDrafting):
+class AdaptiveForcedDrafting(AdaptiveDrafting):
     """As many tokens of a row as pay, of those that its constraint leaves no choice about, and no others.
 
     In a step with drafts a row without counts as one whose draft was wrong: its step is longer, too.

@@ -64,7 +64,7 @@ class FixedDrafting(NoDrafting):
         return min(seq.request.max_drafts, k)
 
 
-class OnlyForced(FixedDrafting):
+class ForcedDrafting(FixedDrafting):
     """Every decode row has the drafts that its constraint leaves no choice about, and no others."""
 
     def of(self, seq: Sequence, k: int) -> int:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from photon_grpc.core.sequence import Sequence, Status
 
 
-class Due(IntEnum):
+class TimerKind(IntEnum):
     DEADLINE = 0
     QUEUE_DEADLINE = 1
     TIME_LIMIT = 2
@@ -22,15 +22,15 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Due, Sequence]] = []
+        self._heap: list[tuple[float, int, TimerKind, Sequence]] = []
         self._order = 0
 
     def add(self, seq: Sequence) -> None:
         request = seq.request
         for due, at_s in (
-            (Due.DEADLINE, request.deadline_s),
-            (Due.QUEUE_DEADLINE, request.queue_deadline_s),
-            (Due.TIME_LIMIT, request.time_limit_s),
+            (TimerKind.DEADLINE, request.deadline_s),
+            (TimerKind.QUEUE_DEADLINE, request.queue_deadline_s),
+            (TimerKind.TIME_LIMIT, request.time_limit_s),
         ):
             if at_s is not None:
                 self._order += 1
@@ -41,7 +41,7 @@ class Timers:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now_s: float) -> Iterator[tuple[Due, Sequence]]:
+    def pop_due(self, now_s: float) -> Iterator[tuple[TimerKind, Sequence]]:
         while self._heap and self._heap[0][0] <= now_s:
             _, _, due, seq = heapq.heappop(self._heap)
             if seq.status is not Status.FINISHED:

@@ -16,7 +16,7 @@ from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.output import reasoning
 from photon_grpc.frontend.output.call_ids import CallIds
 from photon_grpc.frontend.output.reasoning import MarkedReasoning, NoReasoning, Reasoning
-from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCalls, WrittenToolCalls
+from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCallParser, ToolCalls
 
 #: Pieces of text that are parsed at a time.
 _SLICE = 64
@@ -111,7 +111,7 @@ class AnswerFormat:
         calls = self.calls if chat.has_tools else None
         return AnswerParser(
             MarkedReasoning(is_open=_opens_reasoning(prompt_end)) if self.has_reasoning else NoReasoning(),
-            NoToolCalls() if calls is None else WrittenToolCalls(calls, call_ids),
+            NoToolCalls() if calls is None else ToolCallParser(calls, call_ids),
         )
 
     def call_form(self, prompt_end: str) -> CallForm | None:

@@ -44,7 +44,7 @@ class NoToolCalls:
         return text, ()
 
 
-class WrittenToolCalls:
+class ToolCallParser:
     """A parser of the calls of one CallSyntax. It holds back text that may belong to a call until that is certain."""
 
     def __init__(self, syntax: CallSyntax, ids: CallIds) -> None:
@@ -62,7 +62,7 @@ class WrittenToolCalls:
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
         #: The method for what comes next; it returns False if it needs more text.
-        self._step: Callable[[WrittenToolCalls, bool], bool] = self._first_step()
+        self._step: Callable[[ToolCallParser, bool], bool] = self._first_step()
 
     def push(self, text: str, is_over: bool) -> tuple[str, tuple[ToolCall, ...]]:
         self._text += text
@@ -104,7 +104,7 @@ class WrittenToolCalls:
         if self._text[self._at] != "[":
             return self._give_up()
         self._at += 1
-        self._step = WrittenToolCalls._expect_object
+        self._step = ToolCallParser._expect_object
         return True
 
     def _expect_entry(self, is_over: bool) -> bool:
@@ -118,7 +118,7 @@ class WrittenToolCalls:
         self._at += 1
         if is_end:
             self._start = self._at
-        self._step = WrittenToolCalls._seek if is_end else WrittenToolCalls._expect_object
+        self._step = ToolCallParser._seek if is_end else ToolCallParser._expect_object
         return True
 
     def _expect_object(self, is_over: bool) -> bool:
@@ -128,7 +128,7 @@ class WrittenToolCalls:
         if self._is_too_long() or self._text[self._at] != "{":
             return self._give_up()
         self._begin, self._depth, self._is_in_string = self._at, 0, False
-        self._step = WrittenToolCalls._read_object
+        self._step = ToolCallParser._read_object
         return True
 
     def _read_object(self, is_over: bool) -> bool:
@@ -157,7 +157,7 @@ class WrittenToolCalls:
         self._at += 1
         if not self._depth:
             self._end = self._at
-            self._step = WrittenToolCalls._expect_close
+            self._step = ToolCallParser._expect_close
         return self._depth <= MAX_CALL_DEPTH or self._give_up()
 
     def _expect_close(self, is_over: bool) -> bool:
@@ -184,20 +184,20 @@ class WrittenToolCalls:
         self._calls.append(call)
         self._num_calls += 1
         self._start = self._at
-        self._step = WrittenToolCalls._expect_entry if self._syntax.is_list else self._first_step()
+        self._step = ToolCallParser._expect_entry if self._syntax.is_list else self._first_step()
         return True
 
     def _give_up(self) -> bool:
         """Release what has been read as text."""
         self._release(self._at)
-        self._step = WrittenToolCalls._seek
+        self._step = ToolCallParser._seek
         return True
 
-    def _first_step(self) -> Callable[[WrittenToolCalls, bool], bool]:
-        return self._opened_step() if self._syntax.is_bare else WrittenToolCalls._seek
+    def _first_step(self) -> Callable[[ToolCallParser, bool], bool]:
+        return self._opened_step() if self._syntax.is_bare else ToolCallParser._seek
 
-    def _opened_step(self) -> Callable[[WrittenToolCalls, bool], bool]:
-        return WrittenToolCalls._expect_list if self._syntax.is_list else WrittenToolCalls._expect_object
+    def _opened_step(self) -> Callable[[ToolCallParser, bool], bool]:
+        return ToolCallParser._expect_list if self._syntax.is_list else ToolCallParser._expect_object
 
     def _release(self, end: int) -> None:
         """Release the text up to `end`, which belongs to no call."""

@@ -133,7 +133,7 @@ async def gather(frontend: Frontend, asks: Sequence[Ask]) -> list[Result]:
     """Return the results of all. The first failure aborts the others. Raise PhotonError."""
     if len(asks) == 1:
         return [await frontend.generate(asks[0])]
-    return await _AllOf(frontend, asks, lambda number: frontend.generate(asks[number])).run()
+    return await _AllRequests(frontend, asks, lambda number: frontend.generate(asks[number])).run()
 
 
 async def gather_one(frontend: Frontend, ask: Ask, *, has_one_call: bool) -> Result:
@@ -160,7 +160,7 @@ async def stream(frontend: Frontend, asks: Sequence[Ask], on_update: OnUpdate) -
     if len(asks) == 1:
         await _streamed(frontend, asks[0], 0, on_update)
     else:
-        await _AllOf(frontend, asks, lambda number: _streamed(frontend, asks[number], number, on_update)).run()
+        await _AllRequests(frontend, asks, lambda number: _streamed(frontend, asks[number], number, on_update)).run()
 
 
 async def _streamed(frontend: Frontend, ask: Ask, number: int, on_update: OnUpdate) -> None:
@@ -169,7 +169,7 @@ async def _streamed(frontend: Frontend, ask: Ask, number: int, on_update: OnUpda
             await on_update(number, updates.start, update)
 
 
-class _AllOf(Generic[T]):
+class _AllRequests(Generic[T]):
     """Several requests of one call, as many at a time as there is room for. The first failure ends them all."""
 
     def __init__(self, frontend: Frontend, asks: Sequence[Ask], start: Callable[[int], Awaitable[T]]) -> None:

@@ -165,14 +165,14 @@ class Outgoing:
         self._connection.end()
 
 
-class _AtOnce:
+class _Completed:
     """An awaitable that is done."""
 
     def __await__(self) -> Iterator[None]:
         return iter(())
 
 
-_AT_ONCE = _AtOnce()
+_AT_ONCE = _Completed()
 
 
 class Exchange(RequestResponseCycle):

@@ -136,13 +136,13 @@ def dispatch(
         return latent.attention(spec, meta, pages, slot_mapping, is_torch=False)
     if not launches(pages):
         return TorchAttention(spec, meta, pages, slot_mapping)
-    step = _Grounds(spec, meta, pages, slot_mapping.shape[0])
+    step = _StepFacts(spec, meta, pages, slot_mapping.shape[0])
     return KernelAttention(meta, pages, slot_mapping, tuple(_choose(step, chain)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Grounds:
-    """The grounds of the choice."""
+class _StepFacts:
+    """The facts of a step on which the choice of its kernels depends."""
 
     spec: AttentionSpec
     meta: AttentionMetadata
@@ -171,7 +171,7 @@ class _Grounds:
         return num_multiprocessors(self.pages.device)
 
 
-def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
+def _choose(step: _StepFacts, chain: DependentChain | None) -> Iterator[Launch]:
     meta = step.meta
     if not step.num_pairs or not step.num_tokens:
         return
@@ -185,7 +185,7 @@ def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
         yield _short_rows(step)
 
 
-def _several_queries(step: _Grounds) -> Launch:
+def _several_queries(step: _StepFacts) -> Launch:
     pages = step.pages
     if not _suits_hopper_varlen(step):
         return triton_varlen.launch
@@ -197,7 +197,7 @@ def _several_queries(step: _Grounds) -> Launch:
     return partial(hopper_varlen.launch, consumers=consumers)
 
 
-def _short_rows(step: _Grounds) -> Launch:
+def _short_rows(step: _StepFacts) -> Launch:
     if _suits_gluon_decode(step):
         # Zero again after every layer, as those of a chain are.
         counters = torch.zeros(step.num_counters, dtype=torch.int32, device=step.pages.device)
@@ -208,7 +208,7 @@ def _short_rows(step: _Grounds) -> Launch:
     return partial(triton_decode.launch, splits=splits)
 
 
-def _has_known_numbers(step: _Grounds) -> bool:
+def _has_known_numbers(step: _StepFacts) -> bool:
     """Return whether queries have 16 bits, and pages the same type or, with heads of 64 and more, e4m3."""
     of_queries, of_pages = step.spec.dtype, step.pages.dtype
     if of_queries not in (torch.bfloat16, torch.float16):
@@ -216,7 +216,7 @@ def _has_known_numbers(step: _Grounds) -> bool:
     return of_pages == of_queries or (of_pages == PAGE_DTYPE and step.pages.shape[5] >= 64)
 
 
-def _suits_gluon_decode(step: _Grounds) -> bool:
+def _suits_gluon_decode(step: _StepFacts) -> bool:
     return (
         can_fuse(step.pages.device)
         and _has_known_numbers(step)
@@ -225,7 +225,7 @@ def _suits_gluon_decode(step: _Grounds) -> bool:
     )
 
 
-def _suits_hopper_varlen(step: _Grounds) -> bool:
+def _suits_hopper_varlen(step: _StepFacts) -> bool:
     meta, pages = step.meta, step.pages
     block_size, head_dim = pages.shape[4:]
     return (

@@ -52,8 +52,8 @@ class GroupOfOne:
         return add_gathered(self, h, parts.whole, bias)
 
 
-class Rehearsal(NamedTuple):
-    """A rank without the others, whose part it takes for theirs: shapes and kernels are right, numbers are not."""
+class LoneRank(NamedTuple):
+    """A rank alone, which takes its own part in place of the others': shapes and kernels are right, values are not."""
 
     rank: int
     size: int
@@ -110,10 +110,10 @@ class Mesh:
     experts: RankShare = ALL
 
     @property
-    def of_expert(self) -> Rehearsal:
+    def of_expert(self) -> LoneRank:
         """The place among them, which exchange nothing on their own."""
         size = self.tp.size // self.experts.count
-        return Rehearsal(self.tp.rank % size, size)
+        return LoneRank(self.tp.rank % size, size)
 
 
 class MeshSizes(NamedTuple):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
 from photon_grpc.layers.ends import Parts, Pending
-from photon_grpc.layers.parallel.group import Group, MeshSizes, Rehearsal, add_gathered, mesh_of
+from photon_grpc.layers.parallel.group import Group, LoneRank, MeshSizes, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 
 #: For libraries that read them when a group begins: the loopback interface is enough, and no NVLink multicast.
@@ -36,7 +36,7 @@ class ProcessGroup:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._alone = Rehearsal(rank, size)
+        self._alone = LoneRank(rank, size)
         self._group: Group = self._alone
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:

@@ -103,11 +103,11 @@ class MessageTypes:
             _NUM_READERS, "message types wait to be read", max_jobs=_MAX_READING, max_bytes=_MAX_READING_BYTES
         )
 
-    def wanted(self, request: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
+    def wanted(self, request: pb.StructuredOutput.Protobuf, origin: Origin) -> RequestedType:
         """Return the type of a request, found once that has its place. Raise InvalidConstraint, InvalidRequest."""
         described = Described(request.file_descriptor_set, request.file_descriptor_set_sha256, request.message_type)
         _check(described)
-        return WantedType(self, described, origin)
+        return RequestedType(self, described, origin)
 
     async def find(self, described: Described, origin: Origin) -> MessageType:
         """Return the type. Raise InvalidConstraint, InvalidRequest, DescriptorSetUnknown, QueueFull."""
@@ -143,7 +143,7 @@ class MessageTypes:
             gc.collect()
 
 
-class WantedType:
+class RequestedType:
     """The message type of one request."""
 
     def __init__(self, types: MessageTypes, described: Described, origin: Origin) -> None:

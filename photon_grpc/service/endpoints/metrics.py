@@ -15,7 +15,7 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.observe import metrics
 from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.pages import Page, render
-from photon_grpc.service.endpoints.service_metrics import Served
+from photon_grpc.service.endpoints.service_metrics import ServiceState
 
 _LOG = logging.getLogger("photon_grpc")
 
@@ -26,7 +26,7 @@ _OWN = -1
 class MetricsEndpoint:
     """The ServiceMetrics that are counted, and served in plain HTTP at `addresses`, none or one."""
 
-    def __init__(self, addresses: Sequence[str], served: Callable[[], Served]) -> None:
+    def __init__(self, addresses: Sequence[str], served: Callable[[], ServiceState]) -> None:
         self._addresses = addresses
         self._served = served
         self._frontends = Sums()

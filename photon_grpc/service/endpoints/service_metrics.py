@@ -10,7 +10,7 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.service.endpoints.pages import Page, render, text_page
 
 
-class Served(NamedTuple):
+class ServiceState(NamedTuple):
     """The service as its supervisor sees it."""
 
     is_ready: bool

@@ -23,7 +23,7 @@ from photon_grpc.bridge.codec import FrameReader, encode, max_frame_bytes
 from photon_grpc.bridge.control import ControlMessage, Link
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.frontend.constraints.trial import byte_tokenizer
-from photon_grpc.frontend.encoder import JOB, Answer, Job, TryOut, excess, perform, refusal
+from photon_grpc.frontend.encoder import JOB, Answer, Job, TryConstraint, excess, perform, refusal
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.service.processes.child import ChildContext, die_with, enter_child
 
@@ -75,7 +75,7 @@ def max_memory_bytes(num_bytes: int) -> int:
 
 def max_cpu_s(job: Job, num_bytes: int) -> float:
     """Return the processor time that a job of `num_bytes` may take."""
-    if not isinstance(job, TryOut):
+    if not isinstance(job, TryConstraint):
         return MAX_CPU_S
     return MAX_TRIAL_CPU_S if num_bytes <= _LARGE_TRIAL_BYTES else MAX_LARGE_TRIAL_CPU_S
 
@@ -105,7 +105,7 @@ def _run_job(parent: int, sock: socket.socket, max_bytes: int, model: ServedMode
         sys.setswitchinterval(_SWITCH_S)
         threading.Thread(target=_watch, args=(sock, job, reply, max_cpu_s(job, num_bytes)), daemon=True).start()
         _limit_memory(max_memory_bytes(num_bytes))
-        if isinstance(job, TryOut):
+        if isinstance(job, TryConstraint):
             threading.stack_size(_TRIAL_STACK_BYTES)
             trial = threading.Thread(target=lambda: reply.send(perform(job, model)))
             trial.start()

@@ -29,7 +29,7 @@ from photon_grpc.frontend.encoder import (
     Refusal,
     Text,
     ThreadEncoder,
-    TryOut,
+    TryConstraint,
     are_few,
     excess,
     is_small,
@@ -112,7 +112,7 @@ class EncoderProcess:
 
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         num_bytes = sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
-        answer = await self._perform(TryOut(constraint), num_bytes, caller)
+        answer = await self._perform(TryConstraint(constraint), num_bytes, caller)
         if not isinstance(answer, Grammar):
             raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return answer.constraint
@@ -134,7 +134,7 @@ class EncoderProcess:
                 raise _restarting() from None
             if answer is None:
                 limit = max_memory_bytes(num_sent) >> 20
-                others = ", nests too deeply or breaks the compiler" if isinstance(job, TryOut) else ""
+                others = ", nests too deeply or breaks the compiler" if isinstance(job, TryConstraint) else ""
                 raise excess(job, f"takes more than {limit} MiB{others}", limit)
         if isinstance(answer, Refusal):
             if answer.frames:

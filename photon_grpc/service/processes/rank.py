@@ -12,6 +12,7 @@ import time
 
 from photon_grpc.bridge.heartbeat import TICK_S, SharedHeartbeat
 from photon_grpc.bridge.ranks import BeginRank, RankChannel, RankRefused
+from photon_grpc.compose.triton_import import skip_triton
 from photon_grpc.errors import StartupError
 from photon_grpc.service.logs.log_pipe import log_to_stderr
 from photon_grpc.service.processes.child import CANNOT_START, behave_as_child
@@ -49,6 +50,7 @@ def _run(channel: RankChannel, heartbeat: SharedHeartbeat, rendezvous: int) -> N
     config, rank = begin.config, begin.rank
     log_to_stderr(config.server.log_level, f"rank {rank}", log_format=config.server.log_format)
     # Only now, since it takes seconds: rank 0 imports the same meanwhile.
+    skip_triton(config.device)
     from photon_grpc.compose.following_rank import FollowingRank, follow
 
     following = FollowingRank(config, rank, rendezvous, channel)
@@ -56,7 +58,7 @@ def _run(channel: RankChannel, heartbeat: SharedHeartbeat, rendezvous: int) -> N
     heartbeat.beat(_SILENCE_S)
     threading.Thread(target=_beat, args=(heartbeat,), name="heartbeat", daemon=True).start()
     # Rank 0 begins once it watches all heartbeats.
-    following.least(0)
+    following.minimum(0)
     try:
         follow(channel, runner)
     finally:

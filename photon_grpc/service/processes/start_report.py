@@ -1,4 +1,4 @@
-"""What a child process with torch reports to `doctor`, which has none."""
+"""The report of a child process with torch to `doctor`, which runs without torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from photon_grpc.frontend.constraints.json_schema.strings import exact_classes, 
 __all__ = ["REFUSALS", "REWRITES", "children", "exact_schema", "problem_of", "referred", "schemas_of"]
 
 
-class Compensation(NamedTuple):
+class Workaround(NamedTuple):
     """One defect of the library, and what is done about it."""
 
     name: str
@@ -36,24 +36,24 @@ class Compensation(NamedTuple):
 
 
 REWRITES = (
-    Compensation("bounds", exact_bounds, rf'"exclusiveM|{MAY_BE_ROUNDED}',
+    Workaround("bounds", exact_bounds, rf'"exclusiveM|{MAY_BE_ROUNDED}',
                  "accepts an exclusive bound itself near another bound, 0 or 2^53; rounds bounds"),
-    Compensation("oneOf", as_any_of, '"oneOf"',
+    Workaround("oneOf", as_any_of, '"oneOf"',
                  "refuses a oneOf of $refs: it compares schemas without following them",
                  "pull request 71 (a oneOf is no longer read as anyOf)"),
-    Compensation("classes", exact_classes, r"\[\^",
+    Workaround("classes", exact_classes, r"\[\^",
                  r'accepts `"`, `\` and control characters where a class of a pattern excludes them'),
-    Compensation("formats", exact_format, '"format"',
+    Workaround("formats", exact_format, '"format"',
                  "accepts February 29 in any year, the year 0000, a second 60 at any minute, a lower-case t and z",
                  "pull request 96 (days of months, without leap years)"),
 )  # fmt: skip
 REFUSALS = (
-    Compensation("control characters", unwritable_characters, r"\\[avx]|\x7f",
+    Workaround("control characters", unwritable_characters, r"\\[avx]|\x7f",
                  "removes those that it cannot write from constants and patterns",
                  "issue 218 (escapes in constants), pull request 287 (json_allowed_escapes)"),
-    Compensation("constants", rounded_number, MAY_BE_ROUNDED,
+    Workaround("constants", rounded_number, MAY_BE_ROUNDED,
                  "changes constants of more than 15 digits: serde_json without float_roundtrip"),
-    Compensation("multipleOf", clashing_steps, r'"multipleOf"(?s:.*)"multipleOf"',
+    Workaround("multipleOf", clashing_steps, r'"multipleOf"(?s:.*)"multipleOf"',
                  "multiplies combined steps as integers of 32 bits, which overflow"),
 )  # fmt: skip
 #: Any character may be spelled with \u.

@@ -118,7 +118,7 @@ class RuleForms(FieldForms):
                 del given["pattern"]
                 terminal, unheld, problem = self._widened(kind, field, given, is_key=is_key)
                 unheld.append("pattern")
-        except values.NoValue:
+        except values.Unsatisfiable:
             raise _contradiction(holder, "they contradict each other") from None
         if problem:
             raise _contradiction(holder, problem)

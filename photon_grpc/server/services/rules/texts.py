@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from photon_grpc.server.services.rules.patterns import whole_text
-from photon_grpc.server.services.rules.values import NoValue
+from photon_grpc.server.services.rules.values import Unsatisfiable
 from photon_grpc.server.typed.json_grammar import ESCAPED, UNESCAPED
 
 #: The longest text that a rule alone can ask for.
@@ -71,7 +71,7 @@ def string(rules: Mapping[str, Any], max_chars: int, unheld: Callable[[str], Non
 
 
 def _listed(rules: Mapping[str, Any]) -> list[str]:
-    """Return an expression of the listed texts that have the right lengths. Raise NoValue."""
+    """Return an expression of the listed texts that have the right lengths. Raise Unsatisfiable."""
     (least, most), (least_bytes, most_bytes) = [_bounds(rules, each, MAX_CHARS) for each in ("", "_bytes")]
     values = [rules["const"]] if "const" in rules else list(rules["in"])
     kept = [
@@ -82,7 +82,7 @@ def _listed(rules: Mapping[str, Any]) -> list[str]:
         and each in rules.get("in", values)
     ]
     if not kept:
-        raise NoValue
+        raise Unsatisfiable
     return [_one_of(kept)]
 
 
@@ -93,7 +93,7 @@ def _lengths(rules: Mapping[str, Any], max_chars: int, char: str, unheld: Callab
     # Apart from the length, a long prefix would be too complex.
     prefix = rules.get("prefix", "")
     if len(prefix) > most:
-        raise NoValue
+        raise Unsatisfiable
     parts = [f'"{_literal(prefix)}{char}{{{max(least - len(prefix), 0)},{most - len(prefix)}}}"']
     if not _BYTE_LENGTHS & rules.keys():
         return parts

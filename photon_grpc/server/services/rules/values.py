@@ -46,12 +46,12 @@ Interval = tuple[Any, Any]
 Unheld = Callable[[str], None]
 
 
-class NoValue(Exception):
+class Unsatisfiable(Exception):
     """Raised where no value keeps all rules."""
 
 
 def integer(kind: str, rules: Mapping[str, Any], unheld: Unheld, *, is_key: bool) -> str:
-    """Return a terminal of the integers that keep `rules`; "" if none of them says which. Raise NoValue."""
+    """Return a terminal of the integers that keep `rules`; "" if none of them says which. Raise Unsatisfiable."""
     ways = [integers(*each) for each in _intervals(rules, *INTEGERS[kind], lambda value, step: value + step)]
     return _terminal(rules, ways, str, unheld, is_quoted=is_key or kind.endswith("64"))
 
@@ -63,7 +63,7 @@ def number(kind: str, given: Mapping[str, Any], unheld: Unheld) -> str:
     greatest = _GREATEST[kind]
     found = [(low, high) for low, high in _intervals(bounds, -greatest, greatest, near) if low <= high]
     if not found or found[0][0] > greatest or found[-1][1] < -greatest:
-        raise NoValue
+        raise Unsatisfiable
     widest = min(max([_WIDE, *[abs(Decimal(each)) * 10 for each in bounds.values()]]), greatest, _WRITTEN)
     written = [(max(low, -widest), min(high, widest)) for low, high in found]
     ways = [decimals(low, high, _PLACES) for low, high in written if low <= high]
@@ -153,7 +153,7 @@ def _terminal(
 ) -> str:
     """Return a terminal of what is in a range of `ways`, in a list, and not in another; "" without such a rule.
 
-    Raise NoValue.
+    Raise Unsatisfiable.
     """
     _rest(rules, {*_ORDER, "const", "in", "not_in"}, unheld)
     quote = '"' if is_quoted else ""
@@ -164,7 +164,7 @@ def _terminal(
     elif rules.keys() & {*_ORDER, "not_in"}:
         found = "|".join(filter(None, ways))
         if not found:
-            raise NoValue
+            raise Unsatisfiable
         parts.append(f"/{quote}({found}){quote}/")
     if "not_in" in rules:
         parts.append(f"~{_one_of([written(each) for each in rules['not_in']], is_quoted=is_quoted)}")
@@ -175,7 +175,7 @@ def _one_of(values: Iterable[str], *, is_quoted: bool) -> str:
     quote = '"' if is_quoted else ""
     escaped = [each.replace("+", r"\+").replace(".", r"\.").replace("-", r"\-") for each in values]
     if not escaped:
-        raise NoValue
+        raise Unsatisfiable
     return f"/{quote}({'|'.join(escaped)}){quote}/"
 
 
