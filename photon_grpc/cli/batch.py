@@ -60,30 +60,34 @@ def batch(
     PhotonError if the server is lost or denies access; answers so far are kept.
     """
     lines = list(_read(source, _flags_as_bytes(options)))
-    with _open(target_file, source) as out:
-        if overwrite:
-            out.truncate(0)
-        answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
+    out = _opened(target_file, source)
+    try:
+        with _named(target_file):
+            if overwrite:
+                out.truncate(0)
+            answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
         remaining = [line for line in lines if line.number not in answered]
         if answered:
             remark(f"{target_file} already has {len(answered)} of {len(lines)} answers")
         num_failed += asyncio.run(_run(target, remaining, options, concurrency, out))
+    finally:
+        with _named(target_file):
+            out.close()
     remark(f"{len(lines)} answered, {num_failed} of them with an error" if num_failed else f"{len(lines)} answered")
     return 1 if num_failed else 0
 
 
 @contextlib.contextmanager
-def _open(path: Path, source: Path) -> Iterator[BinaryIO]:
-    """Open the output. Raise ConfigError, also if input and output are the same file; name the file in an OSError."""
-    out = _opened(path, source)
+def _named(path: str | Path) -> Iterator[None]:
+    """Name the output in an OSError of reading or writing it."""
     try:
-        with out:
-            yield out
+        yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _opened(path: Path, source: Path) -> BinaryIO:
+    """Open the output. Raise ConfigError, also if input and output are the same file."""
     try:
         if path.exists() and os.path.samefile(path, source):
             raise ConfigError(f"{path} is the input {source}; name another file for the answers")
@@ -157,11 +161,13 @@ async def _run(target: str, lines: list[InputLine], options: Options, concurrenc
 
         with bar_of("requests", len(lines), sys.stderr.isatty()) as advance:
             async for _, record in unordered(answer, lines, concurrency):
-                out.write(_line_of(record))
-                out.flush()
+                with _named(out.name):
+                    out.write(_line_of(record))
+                    out.flush()
                 num_failed += "error" in record
                 advance()
-    os.fsync(out.fileno())
+    with _named(out.name):
+        os.fsync(out.fileno())
     return num_failed
 
 

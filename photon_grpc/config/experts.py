@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,8 @@ MAX_EXPERTS = 1024
 MAX_TOP_K = 32
 SCORINGS = ("softmax", "sigmoid")
 
+#: Of separate or stacked experts, by layer.
+_EXPERT_TENSOR = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.")
 _Number = Annotated[int, Meta(ge=0, le=2**20)]
 
 
@@ -106,6 +109,17 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
         groups,
         groups_taken,
     )
+
+
+def refuse_other_layers(experts: ExpertSpec, architecture: str, names: Iterable[str]) -> None:
+    """Raise ModelLoadError if tensors of these names show experts in other layers than config.json."""
+    stored = {int(found[1]) for name in names if (found := _EXPERT_TENSOR.match(name))}
+    is_deepseek = "Deepseek" in architecture
+    for layer, is_sparse in enumerate(experts.layers if stored else ()):
+        if is_sparse != (layer in stored):
+            said, held = ("experts", "has none") if is_sparse else ("no experts", "has some")
+            keys = "first_k_dense_replace, moe_layer_freq" if is_deepseek else "decoder_sparse_step, mlp_only_layers"
+            raise refusal(CONFIG_FILE, keys, f"give layer {layer} {said}, but the checkpoint {held} there")
 
 
 def _groups(config: ExpertKeys, num_experts: int, top_k: int) -> tuple[int, int]:

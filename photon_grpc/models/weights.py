@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
+from photon_grpc.config.experts import refuse_other_layers
 from photon_grpc.config.kv_calibration import is_kv_scale
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
@@ -97,6 +98,8 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
     targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
+    if config.experts is not None:
+        refuse_other_layers(config.experts, config.architecture, checkpoint.tensors)
     needed = {name for name, target in targets.items() if not target.is_optional}
     _refuse_names("are missing", needed - checkpoint.tensors.keys())
     surplus = (name for name in checkpoint.tensors.keys() - targets.keys() if not _is_tolerated(name, decoder, config))

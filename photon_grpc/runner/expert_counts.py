@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from msgspec.structs import replace
 
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.expert_tally import ExpertTally
 from photon_grpc.core.ports import Pending
-from photon_grpc.runner.saturation import Saturation
+from photon_grpc.runner.saturation import CountedStep, Saturation
 
 #: Steps between two readings on CUDA.
 _EVERY = 16
@@ -32,27 +34,13 @@ class ExpertCounter:
     def watched(self, pending: Pending, step: int) -> Pending:
         pending = self._then.watched(pending, step)
         if self._is_on_cpu:
-            return TalliedStep(pending, self._host)
+            return CountedStep(pending, partial(_with_tally, self._host))
         if step % _EVERY:
             return pending
         before, self._host = self._host, torch.empty(4, dtype=torch.int64, pin_memory=True)
         self._host.copy_(self._tally, non_blocking=True)
-        return TalliedStep(pending, before)
+        return CountedStep(pending, partial(_with_tally, before))
 
 
-class TalliedStep:
-    """A step whose output has the counts."""
-
-    def __init__(self, pending: Pending, host: torch.Tensor) -> None:
-        self._pending = pending
-        self._host = host
-
-    def drafts(self) -> tuple[int, ...]:
-        return self._pending.drafts()
-
-    def sample(self, masks: memoryview) -> None:
-        self._pending.sample(masks)
-
-    def result(self) -> StepOutput:
-        output = self._pending.result()
-        return replace(output, experts=ExpertTally(*self._host.tolist()))
+def _with_tally(host: torch.Tensor, output: StepOutput) -> StepOutput:
+    return replace(output, experts=ExpertTally(*host.tolist()))

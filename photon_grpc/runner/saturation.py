@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -51,14 +53,14 @@ class SaturationCount:
 
     def watched(self, pending: Pending, step: int) -> Pending:
         if self._counted.device.type == "cpu":
-            return CountedStep(pending, self, self._host)
+            return CountedStep(pending, partial(self._with_count, self._host))
         if step % _EVERY:
             return pending
         before, self._host = self._host, torch.empty(1, dtype=torch.int64, pin_memory=True)
         self._host.copy_(self._counted, non_blocking=True)
-        return CountedStep(pending, self, before)
+        return CountedStep(pending, partial(self._with_count, before))
 
-    def read(self, host: torch.Tensor) -> int:
+    def _with_count(self, host: torch.Tensor, output: StepOutput) -> StepOutput:
         count = int(host)
         if count >= max(1, _FACTOR * self._told):
             self._told = count
@@ -67,16 +69,15 @@ class SaturationCount:
                 "photon-grpc calibrate finds scales for --kv-calibration",
                 f"{count:,}",
             )
-        return count
+        return replace(output, num_saturated=count)
 
 
 class CountedStep:
-    """A step whose output has the count."""
+    """A step whose output gets counts once it is read: what `add_counts` returns of it."""
 
-    def __init__(self, pending: Pending, counts: SaturationCount, host: torch.Tensor) -> None:
+    def __init__(self, pending: Pending, add_counts: Callable[[StepOutput], StepOutput]) -> None:
         self._pending = pending
-        self._counts = counts
-        self._host = host
+        self._add_counts = add_counts
 
     def drafts(self) -> tuple[int, ...]:
         return self._pending.drafts()
@@ -85,4 +86,4 @@ class CountedStep:
         self._pending.sample(masks)
 
     def result(self) -> StepOutput:
-        return replace(self._pending.result(), num_saturated=self._counts.read(self._host))
+        return self._add_counts(self._pending.result())

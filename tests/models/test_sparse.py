@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,30 @@ def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> Non
     assert first.abs().max() > 0
     assert not torch.equal(first, second)
     assert block(hidden(3), context(3)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("variant", "keys", "said"),
+    [
+        (
+            "deepseek2",
+            {"first_k_dense_replace": 2},
+            "first_k_dense_replace, moe_layer_freq give layer 1 no experts, .* has some there",
+        ),
+        (
+            "deepseek2",
+            {"first_k_dense_replace": 0},
+            "first_k_dense_replace, moe_layer_freq give layer 0 experts, .* has none there",
+        ),
+        ("deepseek2", {"moe_layer_freq": 2}, "moe_layer_freq give layer 1 no experts, .* has some there"),
+        ("qwen3moe", {"mlp_only_layers": [1]}, "mlp_only_layers give layer 1 no experts, .* has some there"),
+    ],
+)
+def test_experts_in_other_layers_than_config_json_says_are_refused_by_its_keys(
+    variant: str, keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = reference.save(reference.make_model(variant), tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | keys))
+    with pytest.raises(ModelLoadError, match=said):
+        reference.load_decoder(path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 from photon_grpc.core.generation import Start, TokenScore, Usage
@@ -27,14 +28,17 @@ def head_of(answer_id: str, kind: str, start: Start) -> dict[str, Any]:
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
     """Return the sum as an answer has it, with drafts where there were some; none of those refused is output."""
-    counts = zip(*map(astuple, (Usage(), *usages)), strict=True)
-    num_prompt, num_cached, num_output, num_drafts, num_right = map(sum, counts)
+    total: Counter[str] = Counter()
+    for usage in usages:
+        total.update(asdict(usage))
+    num_prompt, num_output, num_drafts = total["prompt_tokens"], total["output_tokens"], total["draft_tokens"]
+    num_right = total["accepted_draft_tokens"]
     drafts = {"accepted_prediction_tokens": num_right, "rejected_prediction_tokens": num_drafts - num_right}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": {"cached_tokens": total["cached_prompt_tokens"]},
     } | ({"completion_tokens_details": drafts} if num_drafts else {})
 
 
