@@ -1,4 +1,4 @@
-"""The choice and assembly of the engine's parts by the settings: model, cache, runner, scheduler, engine."""
+"""Choose and assemble the engine's parts by the settings: model, cache, runner, scheduler, engine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Assembled:
 
 
 class RankDevice(NamedTuple):
-    """Where a rank computes, with what, and its part in the mesh."""
+    """A rank's device, dtype and kernels, and its place in the mesh."""
 
     device: torch.device
     kernels: Kernels
@@ -114,7 +114,7 @@ class RankDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model and what computes it, on one rank."""
+    """A loaded model and its runner, on one rank."""
 
     model_config: ModelConfig
     sizes: Sizes
@@ -178,7 +178,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
 
 
 def _tell(loaded: Loaded) -> None:
-    """Log what formats gain."""
+    """Log how much memory the formats save."""
     runner, decoder = loaded.runner, loaded.decoder
     loaded.kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
     if loaded.facts.quantization:
@@ -188,7 +188,7 @@ def _tell(loaded: Loaded) -> None:
 
 
 def _check_equal(ranks: Ranks, version: str) -> None:
-    """Raise ConfigError unless all ranks compute with the same numerics: each draws its own copy of every id."""
+    """Raise ConfigError unless all ranks have the same numerics: each samples its own copy of every id."""
     number = zlib.crc32(version.encode())
     if ranks.minimum(number) != -ranks.minimum(-number):
         raise ConfigError(
@@ -219,7 +219,7 @@ def check_step_trace(config: ServeConfig) -> None:
 
 
 def pick_kernels(config: ServeConfig, rank: int = 0) -> tuple[torch.device, Kernels]:
-    """Return the device of a rank, and the kernels for it. Raise ConfigError for what this machine lacks."""
+    """Return the device of a rank and its kernels. Raise ConfigError if this machine lacks one of them."""
     device = pick_device(config.device.device, rank)
     return device, _kernels(config, device)
 

@@ -1,4 +1,4 @@
-"""Scales for keys and values of 8 bits, from the largest that a text gives: `photon-grpc calibrate`."""
+"""`photon-grpc calibrate`: scales of 8-bit keys and values, from the largest values on a text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Calibrated:
 
 
 def default_text() -> str:
-    """Return English prose and code that every Python has: the reference of the language."""
+    """Return the language reference that every Python includes: English prose and code."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
@@ -74,7 +74,7 @@ def calibrate(directory: Path, text: str, num_tokens: int, device: str = "auto")
 
 
 def _rounded(offsets: torch.Tensor) -> torch.Tensor:
-    """Return numbers of few digits, which are as good."""
+    """Round to few digits, which are precise enough."""
     return offsets.bfloat16().float()
 
 
@@ -139,7 +139,7 @@ def pieces_of(ids: Sequence[int], length: int) -> list[Sequence[int]]:
 
 
 def _seen(model: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[LayerStatistics]:
-    """Return what the pages of all pieces hold of every layer."""
+    """Return the statistics of every layer over the pages of all pieces."""
     runner = model.runner
     if not isinstance(runner, ModelRunner):
         raise TypeError(f"{type(runner).__name__} has no pages")
@@ -153,7 +153,7 @@ def _seen(model: Assembled, config: ModelConfig, ids: Sequence[int]) -> list[Lay
 
 
 def _blocks(plan: KVPlan, num_tokens: int) -> Iterator[tuple[int, ...]]:
-    """Return blocks of its own for every group."""
+    """Return separate blocks for every group."""
     columns = plan.columns(num_tokens)
     for group in range(len(plan.groups)):
         yield tuple(range(1 + group * columns, 1 + (group + 1) * columns))

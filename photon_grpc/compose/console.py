@@ -22,7 +22,7 @@ _PROGRESS_INTERVAL_S = 3.0
 
 
 def page_urls(addresses: tuple[str, ...], *, has_tls: bool) -> tuple[str, ...]:
-    """Return where the page of the HTTP server is, by its addresses."""
+    """Return the URLs of the HTTP server's page."""
     return tuple(f"{'https' if has_tls else 'http'}://{address}/" for address in addresses)
 
 

@@ -68,7 +68,7 @@ def _device_name(device: torch.device, num_ranks: int) -> str:
 
 
 def _mode(config: ServeConfig, device: torch.device) -> str:
-    """Return the value of --numerics that holds: a library that splits K makes it "fast"."""
+    """Return the effective --numerics: "fast" if the library splits K."""
     mode = config.device.numerics
     if mode == "strict" and splits_k(device):
         _LOG.warning(

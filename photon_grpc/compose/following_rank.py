@@ -22,7 +22,7 @@ from photon_grpc.runner.ranks import refuse_failure
 
 
 class FollowingRank(OneRank):
-    """A rank that agrees with the others through rank 0."""
+    """A rank that exchanges numbers with the others through rank 0."""
 
     def __init__(self, config: ServeConfig, rank: int, rendezvous: int, channel: RankChannel) -> None:
         super().__init__(rank, config, rendezvous)
@@ -30,7 +30,7 @@ class FollowingRank(OneRank):
         self._channel = channel
 
     def load(self) -> ModelRunner:
-        """Load the model and compute the first steps with the others. Raise StartupError."""
+        """Load the model and compute the warm-up steps with the other ranks. Raise StartupError."""
         device = pick_device(self._config.device.device, self.mesh.world.rank)
         check_parallel(self._config.parallel, device)
         if device.type == "cuda":
@@ -56,7 +56,7 @@ class FollowingRank(OneRank):
 
 
 def follow(channel: RankChannel, runner: ModelRunner) -> None:
-    """Compute what rank 0 sends. Raise EOFError once it is gone, RankFailure if a step fails."""
+    """Compute what rank 0 sends. Raise EOFError when it has ended, RankFailure if a step fails."""
     memories: list[memoryview] = []
     unread: deque[Pending] = deque()
     pending: Pending | None = None

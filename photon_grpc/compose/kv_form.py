@@ -25,14 +25,14 @@ _CAPABILITY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class KVForm:
-    """The form of pages: that of the layers (both None), or 8 bits with scales."""
+    """The format of pages: that of the layers (both None), or 8 bits with scales."""
 
     dtype: torch.dtype | None = None
     scales: KVScales | None = None
 
     @property
     def name(self) -> str:
-        """The form as the numerics version has it; "" for that of the layers."""
+        """The format's name in the numerics version; "" for that of the layers."""
         return "" if self.scales is None else f"{str(PAGE_DTYPE).removeprefix('torch.')}, scales {self.scales.digest}"
 
     def set_scales(self, decoder: Decoder) -> None:
@@ -40,7 +40,7 @@ class KVForm:
             set_kv_scales(decoder, self.scales)
 
     def tell(self, plan: KVPlan, num_blocks: int, dtype: torch.dtype) -> None:
-        """Log what the form gains, and that it has no scales."""
+        """Log how much memory the format saves, and warn if it has no scales."""
         if self.scales is None:
             return
         share = dtype.itemsize // PAGE_DTYPE.itemsize
@@ -58,7 +58,7 @@ class KVForm:
 def choose_kv_form(
     config: ServeConfig, model_config: ModelConfig, device: torch.device, kernels: Kernels
 ) -> KVForm:  # fmt: skip
-    """Return the form of pages. Raise ConfigError for what the device or another flag forbids, or for bad scales."""
+    """Return the format of pages. Raise ConfigError if the device or a flag forbids it, or for bad scales."""
     cache = config.cache
     if cache.kv_cache_dtype == "auto":
         if cache.kv_calibration:

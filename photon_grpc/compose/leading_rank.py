@@ -80,7 +80,7 @@ def ranks_of(
 
 
 class OneRank:
-    """This process among the ranks; `mesh` has their groups."""
+    """This process as one of several ranks; `mesh` has their groups."""
 
     def __init__(self, rank: int, config: ServeConfig, rendezvous: int) -> None:
         self._group = ProcessMesh(rank, mesh_sizes(config.parallel), rendezvous)
@@ -93,7 +93,7 @@ class OneRank:
         self._group.join(device, hidden_size)
 
     def leave(self) -> None:
-        """Give up the group."""
+        """Leave the group."""
         self._group.leave()
 
 
@@ -287,7 +287,7 @@ class LeadingRank(OneRank):
                     rank.process.kill()
 
     def _lost(self, rank: RankProcess) -> None:
-        """End this process as the rank has ended."""
+        """End this process in the way the rank ended."""
         if self._is_closed:
             return
         self._ended.set_result(rank)
@@ -298,7 +298,7 @@ class LeadingRank(OneRank):
         self._on_lost(rank.code)
 
     def _lost_early(self, rank: RankProcess) -> None:
-        """Report why a rank that has ended could not start, unless this rank does."""
+        """Report why a rank ended during its start, unless this rank reports it."""
         if rank.process.wait() >= 0:
             # Where this rank waits for the other one on its socket, it reports the reason by itself.
             time.sleep(_GRACE_S)
@@ -312,7 +312,7 @@ class LeadingRank(OneRank):
 
 
 def _last_words(rank: RankProcess) -> str:
-    """Return why a rank that has ended could not start."""
+    """Return why a rank ended during its start."""
     try:
         while True:
             if isinstance(message := rank.channel.receive(), RankRefused):

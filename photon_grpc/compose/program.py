@@ -151,7 +151,7 @@ class Program:
             stream.close()
 
     def end(self) -> None:
-        """Have every running call raise Closed, and request the end of the threads, without waiting.
+        """Make every running call raise Closed and ask the threads to end, without waiting.
 
         It may be called from any thread, any number of times.
         """

@@ -49,7 +49,7 @@ class QuantizedCheckpoint(NamedTuple):
 
 
 class InputMoments:
-    """A LinearMethod that adds up xᵀ x of the inputs of another."""
+    """A LinearMethod that wraps another and accumulates xᵀ x of its inputs."""
 
     def __init__(self, method: LinearMethod) -> None:
         self.method = method
@@ -62,7 +62,7 @@ class InputMoments:
         return self.method.apply(linear, x, ctx)
 
     def taken(self) -> torch.Tensor:
-        """Return the sums. Raise ConfigError if nothing went through the Linear."""
+        """Return the sums. Raise ConfigError if the Linear was never called."""
         if self.moments is None:
             raise ConfigError("a projection of this model multiplies nothing")
         return self.moments
@@ -108,7 +108,7 @@ def quantize(
 
 
 def check(directory: Path) -> None:
-    """Raise ConfigError for a model that is quantized already, or has experts."""
+    """Raise ConfigError for a model that is already quantized or has experts."""
     _checked(directory)
 
 
@@ -130,7 +130,7 @@ def pieces_of(directory: Path, text: str, num_tokens: int) -> list[Sequence[int]
 
 
 def _shares(linears: Sequence[Linear]) -> Iterator[list[Linear]]:
-    """Return the linears in parts whose sums fit into memory together."""
+    """Split the Linears into parts whose sums fit into memory."""
     part, size = list[Linear](), 0
     for linear in linears:
         needed = 4 * linear.in_features**2
@@ -158,7 +158,7 @@ def _summed(linears: Sequence[Linear]) -> Iterator[list[InputMoments]]:
 def _weights(
     directory: Path, checkpoint: Checkpoint, linear: Linear, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the name and the weight, in float32, of each projection of a Linear: they share their inputs."""
+    """Return the name and the float32 weight of each projection of a Linear, which share their inputs."""
     for name, _ in linear.slices():
         with safe_open(directory / checkpoint.tensors[name + ".weight"].file, framework="pt") as file:
             yield name, file.get_tensor(name + ".weight").to(device, torch.float32)

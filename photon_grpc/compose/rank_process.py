@@ -1,4 +1,4 @@
-"""The processes of the other ranks, as rank 0 has them. No torch: they import it while rank 0 does."""
+"""The processes of the other ranks, seen from rank 0. No torch: they import it while rank 0 does."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class RankProcess:
         self._stopped_ticks = 0
 
     def tick(self) -> str:
-        """Return a complaint if it stands still, else "". Call every TICK_S."""
+        """Return an error message if it makes no progress, else "". Call every TICK_S."""
         self._stopped_ticks = self._stopped_ticks + 1 if is_stopped(self.process.pid) else 0
         if self._stopped_ticks * TICK_S >= _STOPPED_S:
             return f"was stopped from outside for {_STOPPED_S:.0f} s"
         return self.watchdog.tick()
 
     def close(self) -> None:
-        """End it: it has nothing to wait for without a socket."""
+        """End it by closing its socket."""
         self.channel.close()
         self.process.kill()
         self.process.wait()
@@ -109,5 +109,5 @@ class RankProcess:
 
     @property
     def early_end(self) -> str:
-        """Return that it ended before the first step."""
+        """Return the error message of an end before the first step."""
         return f"rank {self.rank} has ended {self.end} while it started"

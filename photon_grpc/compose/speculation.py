@@ -1,4 +1,4 @@
-"""The choice of what drafts and of how much."""
+"""The choice of the drafter and of the number of drafts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_tensors(config: ServeConfig, served: ModelConfig, sizes: Sizes, target
 
 @contextlib.contextmanager
 def _about(directory: str) -> Iterator[None]:
-    """Name the flag in a ModelLoadError, which becomes a ConfigError."""
+    """Turn a ModelLoadError of the block into a ConfigError that names the flag."""
     try:
         yield
     except ModelLoadError as error:
@@ -95,7 +95,7 @@ def _about(directory: str) -> Iterator[None]:
 
 
 def _of_a_drafter(flags: ModelFlags) -> ModelFlags:
-    """Return the flags of a draft model, which has the format of its own checkpoint."""
+    """Return the flags with which a draft model is loaded: in the format of its own checkpoint."""
     return replace(flags, quantization="auto", quantization_head="none", quantization_embedding="none")
 
 
@@ -115,13 +115,13 @@ def _check_count(config: SpeculationConfig) -> None:
 
 
 def num_drafts(config: SpeculationConfig) -> int:
-    """Return the most drafts of a row."""
+    """Return the maximum number of drafts per row."""
     return (config.num_speculative_tokens or _DEFAULT_COUNT) if config.speculative_model else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoader:
-    """Loads what drafts for a loaded model.
+    """Loads the draft model or head for a loaded model.
 
     Args:
         config: of the server.
@@ -153,7 +153,7 @@ class DrafterLoader:
 
 
 def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, drafts: DrafterLoader) -> Speculation:
-    """Return how the runner drafts for the served model, as `check` allows. Raise ConfigError and ModelLoadError."""
+    """Return the runner's Speculation, which `check` has allowed. Raise ConfigError and ModelLoadError."""
     name, count = config.speculative_model, num_drafts(config)
     if not name:
         return NO_SPECULATION
@@ -171,7 +171,7 @@ def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, dr
 
 
 def drafting(config: SpeculationConfig, step_bytes: Callable[[int], float]) -> Drafting:
-    """Return what decides how many tokens a step drafts; `step_bytes` as of AdaptiveDrafting."""
+    """Return the scheduler's Drafting; `step_bytes` is that of AdaptiveDrafting."""
     count = num_drafts(config)
     if not count:
         return NoDrafting()
@@ -189,7 +189,7 @@ def _is_head(directory: str) -> bool:
 
 
 def _read_head(directory: str, served: ModelConfig) -> Eagle3Config:
-    """Read a head. Raise ConfigError if it is not one of the served model."""
+    """Read a head's config. Raise ConfigError if it does not fit the served model."""
     with _about(directory):
         head = read_eagle3_dir(Path(directory))
         states_before(head, served.hidden_size, served.vocab_size, served.num_layers)
@@ -197,7 +197,7 @@ def _read_head(directory: str, served: ModelConfig) -> Eagle3Config:
 
 
 def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfig:
-    """Read a draft model. Raise ConfigError if it cannot draft for the served one."""
+    """Read a draft model's config. Raise ConfigError if it cannot draft for the served model."""
     try:
         draft = read_model_dir(Path(directory))
     except ModelLoadError as error:

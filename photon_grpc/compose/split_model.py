@@ -1,4 +1,4 @@
-"""The parts of a model that ranks would hold, built without weights: sizes are refused before a process is started."""
+"""The parts of a model on every rank, built without weights, so that bad sizes are refused before a process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_split(config: ServeConfig, *, on_cuda: bool) -> None:
 
 
 def decoders_of_ranks(config: ServeConfig, model_config: ModelConfig, sizes: Sizes) -> Iterator[Decoder]:
-    """Return a decoder without memory for weights for each kind of rank, with the cache's settings checked."""
+    """Return an unallocated decoder for each kind of rank, with the cache settings checked."""
     method, split = methods(format_of(model_config, config.model)), mesh_sizes(config.parallel)
     # Ranks that have parts of the same tensors are alike.
     for rank in range(0, config.parallel.num_ranks, split.tensor):

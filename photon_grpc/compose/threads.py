@@ -1,4 +1,4 @@
-"""The number of threads that compute."""
+"""The number of compute threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def limit_threads(num_ranks: int = 1) -> None:
 
 
 def cores_of(num_ranks: int) -> int:
-    """Return the cores of one of several ranks."""
+    """Return the number of cores for each of several ranks."""
     return max(1, available_cores() // num_ranks)
 
 

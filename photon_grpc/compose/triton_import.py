@@ -9,7 +9,7 @@ from photon_grpc.config.flags import DeviceConfig
 
 
 def skip_triton(device: DeviceConfig) -> None:
-    """Have Triton count as missing in this process if it computes on a CPU. Call it before `kernels` is imported."""
+    """Make Triton appear missing in this process if it computes on a CPU. Call it before `kernels` is imported."""
     import torch
 
     on_cpu = device.device == "cpu" or not torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Whole networks: a decoder, its builder, the loader of its weights."""
+"""Whole networks: a decoder, its builder, the loading of its weights."""
 
 from photon_grpc.models.builder import build
 from photon_grpc.models.decoder import Decoder

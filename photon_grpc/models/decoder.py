@@ -1,4 +1,4 @@
-"""The decoder-only transformer of all families, which differ in the parts handed in."""
+"""The decoder-only transformer of all families, which differ in the parts passed in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayerPlace(NamedTuple):
 
 
 class FeedForward(Protocol):
-    """The part of a layer behind attention: a block, or experts."""
+    """The part of a layer after attention: an MLP or experts."""
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """Compute [T, hidden] -> [T, hidden]."""
@@ -105,11 +105,11 @@ class Observer(Protocol):
     """Sees the residual stream before every layer of a step."""
 
     def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """See what layer number `layer` is called with; it may change the tensors in place."""
+        """Look at the input of layer number `layer`, which may change the tensors in place."""
 
 
 class NoObserver:
-    """An observer that looks at nothing."""
+    """An observer that does nothing."""
 
     def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Do nothing."""
@@ -161,7 +161,7 @@ class Decoder:
         self.num_parameters = sum(leaf.num_parameters for leaf in self.leaves())
 
     def _place_layers(self) -> tuple[LayerPlace, ...]:
-        """Give every layer its place, and return all places."""
+        """Assign a place to every layer; return all places."""
         found: dict[LayerPlace, list[Attention]] = {}
         for number, layer in enumerate(self.layers):
             group, section, layer.attention.layer = place(self.kv_groups, number)
@@ -184,7 +184,7 @@ class Decoder:
         return next((leaf.tally for leaf in self.leaves() if isinstance(leaf, Router)), None)
 
     def forget_counts(self) -> None:
-        """Forget what steps before the first request have counted."""
+        """Reset the counts of steps before the first request."""
         for counted in (self.saturated, self.expert_tally):
             if counted is not None:
                 counted.zero_()
@@ -227,7 +227,7 @@ class Decoder:
         return hidden
 
     def _stage(self, ctx: StepContext, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream behind the layers here; behind the last stage its norm."""
+        """Return the residual stream after this stage's layers; after the last stage, its norm."""
         residual: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             self.observer.before(number, x, residual)

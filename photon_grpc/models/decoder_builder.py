@@ -40,7 +40,7 @@ from photon_grpc.models.decoder import Decoder, DecoderLayer, FeedForward
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """Builder of every part of one decoder from the same sizes, dtype, kernels and tables."""
+    """Builds every part of one decoder from the same sizes, dtype, kernels and tables."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -63,7 +63,7 @@ class DecoderBuilder:
     mlp_class: ClassVar[type[GatedMLP]] = GatedMLP
 
     def check_shares(self) -> None:
-        """Raise ModelLoadError if the model cannot be shared out over the ranks of the mesh."""
+        """Raise ModelLoadError if the model cannot be split over the ranks of the mesh."""
         group, config, size = self.mesh.tp, self.config, self.mesh.tp.size
         self.refuse_share("num_kv_heads", config.num_kv_heads, size, fits=can_share(group, config.num_kv_heads))
         self.refuse_share("num_heads", config.num_heads, size)
@@ -75,7 +75,7 @@ class DecoderBuilder:
             raise ModelLoadError("--expert-parallel-size: this model has no experts", field="expert_parallel_size")
 
     def refuse_share(self, name: str, size: int, num_ranks: int, *, fits: bool | None = None) -> None:
-        """Raise ModelLoadError unless a size of the model fits so many ranks, by default as a multiple."""
+        """Raise ModelLoadError unless a size of the model can be split over the ranks, by default as a multiple."""
         if not (size % num_ranks == 0 if fits is None else fits):
             flag = "--expert-parallel-size" if self.mesh.experts.count > 1 else "--tensor-parallel-size"
             raise ModelLoadError(
@@ -120,7 +120,7 @@ class DecoderBuilder:
         return decoder
 
     def named(self, name: str) -> str:
-        """Return the name in the checkpoint for the `name`, or its beginning, in a model of text alone."""
+        """Return the name in the checkpoint for a `name`, or a prefix, of the text-only model."""
         return self.config.tensor_prefix + name
 
     def embedding(self) -> Embedding:

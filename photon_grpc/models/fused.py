@@ -176,7 +176,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
 
 
 def _suits(layer: DecoderLayer) -> bool:
-    """Return whether the kernels take every number that this layer computes with.
+    """Return whether the kernels support all sizes and constants of this layer.
 
     Norms of heads have the eps of the norm before them, pages hold keys and values in the layer's dtype, or in 8 bits
     with constants, rows of the residual stream are groups of squares.

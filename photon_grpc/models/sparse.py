@@ -30,7 +30,7 @@ STACKED = "mlp."
 
 
 class SparseBuilder(DecoderBuilder):
-    """Builder of layers with experts, in those layers that have them."""
+    """Builds decoders in which some or all layers have experts."""
 
     names: ClassVar[SparseNames] = SparseNames("mlp.", "gate_proj", "up_proj", "down_proj")
 
@@ -39,7 +39,7 @@ class SparseBuilder(DecoderBuilder):
         self.check_experts()
 
     def check_experts(self) -> None:
-        """Raise ModelLoadError unless every rank has as much of the experts."""
+        """Raise ModelLoadError unless the experts can be split evenly over the ranks."""
         spec = self.config.experts
         if spec is not None:
             self.refuse_share("moe_intermediate_size", spec.intermediate_size, self.mesh.of_expert.size)

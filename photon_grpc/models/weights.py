@@ -164,7 +164,7 @@ def _is_tolerated(name: str, decoder: Decoder, config: ModelConfig) -> bool:
 
 
 def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, Any]) -> None:
-    """Raise ModelLoadError if a tied head is stored a second time and differs: one of the two would be wrong."""
+    """Raise ModelLoadError if a tied head is stored separately and differs from the embedding."""
     head, embedding = decoder.head.name, decoder.embedding.name
     if not decoder.head.is_tied or head not in checkpoint.tensors:
         return
@@ -177,7 +177,7 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, 
 
 
 def linears_of(decoder: Decoder) -> Iterator[Linear]:
-    """Return every Linear, those of experts among them."""
+    """Return every Linear, including those of experts."""
     for leaf in decoder.leaves():
         if isinstance(leaf, Linear):
             yield leaf
@@ -219,7 +219,7 @@ def _open(stack: ExitStack, config: ModelConfig, name: str) -> Any:
 
 
 def _tensor(files: dict[str, Any], entry: TensorEntry, name: str) -> torch.Tensor:
-    """Return a view of the mapped file."""
+    """Return a view of the tensor in the mapped file."""
     try:
         tensor: torch.Tensor = files[entry.file].get_tensor(name)
     except (SafetensorError, OSError) as error:
@@ -238,7 +238,7 @@ def _allocate(leaf: ParameterOwner, device: torch.device) -> None:
 
 
 def _fill_at_random(target: Target, noise: torch.Tensor) -> None:
-    """Fill at random; a part has the values that it would have in its whole."""
+    """Fill at random; a rank's part has the same values as in the whole tensor."""
     whole = target.tensor if target.part is None else target.tensor.new_empty(target.shape)
     _fill(whole.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)
     if target.part is not None:

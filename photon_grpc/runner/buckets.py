@@ -49,11 +49,11 @@ class Buckets:
 
     @property
     def draws(self) -> set[int]:
-        """The numbers of positions that tails sample at."""
+        """The numbers of positions for which tails are captured."""
         return {*self.rows, *self.mixed, *(shape.num_draws for shape in self.verify)}
 
     def shape(self, batch: Batch) -> StepShape | None:
-        """Return the smallest shape for the batch; None if none holds it or if it scores prompts."""
+        """Return the smallest shape that holds the batch; None if there is none or the batch scores prompts."""
         if batch.prompt_logprob_rows:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
@@ -86,7 +86,7 @@ def decode_shape(num_rows: int) -> StepShape:
 
 
 def verify_shape(num_rows: int, num_drafts: int) -> StepShape | None:
-    """Return the shape of so many rows with at most so many drafts each; None if it has too many tokens."""
+    """Return the shape of this many rows with at most this many drafts each; None if it has too many tokens."""
     num_tokens = num_rows * (1 + num_drafts)
     if num_tokens > MAX_VERIFY_TOKENS:
         return None

@@ -1,4 +1,4 @@
-"""Construction of a runner. The only place that knows which launch suits which device."""
+"""Construction of a runner; the only place that knows which launch suits which device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches in the exact shape of a batch, operation by operation."""
+"""Launches in the exact shape of a batch, kernel by kernel."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Replay = tuple[Callable[[], Any], Tensors]
 
 
 class Capture(Protocol):
-    """A maker of Replays; it calls the function, which takes no arguments."""
+    """Makes a replay of a function, which takes no arguments and is called once."""
 
     def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]: ...
 
@@ -162,7 +162,7 @@ class GraphLaunch:
         return Bounds(shape.num_tokens, 2 if shape.num_rows == 1 else 1, self._step.max_model_len)
 
     def _send(self, batch: Batch, shape: StepShape) -> list[int] | None:
-        """Fill the static rows; return those that yield, None if all do."""
+        """Fill the static rows; return the rows that yield, or None if all do."""
         num_rows, surplus = len(batch.slots), (0,) * (shape.num_rows - len(batch.slots))
         # Counts and yields of a decode step are ones.
         sent = shape, batch.slots, () if shape.kind == "decode" else batch.counts
@@ -216,7 +216,7 @@ class CudaCapture:
 
 
 class CaptureOrRefuse:
-    """Capture as `capture` does; where one rank cannot, none can start."""
+    """Capture as `capture` does; if one rank cannot, the start fails on all."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture

@@ -1,4 +1,4 @@
-"""The threads that the operations of a step are split over on a CPU."""
+"""The number of threads that compute a step on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors that block ids point into. Knows bytes, not owners."""
+"""The tensors that block ids index. Knows bytes, not owners."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ROWS, _MANY_ROWS, _N, _K = 8, 2048, 128, 16_384
 
 
 def forbid_split_k() -> None:
-    """Take the library's workspace for the rest of the process; without effect after its first product on a GPU."""
+    """Disable the library's workspace for the rest of the process; no effect after its first product on a GPU."""
     os.environ[_VARIABLE] = _NO_WORKSPACE
     # cuBLASLt asks for more than cuBLAS has, and PyTorch says so once, at the first sum with a product.
     warnings.filterwarnings("ignore", message="Requested unified CUBLASLT workspace")
@@ -25,7 +25,7 @@ def forbid_split_k() -> None:
 
 @torch.no_grad()
 def splits_k(device: torch.device) -> bool:
-    """Return whether the library cuts the K of few rows otherwise than that of many."""
+    """Return whether the library splits K differently for few rows than for many."""
     if device.type != "cuda":
         return False
     generator = torch.Generator(device).manual_seed(0)

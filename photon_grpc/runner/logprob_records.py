@@ -35,7 +35,7 @@ class LogprobRecords(NamedTuple):
     spans: tuple[Span, ...]
 
     def kept(self, lengths: dict[int, int]) -> LogprobRecords:
-        """Return the records of as many positions of each row."""
+        """Return the records of the first positions of each row, this many."""
         return self._replace(spans=tuple(span._replace(count=lengths[span.row]) for span in self.spans))
 
     def cut(self, faults: Container[int]) -> dict[int, bytes]:

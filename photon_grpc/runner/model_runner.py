@@ -71,7 +71,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
-        """Launch one step; a failure is a fault of all its rows, and of theirs in steps launched before it is read.
+        """Launch one step; a failure faults all its rows, also in steps that are launched before it is read.
 
         Raise torch.AcceleratorError if the device is lost: then this process can compute nothing more. Raise
         InternalFailure while the step before waits for its masks, and for more drafts than the drafter makes.
@@ -109,7 +109,7 @@ class ModelRunner:
         return MaskedStep(partial(self._sample, batch, tail, start_s), drafts)
 
     def _drafted(self, batch: Batch) -> DraftCopy | None:
-        """Make the drafts of a step that has some; return those of masked rows on their way to the host."""
+        """Make the drafts of a step; return those of masked rows, which are being copied to the host."""
         if not batch.drafts:
             return None
         self.drafter.draft(batch)
@@ -129,7 +129,7 @@ class ModelRunner:
             return self._failed(batch)
 
     def _sent(self, batch: Batch, tensors: StepTensors, start_s: float) -> Pending:
-        """Return a step on its way from a device; on a CPU it is computed."""
+        """Return a step whose results are being copied from the device; on a CPU it is already finished."""
         ids, logprobs = tensors.sampled
         records = output_records(logprobs, batch, self.table.logprob_params), tensors.prompts
         read = partial(self._read, batch, tensors.rows)
@@ -165,18 +165,18 @@ class ModelRunner:
         return FinishedStep(_all_faulty(batch))
 
     def close(self) -> None:
-        """Wait for what was launched."""
+        """Wait until everything launched has finished."""
         wait_for(self.table.device)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until all that was launched has ended. Raise torch.AcceleratorError if the device is lost."""
+    """Wait until everything launched has finished. Raise torch.AcceleratorError if the device is lost."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class DraftCopy:
-    """The drafts of a step's masked rows, on their way to the host while its body runs."""
+    """The drafts of a step's masked rows, copied to the host while its body runs."""
 
     def __init__(self, batch: Batch, table: SlotTable) -> None:
         self._counts = [batch.yields[row] - 1 for row in batch.masked]
@@ -199,7 +199,7 @@ class DraftCopy:
 
 
 class LaunchedStep:
-    """A step launched whole; no mask depends on its drafts."""
+    """A step whose body and tail are launched; no mask depends on its drafts."""
 
     def drafts(self) -> tuple[int, ...]:
         return ()
@@ -234,7 +234,7 @@ class MaskedStep(LaunchedStep):
 
 
 class FinishedStep(LaunchedStep):
-    """A step that is already computed, or cannot be."""
+    """A step that is already computed or has failed."""
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""Slots that a failed step leaves unusable.
+"""Slots that a failed step has left unusable.
 
 A step that fails may have been applied in part, or not at all: its slots may hold the tables of sequences before, and
 steps that are launched before it is read would write into blocks of others. Such a slot is poisoned until another
@@ -33,7 +33,7 @@ class PoisonedSlots:
         self._slots.update(growth.slot for growth in batch.grown)
 
     def sound(self, batch: Batch) -> Batch:
-        """Return the batch, without the rows that depend on a failed step."""
+        """Return the batch without the rows that depend on a failed step."""
         if not self._slots:
             return batch
         self._slots.difference_update(admission.slot for admission in batch.admissions)
@@ -54,7 +54,7 @@ class PoisonedSlots:
 
 
 class UnpoisonedRows:
-    """The launched sound rows of a batch; the result is that of the whole batch.
+    """The launched rows of a batch without poisoned slots; the result is that of the whole batch.
 
     Args:
         pending: the step of `sound`.
@@ -103,5 +103,5 @@ class UnpoisonedRows:
         )
 
     def _masked_rows(self) -> list[bool]:
-        """Return for each masked row of the whole batch whether it is sound."""
+        """Return for each masked row of the whole batch whether its slot is not poisoned."""
         return [self._batch.slots[row] in self._slots for row in self._batch.masked]

@@ -1,4 +1,4 @@
-"""The ranks that compute a model together: what they agree on at their start, and the steps that rank 0 leads."""
+"""The ranks that compute a model together: their agreement at the start, and the steps that rank 0 leads."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ALONE = NoRanks()
 
 
 class Followers(Protocol):
-    """The other ranks, told by rank 0 what it does. Raise OSError when one is gone."""
+    """The other ranks, which rank 0 sends its steps. Raise OSError when one has ended."""
 
     def launch(self, batch: Batch) -> None: ...
 
@@ -96,14 +96,14 @@ class Followers(Protocol):
         """Read the oldest step with drafts."""
 
     def await_report(self) -> None:
-        """Give the end of a rank a moment to be reported, which may end this process."""
+        """Wait a moment for the report that a rank has ended, which may end this process."""
 
     def close(self) -> None:
         """End them."""
 
 
 class RankFailure(Exception):
-    """A step failed on one rank: the ranks' states are no longer equal, and none can go on."""
+    """A step failed on one rank, so the ranks' states differ and none can continue."""
 
 
 class LeadingRunner:
@@ -166,7 +166,7 @@ class LedStep:
 
 @contextmanager
 def ends_reported(followers: Followers) -> Iterator[None]:
-    """Have the end of a rank reported before what follows from it fails here: no request may be the cause."""
+    """Report the end of a rank before its consequences fail here, so that no request is blamed."""
     try:
         yield
     except (RankFailure, OSError):

@@ -19,7 +19,7 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class SamplingLevel(IntEnum):
-    """The work that a batch asks of a tail; the last two add log-probabilities to PLAIN and PROCESSED_FILTERED."""
+    """The work of a tail; the last two levels add log-probabilities to PLAIN and PROCESSED_FILTERED."""
 
     #: An argmax, or noise over everything.
     PLAIN = 0

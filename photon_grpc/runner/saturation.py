@@ -28,7 +28,7 @@ class Saturation(Protocol):
 
 
 class NoSaturation:
-    """Pages whose numbers have the range of the layers'."""
+    """Pages in the type of the layers, where nothing is clipped."""
 
     def watched(self, pending: Pending, step: int) -> Pending:
         return pending
@@ -38,7 +38,7 @@ NO_SATURATION = NoSaturation()
 
 
 def saturation_of(counted: torch.Tensor | None) -> Saturation:
-    """Return what reads the count of a decoder's pages; None: they are not of 8 bits."""
+    """Return the reader of the count of a decoder's 8-bit pages; `None`: the pages have no count."""
     return NO_SATURATION if counted is None else SaturationCount(counted)
 
 

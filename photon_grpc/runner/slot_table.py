@@ -153,11 +153,11 @@ class SlotTable:
         return constraints._replace(mask_row=self._none_given)
 
     def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
-        """Return the log-probabilities asked for of the ids sampled for these slots."""
+        """Return the requested log-probabilities of ids sampled for these slots."""
         return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
     def prompt_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
-        """Return the log-probabilities asked for of the ids of their prompts."""
+        """Return the requested log-probabilities of the ids of their prompts."""
         return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     def mask(self, masks: memoryview) -> None:
@@ -173,7 +173,7 @@ class SlotTable:
         self._mask_copy(words, self.masks[: len(words)])
 
     def drafts(self, slots: Sequence[int], count: int) -> torch.Tensor:
-        """Return int32 [slots, count], what stands behind the known ids of each slot."""
+        """Return int32 [slots, count], the drafts behind the known ids of each slot."""
         rows = self.to_device(slots, torch.int64)[:, None]
         places = self.num_known[rows] + torch.arange(count, device=self.device)
         return self.token_ids[rows, places.clamp(max=self.token_ids.shape[1] - 1)]
@@ -248,7 +248,7 @@ class SlotTable:
         self.write(rows, SlotColumns(self.token_ids, self.block_table, self._ints, self._floats))
 
     def _row(self, admission: Admission) -> SlotRow:
-        """Remember an admission, write what few have, and return what all have."""
+        """Record an admission, write what few requests have, and return what all have."""
         slot = admission.slot
         self._remember(admission)
         if slot in self.banned:

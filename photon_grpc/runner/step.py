@@ -30,7 +30,7 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class StepShape(NamedTuple):
-    """The shape of a body. In a decode step every row is one token, and no row is new.
+    """The shape of a body. In a decode step every row has one token, and no row is new.
 
     In a verify step every row is its last known id and drafts, all of which are sampled behind, and no row is new.
     """
@@ -288,7 +288,7 @@ def _at(chosen: torch.Tensor, num_real: int, sampled: torch.Tensor, rows: Rows) 
 
 
 def is_verify(batch: Batch) -> bool:
-    """Return whether every row samples behind all of its tokens, and no row is new."""
+    """Return whether every row samples after each of its tokens, and no row is new."""
     return bool(batch.drafts) and not batch.admissions and batch.counts == batch.yields
 
 

@@ -1,4 +1,4 @@
-"""Copies from the host to the device that do not wait for it."""
+"""Copies from the host to the device that do not wait for the device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SideCopy:
 
 
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:
-    """Return memory that travels to this device without a copy on the host."""
+    """Return memory that can be copied to this device without a staging copy (pinned on CUDA)."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
     return memoryview(host.numpy())
 
