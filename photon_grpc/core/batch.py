@@ -37,6 +37,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     banned_until_min: tuple[int, ...] = ()
     #: Its `num_prompt_logprobs` only applies to rows in `Batch.prompt_logprob_rows`.
     logprobs: LogprobParams = NO_LOGPROBS
+    #: Whether drafters compute its prompt; without, few of its drafts are right.
+    is_drafted: bool = True
 
 
 class Growth(msgspec.Struct, frozen=True, array_like=True):

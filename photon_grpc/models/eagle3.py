@@ -140,14 +140,16 @@ class Eagle3Head(Decoder):
     def __init__(self, states_before: Sequence[int], parts: HeadParts, target: Decoder, max_tokens: int) -> None:
         self.fc, self._layer, norm, head = parts
         self._places = {number: at for at, number in enumerate(states_before)}
-        self._last = max(states_before)
         super().__init__(
             target.embedding, [self._layer], norm, head, target.kernels,
             dtype=target.dtype, device=target.device, max_model_len=target.max_model_len,
         )  # fmt: skip
-        #: [max_tokens, hidden]: those of the tokens of the model's newest step, row after row.
-        self.states = torch.zeros(max_tokens, norm.weight.shape[0], dtype=target.dtype, device=target.device)
-        self._streams: torch.Tensor | None = None
+        self.hidden_size: int = norm.weight.shape[0]
+        #: [max_tokens, 3 · hidden]: h of the tokens of the model's newest step, row after row. No product makes states
+        #: of them in the model's steps, most of which may draft nothing.
+        self.streams = torch.zeros(
+            max_tokens, len(self._places) * self.hidden_size, dtype=target.dtype, device=target.device
+        )
 
     def leaves(self) -> Iterator[ParameterOwner]:
         yield self.fc
@@ -162,19 +164,16 @@ class Eagle3Head(Decoder):
             setattr(owner, name, KernelLinear(getattr(owner, name), self.device))
 
     def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """Take the residual stream before one of the three layers; behind the last of them make the states."""
+        """Keep the residual stream before one of the three layers."""
         at = self._places.get(layer)
         if at is None:
             return
-        size = x.shape[1]
-        # A forward that failed may have left one of another size.
-        if self._streams is None or self._streams.shape[0] != x.shape[0]:
-            self._streams = x.new_empty(x.shape[0], len(self._places) * size)
-        place = self._streams[:, at * size : (at + 1) * size]
+        place = self.streams[: x.shape[0], at * self.hidden_size : (at + 1) * self.hidden_size]
         place.copy_(x) if residual is None else torch.add(x, residual, out=place)
-        if layer == self._last:
-            self.states[: x.shape[0]].copy_(self.fc(self._streams, None))
-            self._streams = None
+
+    def states(self, streams: torch.Tensor) -> torch.Tensor:
+        """Map streams [T, 3 · hidden] to states [T, hidden]: f of them."""
+        return self.fc(streams, None)
 
     def draft(
         self, token_ids: torch.Tensor, states: torch.Tensor, ctx: StepContext
@@ -216,7 +215,7 @@ def has_kernels(target: Decoder) -> bool:
 def build_head(config: Eagle3Config, target: Decoder, max_tokens: int) -> Eagle3Head:
     """Return the head for a loaded model, its weights not yet allocated. Raise ModelLoadError if it does not fit.
 
-    The model's steps fill its `states` from now on.
+    The model's steps fill its `streams` from now on.
     """
     layer, hidden_size = config.layer, target.embedding.weight.shape[1]
     found = states_before(config, hidden_size, target.vocab_size, len(target.layers))

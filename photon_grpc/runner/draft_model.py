@@ -64,7 +64,8 @@ class ModelDrafter(PassDrafter):
         rows = zip(batch.slots, batch.counts, batch.yields, strict=True)
         known = [(slot, count - max(yields - 1, 0)) for slot, count, yields in rows]
         new = {admission.slot for admission in batch.admissions}
-        prompts = [(slot, count) for slot, count in known if count > 1 or slot in new]
+        of_prompts = [(slot, count) for slot, count in known if count > 1 or slot in new]
+        prompts = [each for each in of_prompts if each[0] not in self._table.undrafted]
         if prompts:
             self._step.forward(*self._send(prompts, self.max_drafts))
         for (slot, count), yields in zip(known, batch.yields, strict=True):

@@ -1,10 +1,14 @@
 """Drafts by an EAGLE-3 head, from states within the served model.
 
 The head's position p has the model's state at p and the id at p + 1, so that its newest position can be computed only
-once the id behind it is sampled. The states of a row's last tokens are therefore carried to the next draft:
+once the id behind it is sampled. What states are made of, the streams of a row's last tokens, is therefore carried to
+the next draft:
 
-    ingest: the states of a step's tokens -> carried; positions of prompts -> the head's keys
+    ingest: the streams of a step's tokens -> carried; positions of prompts -> the head's keys
     draft:  the carried positions -> draft 1 of each row; each draft and its state -> the next one
+
+Behind a step of one token a row streams stay where the model left them, until a draft or the next step: a step that
+drafts nothing launches nothing for the head.
 
 Keys lie in a section of the model's own blocks. They may be missing or stale, after steps without drafts and behind a
 cached prefix: then fewer drafts are right.
@@ -37,7 +41,7 @@ class Eagle3Drafter(PassDrafter):
 
     Args:
         max_drafts: the most drafts of a row.
-        head: the head, which the model's steps fill with states.
+        head: the head, which the model's steps fill with streams.
         table: the slots of the served model.
         cache: the pages of both.
         graphs: replay forwards.
@@ -51,54 +55,62 @@ class Eagle3Drafter(PassDrafter):
         super().__init__(max_drafts, table, Sampler(head, table, head.kernels, has_masks=False), graphs)
         self._head = head
         self._step = Step(head, table, cache.pages, head.kernels, max(table.num_slots, MAX_ROWS), is_guest=True)
-        #: States of the last tokens of every slot that the model has computed, and the position of the first of them.
-        states = head.states
+        #: Streams of the last tokens of every slot that the model has computed, and the position of the first of them.
+        streams = head.streams
         self._width = 1 + max_drafts
-        self._carried = states.new_zeros(table.num_slots * self._width, states.shape[1])
+        self._carried = streams.new_zeros(table.num_slots * self._width, streams.shape[1])
         self._first = torch.zeros(table.num_slots, dtype=torch.int64, device=table.device)
         #: The states behind which the next drafts are made, of the rows of a step.
-        self._newest = states.new_zeros(max(table.num_slots, MAX_ROWS), states.shape[1])
-        #: The rows of the newest plain step, here and on the device.
-        self._decoding: tuple[tuple[int, ...], torch.Tensor] = (), self._first[:0]
-        #: Slot -> the number of its carried states.
+        self._newest = streams.new_zeros(max(table.num_slots, MAX_ROWS), head.hidden_size)
+        #: The rows of the newest step, of one token each, whose streams are not carried yet.
+        self._left: tuple[int, ...] = ()
+        #: Slot -> the number of its carried streams.
         self._num_carried: dict[int, int] = {}
 
     def ingest(self, batch: Batch) -> None:
+        if sum(batch.counts) == len(batch.slots) and batch.counts == batch.yields:
+            # Under load all steps are so.
+            self._left = batch.slots
+            return
+        self._left = ()
         kept = [min(count, self._width) for count in batch.counts]
         self._num_carried.update(zip(batch.slots, kept, strict=True))
-        if sum(batch.counts) == len(batch.slots):
-            self._carry_one(batch.slots)
-        else:
-            self._carry(batch, kept)
+        self._carry(batch, kept)
         self._compute_prompts(batch)
 
-    def _carry_one(self, slots: tuple[int, ...]) -> None:
-        """Keep the state of the only token of every row: under load all steps are so, of the same rows."""
-        if slots != self._decoding[0]:
-            self._decoding = slots, self._table.to_device(slots, torch.int64)
-        sent = self._decoding[1]
-        self._carried[sent * self._width] = self._head.states[: len(slots)]
-        self._first[sent] = self._table.num_computed[sent]
+    def draft(self, batch: Batch) -> None:
+        if self._left:
+            self._carry_left(self._left)
+            self._left = ()
+        super().draft(batch)
+
+    def _carry_left(self, slots: tuple[int, ...]) -> None:
+        """Keep the streams of the newest step, which had one token of every row."""
+        self._num_carried.update(dict.fromkeys(slots, 1))
+        sent = self._table.to_device(slots, torch.int64)
+        self._carried[sent * self._width] = self._head.streams[: len(slots)]
+        # By now that token is counted.
+        self._first[sent] = self._table.num_computed[sent] - 1
 
     def _carry(self, batch: Batch, kept: list[int]) -> None:
-        """Keep the states of the last tokens of every row."""
+        """Keep the streams of the last tokens of every row."""
         sources: list[int] = []
         places: list[int] = []
         for slot, end, count in zip(batch.slots, accumulate(batch.counts), kept, strict=True):
             sources += range(end - count, end)
             places += range(slot * self._width, slot * self._width + count)
         before = [count - own for count, own in zip(batch.counts, kept, strict=True)]
-        num_states, num_rows = len(sources), len(before)
+        num_streams, num_rows = len(sources), len(before)
         sent = self._table.to_device((*sources, *places, *batch.slots, *before), torch.int64)
-        of_states, of_rows = sent[: 2 * num_states].view(2, num_states), sent[2 * num_states :].view(2, num_rows)
-        self._carried[of_states[1]] = self._head.states[of_states[0]]
+        of_streams, of_rows = sent[: 2 * num_streams].view(2, num_streams), sent[2 * num_streams :].view(2, num_rows)
+        self._carried[of_streams[1]] = self._head.streams[of_streams[0]]
         self._first[of_rows[0]] = self._table.num_computed[of_rows[0]] + of_rows[1]
 
     def _compute_prompts(self, batch: Batch) -> None:
         """Compute the keys of rows whose tokens are not all sampled behind: parts of prompts."""
         parts, tokens, start = [], [], 0
         for slot, count, yields in zip(batch.slots, batch.counts, batch.yields, strict=True):
-            if count != yields:
+            if count != yields and slot not in self._table.undrafted:
                 # Their drafts are none of a prompt's.
                 parts.append((slot, count))
                 tokens += range(start, start + count)
@@ -107,7 +119,7 @@ class Eagle3Drafter(PassDrafter):
             return
         rows, shape, bounds = self._send(parts)
         found, ctx = self._step.inputs(rows, shape, bounds)
-        states = self._head.states[self._table.to_device(tokens, torch.int64)]
+        states = self._head.states(self._head.streams[self._table.to_device(tokens, torch.int64)])
         _, row = _rows_of(found, shape.num_tokens)
         self._head.draft(self._following(rows.slots[row], found.position), states, ctx)
 
@@ -148,7 +160,7 @@ class Eagle3Drafter(PassDrafter):
         number = torch.arange(shape.num_tokens, device=table.device) - begins[row]
         places = rows.slots[row] * self._width + number.clamp(max=self._width - 1)
         ids = self._following(rows.slots[row], found.position)
-        hidden, states = self._head.draft(ids, self._carried[places], ctx)
+        hidden, states = self._head.draft(ids, self._head.states(self._carried[places]), ctx)
         # Of the last step's tokens those behind refused drafts are no longer the row's.
         newest = table.num_known[rows.slots] - 2 - self._first[rows.slots]
         newest = begins[:-1] + newest.minimum(rows.counts - 1).clamp(min=0)

@@ -119,6 +119,8 @@ class SlotTable:
         self.unread_drafts: dict[int, int] = {}
         #: Slots with top_k, top_p or min_p.
         self.filtered: set[int] = set()
+        #: Slots whose prompts drafters do not compute.
+        self.undrafted: set[int] = set()
         #: Slots with penalties, biases or limits.
         self.processed: set[int] = set()
         #: Slots with banned ids -> the length from which they may be sampled.
@@ -233,6 +235,7 @@ class SlotTable:
 
     def _forget(self, slot: int) -> None:
         self.filtered.discard(slot)
+        self.undrafted.discard(slot)
         self.processed.discard(slot)
         self.banned.pop(slot, None)
         self.logprob_params.pop(slot, None)
@@ -282,6 +285,8 @@ class SlotTable:
         self._forget(slot)
         self.unread_drafts.pop(slot, None)
         self.max_computed[slot] = admission.num_computed
+        if not admission.is_drafted:
+            self.undrafted.add(slot)
         if not sampling.is_greedy and sampling.is_filtered:
             self.filtered.add(slot)
         if sampling.is_penalised or sampling.logit_bias or sampling.allowed_token_ids:

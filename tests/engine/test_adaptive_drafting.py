@@ -176,6 +176,29 @@ def test_no_step_drafts_beside_prompts() -> None:
     assert (True, True) not in found and (False, True) in found
 
 
+def with_passes(rows: int, drafts: int) -> float:
+    """Return about what a step of a 1B takes whose drafts need a pass each."""
+    tokens = rows * (1 + drafts)
+    return 0.72e-3 + 7e-6 * tokens + (0.15e-3 + 0.13e-3 * drafts if drafts else 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_probes_of_drafts_that_never_pay_cost_little_from_the_start(rows: int) -> None:
+    simulation = Simulation(with_passes, [0.0] * rows)
+    found, plain = simulation.run(256)
+    assert found > 0.955 * plain
+    found, plain = simulation.run(2048)
+    assert found > 0.99 * plain
+
+
+def test_what_one_number_of_drafts_costs_tells_about_others() -> None:
+    drafting = AdaptiveDrafting((1, 3))
+    drafting._step_s |= {(1, 0): 1e-3, (1, 1): 1.5e-3, (3, 0): 1e-3}
+    # Two and a half times the time for at most 2.53 ids: not even tried. Drafts of four rows cost no less than of one.
+    assert drafting._ratio(1, 3) == pytest.approx(2.5) and drafting._best(1, [1, 3]) == 1
+    assert drafting._ratio(3, 1) == pytest.approx(1.5) and drafting._ratio(3, 3) == pytest.approx(1.09)
+
+
 def sparse(tokens: int) -> float:
     """Return the bytes of a step with 128 experts of which a token takes 8, beside a tenth that all tokens read."""
     return 0.1 + 1 - (1 - 8 / 128) ** tokens

@@ -18,6 +18,7 @@ from photon_grpc.config.eagle3 import read_eagle3_dir
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.layers.embedding import ScaledEmbedding
 from photon_grpc.models.eagle3 import build_head
@@ -153,21 +154,56 @@ def test_heads_that_do_not_fit_are_refused_by_name(
     assert raised.value.field == "speculative_model"
 
 
-def test_a_plain_step_keeps_the_states_that_any_step_keeps(directory: Path) -> None:
+def test_a_plain_step_keeps_the_streams_that_any_step_keeps(directory: Path) -> None:
     served = Served(demo.TARGET, dtype="float32", speculation=str(directory))
     runner = served.assembled.runner
     assert isinstance(runner, ModelRunner)
     drafter = getattr(runner.drafter, "_drafter", runner.drafter)
     assert isinstance(drafter, Eagle3Drafter)
-    drafter._head.states.normal_()
-    runner.table.num_computed[1:4] = torch.tensor([7, 3, 9])
-    kept = []
+    drafter._head.streams.normal_()
+    before = torch.tensor([7, 3, 9])
     for slots, counts in (((3, 1), (1, 1)), ((3, 1, 2), (1, 1, 1))):
-        batch = Batch(0, slots, counts, counts)
-        for carry in (lambda: drafter._carry_one(batch.slots), lambda: drafter._carry(batch, [1] * len(batch.slots))):  # noqa: B023
+        kept = []
+        for carry, computed in (
+            (lambda: drafter._carry_left(slots), before + 1),  # noqa: B023
+            (lambda: drafter._carry(Batch(0, slots, counts, counts), [1] * len(slots)), before),  # noqa: B023
+        ):
             drafter._carried.zero_()
             drafter._first.zero_()
+            runner.table.num_computed[1:4] = computed
             carry()
             kept.append((drafter._carried.clone(), drafter._first.clone()))
-    for one, other in zip(kept[::2], kept[1::2], strict=True):
-        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and one[1].sum() >= 16
+        (one, at), (other, at_other) = kept
+        assert torch.equal(one, other) and torch.equal(at, at_other) and at.sum() >= 16
+
+
+class Prepared(NoDrafting):
+    """Drafts nothing, and might."""
+
+    def prepares(self, num_running: int) -> bool:
+        return num_running < 2
+
+
+def test_what_drafts_nothing_computes_nothing_of_the_head(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(demo.TARGET, dtype="float32", speculation=str(directory))
+    runner = served.assembled.runner
+    assert isinstance(runner, ModelRunner)
+    drafter = getattr(runner.drafter, "_drafter", runner.drafter)
+    assert isinstance(drafter, Eagle3Drafter)
+    fc, rows = drafter._head.fc, []
+
+    def counted(x: torch.Tensor, ctx: None) -> torch.Tensor:
+        rows.append(len(x))
+        return fc(x, ctx)
+
+    monkeypatch.setattr(drafter._head, "fc", counted)
+    # Of a request without drafts not even the prompt.
+    served.add(PROMPTS[0], 4, max_drafts=0)
+    served.run()
+    assert not rows
+    served.engine.scheduler.drafting = Prepared()
+    for prompt, most in zip(PROMPTS, (7, 0, 7), strict=True):
+        served.add(prompt, 4, max_drafts=most)
+    served.run()
+    # Of the third no prompt, since it is not alone.
+    assert sum(rows) == len(PROMPTS[0])

@@ -17,6 +17,8 @@ _ASSUMED_SHARE, _ASSUMED_WEIGHT = 0.7, 4.0
 _ASSUMED_COST = 0.03
 #: Steps between two probes, of as many steps each: while nothing is drafted, first and at most; while something is.
 _FIRST_PROBE, _LAST_PROBE, _PLAIN_PROBE, _PROBE_STEPS = 64, 1024, 256, 2 + _SETTLED
+#: The share of the time that probes of drafts may cost.
+_PROBE_COST = 0.005
 #: Steps of more tokens have no CUDA graph: they draft nothing, and none is probed.
 _MOST_TOKENS = 256
 #: A gain below this is not worth it.
@@ -58,6 +60,10 @@ class AdaptiveDrafting:
         # A step of prompts is long whatever it yields, and its shapes are those without drafts.
         return 0 if best and has_prompts() else best
 
+    def prepares(self, num_running: int) -> bool:
+        # Beside more nothing is drafted, and those of them that are left later draft with what they have.
+        return num_running * (1 + self._counts[0]) <= _MOST_TOKENS
+
     def _most_gained(self, num_running: int) -> int:
         bucket = num_running.bit_length()
         counts = [k for k in self._counts if num_running * (1 + k) <= _MOST_TOKENS]
@@ -68,7 +74,7 @@ class AdaptiveDrafting:
             self._chosen = best
             self._pause = self._until_probe = _PLAIN_PROBE if best else _FIRST_PROBE
             self._left_of_probe = 0
-        return self._probed(best)
+        return self._probed(best, bucket)
 
     def of(self, seq: Sequence, k: int) -> int:
         most = min(seq.request.max_drafts, k)
@@ -100,20 +106,32 @@ class AdaptiveDrafting:
     def _best(self, bucket: int, counts: list[int]) -> int:
         best, most = 0, _LEAST_GAIN / (plain_s := self._step_s[bucket, 0])
         for k in counts:
-            step_s = self._step_s.get((bucket, k)) or plain_s * self._assumed(bucket, k)
+            step_s = plain_s * self._ratio(bucket, k)
             # One measured as shorter than a plain step is old: the machine was less busy then.
             gain = self._share.expected(k) / max(step_s, plain_s)
             if gain > most:
                 best, most = k, gain
         return best
 
-    def _assumed(self, bucket: int, k: int) -> float:
-        """Return the time of a step with k drafts over that of one without."""
+    def _ratio(self, bucket: int, k: int) -> float:
+        """Return the time of a step with k drafts over that of one without: measured, or assumed by its neighbours."""
+        measured = self._measured(bucket, k)
+        if measured:
+            return measured
         rows = 1 << (bucket - 1)
         read = self._step_bytes(rows * (1 + k)) / self._step_bytes(rows)
-        return max(1.0, read) * (1.0 + _ASSUMED_COST * k)
+        assumed = max(1.0, read) * (1.0 + _ASSUMED_COST * k)
+        alike = [1.0 + (each - 1.0) * k / other for other in self._counts if (each := self._measured(bucket, other))]
+        # Drafts of fewer rows cost no larger share of a step.
+        fewer = (self._measured(less, k) for less in range(bucket - 1, 0, -1))
+        return max(assumed, min(alike, default=0.0), next((each for each in fewer if each), 0.0))
 
-    def _probed(self, best: int) -> int:
+    def _measured(self, bucket: int, k: int) -> float:
+        """Return the time of a step with k drafts over that of one without; 0: it was never measured."""
+        plain_s = self._step_s.get((bucket, 0))
+        return self._step_s.get((bucket, k), 0.0) / plain_s if plain_s else 0.0
+
+    def _probed(self, best: int, bucket: int) -> int:
         """Return `best`, or what is probed instead."""
         if self._left_of_probe:
             self._left_of_probe -= 1
@@ -121,9 +139,14 @@ class AdaptiveDrafting:
         self._until_probe -= 1
         if self._until_probe <= 0:
             # Without success pauses grow.
-            self._pause = _PLAIN_PROBE if best else min(2 * self._pause, _LAST_PROBE)
+            self._pause = _PLAIN_PROBE if best else min(2 * max(self._pause, self._cheap_pause(bucket)), _LAST_PROBE)
             self._until_probe, self._left_of_probe = self._pause, _PROBE_STEPS
         return best
+
+    def _cheap_pause(self, bucket: int) -> int:
+        """Return the steps between probes of one draft that cost no more than they may."""
+        plain_s, least = self._step_s[bucket, 0], self._counts[0]
+        return int(_PROBE_STEPS * (self._step_s.get((bucket, least), plain_s) / plain_s - 1.0) / _PROBE_COST)
 
     def _forget_ended(self) -> None:
         if len(self._of) > 64 and len(self._of) > 2 * sum(seq.slot > 0 for seq in self._of):

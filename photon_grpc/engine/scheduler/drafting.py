@@ -18,6 +18,9 @@ class Drafting(Protocol):
             has_prompts: says whether prompts may be computed in the step.
         """
 
+    def prepares(self, num_running: int) -> bool:
+        """Return whether drafters compute the prompt of the last of so many sequences, for drafts behind it."""
+
     def of(self, seq: Sequence, k: int) -> int:
         """Return the most drafts that the runner makes for a sequence in a step with k.
 
@@ -36,6 +39,9 @@ class NoDrafting:
 
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return 0
+
+    def prepares(self, num_running: int) -> bool:
+        return False
 
     def of(self, seq: Sequence, k: int) -> int:
         return 0
@@ -59,6 +65,9 @@ class FixedDrafting(NoDrafting):
 
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return self._count
+
+    def prepares(self, num_running: int) -> bool:
+        return True
 
     def of(self, seq: Sequence, k: int) -> int:
         return min(seq.request.max_drafts, k)

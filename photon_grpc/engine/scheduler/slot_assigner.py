@@ -114,6 +114,7 @@ class SlotAssigner:
                 min_tokens=stop.min_tokens,
                 banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
                 logprobs=seq.request.logprobs,
+                is_drafted=seq.request.max_drafts > 0 and plan.prepares(len(self._live.running)),
             )
         )
         plan.copies.extend(copies)
