@@ -1,1 +1,1 @@
-"""Parts of a network, with their weights. Inference only; no layer knows which family it serves."""
+"""Parts of a network, with their weights. Inference only; no layer knows its model family."""

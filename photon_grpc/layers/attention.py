@@ -64,7 +64,7 @@ class Attention:
 
     @property
     def query_width(self) -> int:
-        """The numbers of a token's queries as pages are attended with."""
+        """The width of a token's queries in the attention kernels."""
         return self.spec.num_heads * self.kv.format.width
 
     def lane_bytes(self, num_tokens: int, longest: int) -> int:

@@ -1,4 +1,4 @@
-"""The positions and pages of a step's tokens, handed down through every layer."""
+"""The positions and pages of a step's tokens, passed to every layer."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Embedding(OneWeight):
         return embed.rows(self.weight, token_ids)
 
     def part(self, ids: slice) -> Any:
-        """Return the loaded weight of some ids, for a head that is tied."""
+        """Return the loaded weight of some ids, for a tied head."""
         return self.weight[ids]
 
 

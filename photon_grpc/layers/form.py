@@ -1,4 +1,4 @@
-"""The form of a layer: the same kernels compute layers of the same form."""
+"""The form of a layer: layers of the same form run in the same kernels."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class FusedChain:
         self._counters = torch.zeros(num_counters, dtype=torch.int32, device=device)
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether a step of `num_tokens` tokens goes through the fused layers."""
+        """Return whether a step of `num_tokens` tokens runs in the fused layers."""
         return num_tokens > 0 and bucket(num_tokens) in self._buckets
 
     def dependent(self, history_is_settled: bool) -> DependentChain:

@@ -1,4 +1,4 @@
-"""Vectors to logits, or to the ids sampled from them."""
+"""The output head: hidden states to logits, or to ids sampled from them."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class LMHead(Linear):
         return head
 
     def allocate(self, device: torch.device) -> None:
-        """Take no memory if tied."""
+        """Allocate nothing if tied."""
         super().allocate(device if self.embedding is None else torch.device("meta"))
 
     def targets(self) -> Iterator[Target]:
         return iter(()) if self.is_tied else super().targets()
 
     def after_load(self) -> None:
-        """Bring W into its final form; a tied embedding has been loaded before."""
+        """Convert W to its final form; a tied embedding is already loaded."""
         if self.embedding is not None:
             self.weight = self.embedding.part(self.ids)
         super().after_load()

@@ -1,4 +1,4 @@
-"""A Linear on its own, outside of a chain of fused kernels, multiplied by its method's kernels."""
+"""A Linear outside of a chain of fused kernels, multiplied by its method's kernels."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from photon_grpc.layers.rotary import RotaryEmbedding
 
 
 class OrderedLinear(Linear):
-    """A Linear whose rows of W have another order in the checkpoint: `orders` by the name of an output."""
+    """A Linear whose rows of W have a different order in the checkpoint: `orders` by output name."""
 
     orders: dict[str, torch.Tensor]
 
@@ -56,7 +56,7 @@ class LatentExpansion(OneWeight):
 
 
 class QueryLatent(NamedTuple):
-    """The norm of the latents of queries, and the projection behind it."""
+    """The norm of the latent queries, and the projection after it."""
 
     norm: RMSNorm
     expand: Linear
@@ -100,7 +100,7 @@ class LatentAttention(Attention):
         return lane_bytes(num_tokens, self.spec.num_heads, longest, self.sizes.rank)
 
     def expanded(self, q: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """Return the queries of all heads from what the first projection gives."""
+        """Return the queries of all heads from the output of the first projection."""
         return q
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, ctx: StepContext) -> None:
@@ -113,7 +113,7 @@ class LatentAttention(Attention):
 
 
 class QueryLatentAttention(LatentAttention):
-    """Attention over latents whose queries come from latents of their own."""
+    """Attention over latents, with latent queries."""
 
     def __init__(self, *args: Any, query: QueryLatent, **options: Any) -> None:
         super().__init__(*args, **options)

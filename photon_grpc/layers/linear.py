@@ -15,7 +15,7 @@ from photon_grpc.layers.parameter_owner import Part, Target
 
 
 class Folded(Enum):
-    """Where the weight of the norm before a fused product is."""
+    """Where the weight of the norm before a fused product is applied."""
 
     #: The format has no such product.
     NO = 0
@@ -46,7 +46,7 @@ class LinearMethod(Protocol):
         """Multiply [T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
 
     def num_bytes(self, linear: Linear) -> int:
-        """Return the bytes of the loaded weights."""
+        """Return the size of the loaded weights in bytes."""
         return linear.num_parameters * linear.dtype.itemsize
 
     def fold(self, linear: Linear) -> Folded:
@@ -54,7 +54,7 @@ class LinearMethod(Protocol):
         return Folded.NO
 
     def num_slices(self, linear: Linear) -> int:
-        """Return the contiguous slices that the sum over in_features is cut into, in every product of this weight."""
+        """Return the number of contiguous slices of the sum over in_features, in every product of this weight."""
         return 1
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:

@@ -32,7 +32,7 @@ class RMSNorm(OneWeight):
 
 
 class OnceRoundedRMSNorm(RMSNorm):
-    """RMSNorm that multiplies by w in float32."""
+    """RMSNorm that multiplies by w in float32 and rounds once."""
 
     def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__(name, size, eps, dtype=dtype, kernels=kernels)

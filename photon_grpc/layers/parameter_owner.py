@@ -1,4 +1,4 @@
-"""Parts that own weights: born on the meta device, given memory one at a time while they are loaded."""
+"""Owners of weights: created on the meta device, allocated one at a time while they are loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The place of one tensor of a checkpoint, or of a part of one."""
+    """The destination of one tensor of a checkpoint, or of a part of one."""
 
     #: As the checkpoint names it, such as "model.layers.0.self_attn.q_proj.weight".
     name: str
@@ -47,7 +47,7 @@ class Target(NamedTuple):
         return tuple(self.tensor.shape) if self.part is None else self.part.whole
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a view of the part of the checkpoint's tensor that belongs here."""
+        """Return a view of the part of the checkpoint's tensor that this rank needs."""
         found = tensor.reshape(self.shape) if self.part is None else tensor[self.part.slices]
         return found if self.order is None else found[self.order]
 
@@ -61,7 +61,7 @@ class ParameterOwner(Protocol):
 
     @property
     def num_parameters(self) -> int:
-        """The numbers that it computes with, however they are stored; 0 if another owner has them."""
+        """The number of weights, however they are stored; 0 if another owner has them."""
 
     def allocate(self, device: torch.device) -> None:
         """Replace the meta tensors by uninitialised memory on `device`."""
@@ -70,11 +70,11 @@ class ParameterOwner(Protocol):
         """Return every tensor that must be filled; only names and shapes have a meaning before `allocate`."""
 
     def after_load(self) -> None:
-        """Bring the weights into the form that is computed with, once all targets are filled."""
+        """Convert the weights to their final form, once all targets are filled."""
 
 
 class OneWeight:
-    """An owner of one tensor, `name` in the checkpoint, that is computed with as it is stored."""
+    """An owner of one tensor, `name` in the checkpoint, which keeps the form in which it is stored."""
 
     #: The mean of random weights.
     center: ClassVar[float] = 0.0

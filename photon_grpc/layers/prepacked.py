@@ -32,7 +32,7 @@ _LARGEST_HALF = 65504.0
 
 
 class Packed(Protocol):
-    """A function x Wᵀ + b for a W [out, in], from which nothing else can be read."""
+    """A function x Wᵀ + b for a W [out, in] that cannot be read back."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply [T, in] -> [T, out] in x's dtype."""

@@ -41,7 +41,7 @@ _LEAST_SCALE = 1e-30
 
 
 class PackedQuantized(Packed, Protocol):
-    """A Packed with the bytes that it holds."""
+    """A Packed that knows its size in bytes."""
 
     num_bytes: int
 

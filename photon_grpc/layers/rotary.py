@@ -62,7 +62,7 @@ class PartialRotaryEmbedding(RotaryEmbedding):
 
 
 class NoRotaryEmbedding(RotaryEmbedding):
-    """The identity, for layers that know no positions. Its tables are empty."""
+    """The identity, for layers without positions. Its tables are empty."""
 
     def __init__(self, device: torch.device) -> None:
         self.cos = self.sin = torch.empty(0, 0, device=device)

@@ -80,7 +80,7 @@ def product_of(linear: Linear, num_rows: int, end: End, kind: WeightKind = PLAIN
 
 
 class PackedUnquantized(Unquantized):
-    """A format with W packed for this CPU, from which nothing can be read; what Unquantized becomes there."""
+    """A format with W packed for this CPU, which cannot be read back; Unquantized becomes this after loading."""
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return linear.weight(x)

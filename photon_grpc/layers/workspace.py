@@ -1,4 +1,4 @@
-"""The buffers of one step through a chain of fused kernels."""
+"""The buffers of one step in a chain of fused kernels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Workspace:
             self.sums.is_current = False
 
     def stream(self) -> ResidualStream:
-        """Return the residual stream with the sums of its squares, made now if the kernel that wrote h left none."""
+        """Return the residual stream with the sums of its squares, computed now if the kernel that wrote h did not."""
         self.settle()
         if not self.sums.is_current:
             squares.launch(self.h, self.written())

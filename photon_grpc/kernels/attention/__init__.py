@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache, and the writing of its pages."""
+"""Attention over a paged KV cache, and the kernels that write its pages."""

@@ -132,7 +132,7 @@ def launches_collected() -> Iterator[list[Job]]:
 
 
 class _Collector(Executor):
-    """A launcher that runs nothing."""
+    """A launcher that only records its launches."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self._jobs = jobs

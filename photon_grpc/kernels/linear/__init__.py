@@ -1,1 +1,1 @@
-"""Products with weights, with the operations fused before and after them."""
+"""Matrix products with weights, with the operations fused before and after them."""

@@ -40,7 +40,7 @@ def arrange(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def natural(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return what was arranged."""
+    """Undo `arrange`."""
     rows = values.shape[0]
     if bits == 8:
         return (values ^ -128).view(rows, -1, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(values.shape)
@@ -54,7 +54,7 @@ def unpacked(values: torch.Tensor) -> torch.Tensor:
 
 
 def packed(nibbles: torch.Tensor) -> torch.Tensor:
-    """Return what was unpacked."""
+    """Undo `unpacked`."""
     low, high = nibbles.unflatten(-1, (-1, 2)).unbind(-1)
     return low | high << 4
 

@@ -54,7 +54,7 @@ class QuantizedEmbedding(Embedding):
 
 
 class EmbeddingRows(WeightOnly):
-    """The format of such a weight: never packed for a CPU, since its rows are read."""
+    """The format of a quantized embedding: never packed for a CPU, because its rows are read."""
 
     def pack(self, linear: Linear) -> None:
-        """Leave the weight as it is."""
+        """Do nothing."""

@@ -12,7 +12,7 @@ from photon_grpc.layers.quantization.sources import Source
 
 
 class Quantized(LinearMethod):
-    """A format whose weights come from a Source; once loaded, `linear.weight` is a tuple of its tensors."""
+    """A format whose weights come from a Source; after loading, `linear.weight` is a tuple of its tensors."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -25,7 +25,7 @@ class Quantized(LinearMethod):
         self.source.create(linear, device)
 
     def targets(self, linear: Linear) -> Iterator[Target]:
-        """Return none once the weight is loaded: nothing can be read into its final form."""
+        """Return none once the weight is loaded, because its final form cannot be filled."""
         return iter(()) if isinstance(linear.weight, tuple) else self.source.targets(linear)
 
     def num_bytes(self, linear: Linear) -> int:

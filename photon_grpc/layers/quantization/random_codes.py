@@ -23,7 +23,7 @@ def words(normal: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(normal: torch.Tensor) -> torch.Tensor:
-    """Return int8 numbers from -127 on."""
+    """Return int8 numbers from -127 to 127."""
     return (words(normal) & 0xFF).sub(128).clamp(min=-127).to(torch.int8)
 
 

@@ -1,4 +1,4 @@
-"""Quantizing of float weights, by round-to-nearest.
+"""Quantization of float weights by round-to-nearest.
 
 s = max |W| over the scale's block / L,  in the dtype of scales, 1 if that is 0         L = 127, 448 of e4m3
 q = round(W / s)                         to the nearest integer, ties to even; to the nearest e4m3

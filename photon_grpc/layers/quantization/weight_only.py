@@ -82,7 +82,7 @@ class WeightOnly(Quantized):
 
 
 class PackedWeightOnly(WeightOnly):
-    """A format with W packed for this CPU, from which nothing can be read; what WeightOnly becomes there."""
+    """A format with W packed for this CPU, which cannot be read back; WeightOnly becomes this after loading."""
 
     def targets(self, linear: Linear) -> Iterator[Target]:
         return iter(())
