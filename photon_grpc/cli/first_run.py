@@ -56,7 +56,7 @@ async def _first_run(flags: list[str], target: str, page: str, *, once: bool, pr
         await service.unless_stopped(_show_generation(target, prompt, console))
         if not once and (what := await service.unless_stopped(_what_next(target, page))):
             _show_what_next(what, f"{target} and {page}" if page else target, console)
-            service.speak()
+            service.stream_one_generation()
             await service.ended_or_stopped()
         return await service.stop()
 
@@ -98,7 +98,7 @@ class ServeProcess:
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def speak(self) -> None:
+    def stream_one_generation(self) -> None:
         """Show its warnings and errors so far, and every later line, on stderr."""
         self._is_quiet = False
         self._show(line for line in self._lines if _TROUBLE.search(line))

@@ -140,7 +140,7 @@ def assemble(config: ServeConfig, progress: OnStage, ranks: LeadingRanks = ALONE
         loaded = load_runner(config, progress, ranks)
         vocabulary = read_vocabulary(loaded.model_config)
         facts = replace(loaded.facts, has_grammars=vocabulary is not None, max_drafts=num_drafts(config.speculation))
-        _tell(loaded)
+        _log_savings(loaded)
         runner = ranks.lead(loaded.runner)
     read = cache(partial(step_bytes, loaded.model_config))
     return Assembled(facts, config, loaded.sizes, runner, loaded.token_s, vocabulary, read, ranks)
@@ -177,10 +177,10 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     return Loaded(model_config, sizes, kv_form, decoder, runner, token_s, facts)
 
 
-def _tell(loaded: Loaded) -> None:
+def _log_savings(loaded: Loaded) -> None:
     """Log how much memory the formats save."""
     runner, decoder = loaded.runner, loaded.decoder
-    loaded.kv_form.tell(runner.kv, runner.num_blocks, decoder.dtype)
+    loaded.kv_form.log_savings(runner.kv, runner.num_blocks, decoder.dtype)
     if loaded.facts.quantization:
         held, plain = weights.linear_bytes(decoder)
         more, dtype = max(0, plain - held) // runner.kv.block_bytes, name_of(decoder.dtype)

@@ -39,7 +39,7 @@ class KVForm:
         if self.scales is not None:
             set_kv_scales(decoder, self.scales)
 
-    def tell(self, plan: KVPlan, num_blocks: int, dtype: torch.dtype) -> None:
+    def log_savings(self, plan: KVPlan, num_blocks: int, dtype: torch.dtype) -> None:
         """Log how much memory the format saves, and warn if it has no scales."""
         if self.scales is None:
             return

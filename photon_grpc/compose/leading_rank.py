@@ -153,7 +153,7 @@ class LeadingRank(OneRank):
     def minimum(self, number: int) -> int:
         for rank in self._ranks:
             number = min(number, self._value_of(rank))
-        self._tell(Minimum(number))
+        self._send(Minimum(number))
         return number
 
     def _value_of(self, rank: RankProcess) -> int:
@@ -186,7 +186,7 @@ class LeadingRank(OneRank):
         wait(either, return_when=FIRST_COMPLETED)
         if not self._met.done():
             self._is_refused = True
-            raise StartupError(_last_words(self._ended.result()))
+            raise StartupError(_early_end_reason(self._ended.result()))
         self._met.result()
 
     def _meet(self, device: torch.device, hidden_size: int) -> None:
@@ -214,7 +214,7 @@ class LeadingRank(OneRank):
             return None
         self._is_refused = True
         report_s = _NOTICE_S if isinstance(error, StartupError) else _REPORT_S
-        return StartupError(_last_words(self._ended.result())) if wait((self._ended,), report_s).done else None
+        return StartupError(_early_end_reason(self._ended.result())) if wait((self._ended,), report_s).done else None
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -228,13 +228,13 @@ class LeadingRank(OneRank):
         return self._masks.allocate
 
     def launch(self, batch: Batch) -> None:
-        self._tell(Launch(batch))
+        self._send(Launch(batch))
 
     def sample(self, masks: memoryview) -> None:
-        self._tell(self._masks.message(masks))
+        self._send(self._masks.message(masks))
 
     def read(self) -> None:
-        self._tell(ReadStep())
+        self._send(ReadStep())
 
     def await_report(self) -> None:
         self._watcher.join(_REPORT_S)
@@ -251,7 +251,7 @@ class LeadingRank(OneRank):
             # A meeting that goes on finds the file by its number.
             os.close(self._rendezvous)
 
-    def _tell(self, message: RankMessage) -> None:
+    def _send(self, message: RankMessage) -> None:
         frame = encode(message)
         for rank in self._ranks:
             rank.channel.send_encoded(frame)
@@ -305,13 +305,13 @@ class LeadingRank(OneRank):
         if self._is_refused:
             return
         if self._on_refused is not None:
-            self._on_refused(_last_words(rank))
+            self._on_refused(_early_end_reason(rank))
         else:
             # What fails by it reads the reason.
             self._group.abort()
 
 
-def _last_words(rank: RankProcess) -> str:
+def _early_end_reason(rank: RankProcess) -> str:
     """Return why a rank ended during its start."""
     try:
         while True:

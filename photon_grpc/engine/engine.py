@@ -111,7 +111,7 @@ class Engine:
         Raise EOFError when the other side of the bridge is gone, and what the runner raises when its device is lost.
         """
         report = StepFrameBuilder()
-        for frontend, frame in self._arrivals.take(self._patience_s()):
+        for frontend, frame in self._arrivals.take(self._max_wait_s()):
             self._receive(frontend, frame, report)
             # The supervisor sees progress, however many frames there are and however long each takes.
             self._beat(0)
@@ -146,18 +146,18 @@ class Engine:
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
-    def _patience_s(self) -> float | None:
+    def _max_wait_s(self) -> float | None:
         """Return the seconds to wait for frames: 0 while there is work, else until something is due, if anything."""
         if self._launched or len(self._arrivals):
             return 0.0
         if self.scheduler.live.has_work():
             return _STALLED_S if self._stalled else 0.0
-        self._check_books()
+        self._check_blocks()
         nexts_s = (self._timers.next_s(), self._broadcaster.due_s(), self._pictures.due_s())
         due_s = min((at_s for at_s in nexts_s if at_s is not None), default=None)
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
-    def _check_books(self) -> None:
+    def _check_blocks(self) -> None:
         """Check while idle that every block is free or cached.
 
         Log a leak once when blocks are missing. Raise RuntimeError when a block is owned twice, since two sequences

@@ -106,7 +106,7 @@ class TokenStream:
         """
         while not self._is_closed:
             if not (self._has_something() and self._turns.take()):
-                await self._news()
+                await self._wait_for_news()
             update = None if self._is_closed else self.take()
             if update is not None:
                 return update
@@ -167,7 +167,7 @@ class TokenStream:
             self._ended_one()
             self._is_urgent = True
         if not self._has_news:
-            self._has_news = output.has_news()
+            self._has_news = output.has_new_text()
         if self._on_due is not None:
             self._look_up()
         return is_over
@@ -291,9 +291,9 @@ class TokenStream:
         outputs = self.outputs
         deltas: tuple[OutputDelta, ...]
         if len(outputs) == 1:
-            deltas = (outputs[0].take(),) if outputs[0].has_news() else ()
+            deltas = (outputs[0].take(),) if outputs[0].has_new_text() else ()
         else:
-            deltas = tuple([output.take() for output in outputs if output.has_news()])
+            deltas = tuple([output.take() for output in outputs if output.has_new_text()])
         if not self._has_sent and not deltas:
             # The first token is reported even if it releases no text yet.
             deltas = tuple([output.take() for output in outputs if output.num_delivered])
@@ -313,7 +313,7 @@ class TokenStream:
         first_s = total_s if self._first_token_s is None else self._first_token_s
         return Timing(self._queue_s, first_s, total_s, self._num_preemptions)
 
-    async def _news(self) -> None:
+    async def _wait_for_news(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self.call_when_due(partial(self._turns.settle, waiter))
         try:

@@ -102,24 +102,24 @@ class Watchers:
             )
         watcher = Watcher(self, self._newest)
         self._watchers.add(watcher)
-        self._tell()
+        self._send_watch()
         return watcher
 
     def remove(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
-        self._tell()
+        self._send_watch()
 
     def received(self, picture: EnginePicture) -> None:
         """Show a picture to all watchers."""
         self._newest = picture
         for watcher in self._watchers:
             watcher.show(picture)
-        self._tell()
+        self._send_watch()
 
     def linked(self) -> None:
         """Tell a new engine if it is watched."""
         self._is_on = False
-        self._tell()
+        self._send_watch()
 
     def lost(self) -> None:
         """Have the watchers wait for the next engine."""
@@ -133,7 +133,7 @@ class Watchers:
         for watcher in self._watchers:
             watcher.fail(why)
 
-    def _tell(self) -> None:
+    def _send_watch(self) -> None:
         """Tell the engine whether it is watched, if that has changed."""
         is_on = bool(self._watchers)
         if is_on != self._is_on:

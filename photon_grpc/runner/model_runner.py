@@ -57,7 +57,7 @@ class ModelRunner:
         self.cache = cache
         self._poisoned = PoisonedSlots()
         self._saturation = saturation
-        self._is_held_back = False
+        self._awaits_masks = False
         #: Launches that failed.
         self.num_failures = 0
 
@@ -76,15 +76,15 @@ class ModelRunner:
         Raise torch.AcceleratorError if the device is lost: then this process can compute nothing more. Raise
         InternalFailure while the step before waits for its masks, and for more drafts than the drafter makes.
         """
-        if self._is_held_back:
+        if self._awaits_masks:
             raise InternalFailure(f"step {batch.step} is submitted before the masks of the step before it")
         if batch.drafts > self.drafter.max_drafts:
             raise InternalFailure(
                 f"step {batch.step} has {batch.drafts} drafts a row, the runner makes {self.drafter.max_drafts}"
             )
-        sound = self._poisoned.sound(batch)
-        pending = self._launch(sound)
-        pending = pending if sound is batch else UnpoisonedRows(pending, batch, sound)
+        unpoisoned = self._poisoned.unpoisoned(batch)
+        pending = self._launch(unpoisoned)
+        pending = pending if unpoisoned is batch else UnpoisonedRows(pending, batch, unpoisoned)
         return self._saturation.watched(pending, batch.step)
 
     def _launch(self, batch: Batch) -> Pending:
@@ -105,7 +105,7 @@ class ModelRunner:
             return self._failed(batch)
         finally:
             self.table.advance(batch)
-        self._is_held_back = True
+        self._awaits_masks = True
         return MaskedStep(partial(self._sample, batch, tail, start_s), drafts)
 
     def _drafted(self, batch: Batch) -> DraftCopy | None:
@@ -119,7 +119,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _sample(self, batch: Batch, tail: Tail, start_s: float, masks: memoryview) -> Pending:
-        self._is_held_back = False
+        self._awaits_masks = False
         try:
             self.table.mask(masks)
             return self._sent(batch, tail(), start_s)

@@ -21,7 +21,7 @@ STANDS_ON_FAILED = Fault.of(InternalFailure("a step before this one could not be
 
 
 class PoisonedSlots:
-    """The poisoned slots; `sound` is called with every batch in order, `failed` with every one that fails."""
+    """The poisoned slots; `unpoisoned` is called with every batch in order, `failed` with every one that fails."""
 
     def __init__(self) -> None:
         self._slots: set[int] = set()
@@ -32,7 +32,7 @@ class PoisonedSlots:
         self._slots.update(admission.slot for admission in batch.admissions)
         self._slots.update(growth.slot for growth in batch.grown)
 
-    def sound(self, batch: Batch) -> Batch:
+    def unpoisoned(self, batch: Batch) -> Batch:
         """Return the batch without the rows that depend on a failed step."""
         if not self._slots:
             return batch
@@ -57,15 +57,15 @@ class UnpoisonedRows:
     """The launched rows of a batch without poisoned slots; the result is that of the whole batch.
 
     Args:
-        pending: the step of `sound`.
+        pending: the step of `unpoisoned`.
         batch: what was submitted.
-        sound: the batch that `PoisonedSlots.sound` returned.
+        unpoisoned: the batch that `PoisonedSlots.unpoisoned` returned.
     """
 
-    def __init__(self, pending: Pending, batch: Batch, sound: Batch) -> None:
+    def __init__(self, pending: Pending, batch: Batch, unpoisoned: Batch) -> None:
         self._pending = pending
         self._batch = batch
-        self._slots = set(sound.slots)
+        self._slots = set(unpoisoned.slots)
 
     def drafts(self) -> tuple[int, ...]:
         drafts = self._pending.drafts()

@@ -181,7 +181,7 @@ class Supervisor:
 
     def _engine_started(self) -> None:
         if engine := self._engine.child:
-            engine.tell(Begin(self._config))
+            engine.send(Begin(self._config))
             for index in range(len(self._frontends)):
                 self._join(engine, index)
 
@@ -222,7 +222,7 @@ class Supervisor:
             addresses = bound.addresses if bound else self._listeners.grpc.of(index)
             http = bound.http if bound else self._listeners.http.of(index)
             admin = self._admin if index == 0 else ""
-            child.tell(
+            child.send(
                 Begin(self._config, index, addresses, self._listeners.grpc.reuse_port, admin, http, self._services)
             )
             if self._engine.child is not None:
@@ -247,9 +247,9 @@ class Supervisor:
             if not message.is_serving:
                 self._join_again(index)
         elif isinstance(message, Counted):
-            self._metrics.told(index, message)
+            self._metrics.received(index, message)
         elif isinstance(message, PageWanted) and (child := self._frontends[index].child):
-            child.tell(answer(self._metrics, message))
+            child.send(answer(self._metrics, message))
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
         (self._serving.add if is_serving else self._serving.discard)(index)
@@ -275,8 +275,8 @@ class Supervisor:
             return
         upper, lower = socket.socketpair()
         with upper, lower:
-            engine.tell(Link(self._life), lower)
-            frontend.tell(Link(self._life), upper)
+            engine.send(Link(self._life), lower)
+            frontend.send(Link(self._life), upper)
 
     def _served(self) -> ServiceState:
         return ServiceState(
@@ -344,10 +344,10 @@ class Supervisor:
             # None ends before all have drained: an operator who waits at one gets the result of the whole service.
             num_left = sum(await asyncio.gather(*(drain.num_left(timeout_s + _FRONTEND_GRACE_S) for drain in drains)))
             for drain in drains:
-                drain.child.tell(Stop(num_left))
+                drain.child.send(Stop(num_left))
             await asyncio.gather(*(drain.child.end_within(_FRONTEND_GRACE_S) for drain in drains))
             if engine := self._engine.child:
-                engine.tell(Stop())
+                engine.send(Stop())
                 await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
             # Its last messages may still be unread.
             await asyncio.wait({losses}, timeout=_LAST_MESSAGES_S)

@@ -186,7 +186,7 @@ class FakeRunner:
         self._check(batch)
         views = [self.views[number] for number in batch.slots]
         self.unread[batch.step] = (set(batch.slots), self._launched(batch, views))
-        sound = self._poisoned.sound(batch)
+        sound = self._poisoned.unpoisoned(batch)
         pending = self._compute(sound)
         whole = pending if sound is batch else UnpoisonedRows(pending, batch, sound)
         return _Unread(whole, partial(self._read, batch, views))

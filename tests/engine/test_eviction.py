@@ -103,9 +103,9 @@ def test_blocks_of_every_group_are_kept_and_unknown_ones_are_not() -> None:
     index.publish(("",), None, (2,), [3, 4])
     index.keep([1, 2, 9])
     for block in (1, 2, 3, 4):
-        index.rest(block)
+        index.mark_unused(block)
     assert index.evict() == {3, 4}
-    assert 9 not in index._resting._kept
+    assert 9 not in index._unused._kept
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "keep", "remove", "forget", "first"]), st.integers(1, 9))))

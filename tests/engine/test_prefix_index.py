@@ -171,7 +171,7 @@ def test_a_block_of_a_window_leaves_a_gap_and_one_of_all_tokens_takes_what_hangs
     second = index.publish(ROOT, first, (2,), [3, 4])
     index.publish(ROOT, second, (3,), [5, 6])
     for block in (2, 3):
-        index.rest(block)
+        index.mark_unused(block)
     assert index.evict() == {2}
     assert [node.depth for node in index.match(ROOT, (1, 2, 3), 3)] == [1, 2, 3]
     assert index.match(ROOT, (1, 2, 3), 1) == []
@@ -185,7 +185,7 @@ def test_a_beginning_whose_blocks_are_all_behind_the_window_is_kept_for_what_han
     first = index.publish(ROOT, None, (1,), [1])
     index.publish(ROOT, first, (2,), [2])
     for block in (1, 2):
-        index.rest(block)
+        index.mark_unused(block)
     assert index.evict() == {1}
     assert [node.blocks for node in index.match(ROOT, (1, 2), 2)] == [[0], [2]]
     assert index.evict() == {2}

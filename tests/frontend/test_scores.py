@@ -182,7 +182,7 @@ def test_dropped_ids_are_dropped_with_their_scores() -> None:
     output.scores.add(RECORD.pack(4, -0.5, 1))
     output.push(4)
     output.drop()
-    assert not output.has_news()
+    assert not output.has_new_text()
     output.scores.add(RECORD.pack(5, -0.25, 1))
     output.push(5)
     assert list(output.take().scores) == [TokenScore(5, -0.25, 1)]

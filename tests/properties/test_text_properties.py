@@ -41,7 +41,7 @@ def test_a_message_has_its_ids_and_the_text_that_they_release(
     for count, each in enumerate(ids, 1):
         assert not output.push(each)
         if count in taken_after:
-            assert output.has_news()
+            assert output.has_new_text()
             delta = output.take()
             text, taken = text + delta.text, [*taken, *delta.token_ids]
             assert taken == ids[:count]

@@ -85,7 +85,7 @@ async def test_an_address_that_is_taken_while_a_front_end_starts_is_named_and_no
             model=ModelFlags(model=str(write_tiny_model(tmp_path / "tiny"))), server=ServerConfig(admin_listen=taken)
         )
         child = Child.start(ChildCommand("front end 0", "photon_grpc.service.processes.frontend", said.fileno()))
-        child.tell(Begin(config, 0, ("127.0.0.1:0",), admin=taken))
+        child.send(Begin(config, 0, ("127.0.0.1:0",), admin=taken))
         told = [message async for message in child.messages()]
         assert await child.ended() == CANNOT_START
         child.close()

@@ -342,7 +342,7 @@ async def test_a_child_that_reads_nothing_is_replaced(caplog, monkeypatch):
         await run.until("ready on")
         monkeypatch.delenv("STAND_IN_ENGINE")
         for _ in range(10_000):
-            run.service._engine.child.tell(LoadingProgress("", 0, 0))
+            run.service._engine.child.send(LoadingProgress("", 0, 0))
             if run.lines("the engine reads nothing"):
                 break
         assert run.lines("the engine reads nothing")
@@ -370,7 +370,7 @@ async def test_front_ends_are_heard_while_they_drain_and_to_their_end(caplog, mo
     monkeypatch.setenv("STAND_IN_FRONTEND", "counts")
     service = new_service(frontends=2)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(service._metrics, "told", lambda index, counted: told.append((index, counted.life)))
+    monkeypatch.setattr(service._metrics, "received", lambda index, counted: told.append((index, counted.life)))
     async with running(service, caplog) as run:
         await run.until("ready on")
         assert await run.signalled(signal.SIGTERM) == 0

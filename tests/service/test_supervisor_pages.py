@@ -15,7 +15,7 @@ from photon_grpc.bridge.control import MAX_PAGE_BYTES, ControlChannel, Drain, Li
 from photon_grpc.errors import Unavailable
 from photon_grpc.service.endpoints.metrics import MetricsEndpoint
 from photon_grpc.service.endpoints.pages import Page
-from photon_grpc.service.endpoints.service_metrics import NoMetrics, Served, answer
+from photon_grpc.service.endpoints.service_metrics import NoMetrics, ServiceState, answer
 from photon_grpc.service.processes.child import ChildContext
 from photon_grpc.service.processes.counts_report import NoReport
 from photon_grpc.service.processes.supervisor_commands import SupervisorCommands
@@ -184,8 +184,8 @@ async def test_a_command_that_cannot_be_obeyed_ends_the_front_end() -> None:
     control.close()
 
 
-def served() -> Served:
-    return Served(True, None, "m", 1, 0, 0)
+def served() -> ServiceState:
+    return ServiceState(True, None, "m", 1, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return self._index.num_resting
+        return self._index.num_unused
 
     @property
     def num_owned(self) -> int:
@@ -66,7 +66,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated: free ones and evictable ones."""
-        return len(self._free) + self._index.num_resting
+        return len(self._free) + self._index.num_unused
 
     def check(self) -> None:
         """Raise RuntimeError if the counts of blocks do not add up."""
@@ -202,7 +202,7 @@ class BlockPool:
         for block in named:
             if not self._references[block] and block not in self._limbo:
                 # Not evicted, but found by its ids.
-                self._index.wake(block)
+                self._index.mark_used(block)
                 self._limbo.put(block, 0)
         return self._limbo.open_transfer(named)
 
@@ -272,7 +272,7 @@ class BlockPool:
     def reset_prefixes(self) -> int:
         """Forget all prefixes; return how many blocks became free. Blocks in use stay in use."""
         before = len(self._free)
-        while self._index.num_resting:
+        while self._index.num_unused:
             self._reclaim(self._index.evict())
         freed = len(self._free) - before
         self._index.forget({block for block, count in enumerate(self._references) if count or block in self._limbo})
@@ -336,7 +336,7 @@ class BlockPool:
         table.settle_at = min(table.publish_at, table.slide_at)
 
     def _take(self, count: int) -> list[int]:
-        while len(self._free) < count and self._index.num_resting:
+        while len(self._free) < count and self._index.num_unused:
             self._reclaim(self._index.evict())
         blocks = self._free.take(count)
         for block in blocks:
@@ -354,7 +354,7 @@ class BlockPool:
             self._num_owned += 1
             fence = self._limbo.take(block)
             if fence is None:
-                self._index.wake(block)
+                self._index.mark_used(block)
             elif fence:
                 self._fence_of_owned[block] = fence
         self._references[block] += 1
@@ -375,6 +375,6 @@ class BlockPool:
 
     def _give_back(self, block: int) -> None:
         if self._index.knows(block):
-            self._index.rest(block)
+            self._index.mark_unused(block)
         else:
             self._free.put(block)

@@ -39,13 +39,13 @@ class PrefixIndex(Protocol):
 
     def knows(self, block: int) -> bool: ...
 
-    def rest(self, block: int) -> None:
+    def mark_unused(self, block: int) -> None:
         """Note that `block` has lost its last reference, so that it may be evicted."""
 
     def keep(self, blocks: Iterable[int]) -> None:
         """Note that a session has used `blocks`, so that they are evicted later."""
 
-    def wake(self, block: int) -> None:
+    def mark_used(self, block: int) -> None:
         """Note that `block` is referenced again."""
 
     def evict(self) -> set[int]:
@@ -61,7 +61,7 @@ class PrefixIndex(Protocol):
         """Forget the first node of `ids` and its subtree; return all forgotten blocks."""
 
     @property
-    def num_resting(self) -> int: ...
+    def num_unused(self) -> int: ...
 
     def __len__(self) -> int:
         """Return the number of known blocks."""
@@ -70,7 +70,7 @@ class PrefixIndex(Protocol):
 class NoPrefixIndex:
     """A prefix index that remembers nothing."""
 
-    num_resting = 0
+    num_unused = 0
 
     def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
         return []
@@ -83,13 +83,13 @@ class NoPrefixIndex:
     def knows(self, block: int) -> bool:
         return False
 
-    def rest(self, block: int) -> None:
+    def mark_unused(self, block: int) -> None:
         raise KeyError(block)
 
     def keep(self, blocks: Iterable[int]) -> None:
         pass
 
-    def wake(self, block: int) -> None:
+    def mark_used(self, block: int) -> None:
         pass
 
     def evict(self) -> set[int]:
@@ -117,11 +117,11 @@ class RadixIndex:
         self._roots: dict[Hashable, PrefixNode] = {}
         #: Block -> its node and group.
         self._places: dict[int, tuple[PrefixNode, int]] = {}
-        self._resting = EvictionOrder()
+        self._unused = EvictionOrder()
 
     @property
-    def num_resting(self) -> int:
-        return len(self._resting)
+    def num_unused(self) -> int:
+        return len(self._unused)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -169,21 +169,21 @@ class RadixIndex:
     def knows(self, block: int) -> bool:
         return block in self._places
 
-    def rest(self, block: int) -> None:
-        self._resting.add(block)
+    def mark_unused(self, block: int) -> None:
+        self._unused.add(block)
 
     def keep(self, blocks: Iterable[int]) -> None:
-        self._resting.keep(filter(self.knows, blocks))
+        self._unused.keep(filter(self.knows, blocks))
 
-    def wake(self, block: int) -> None:
-        self._resting.remove(block)
+    def mark_used(self, block: int) -> None:
+        self._unused.remove(block)
 
     def evict(self) -> set[int]:
-        block = self._resting.first(len(self))
+        block = self._unused.first(len(self))
         node, group = self._places[block]
         if not self._plan.groups[group].window:
             return self._forget_node(node)
-        self._resting.forget(block)
+        self._unused.forget(block)
         del self._places[block]
         node.blocks[group] = 0
         self._prune(node)
@@ -212,7 +212,7 @@ class RadixIndex:
             for block in filter(None, each.blocks):
                 gone.add(block)
                 del self._places[block]
-                self._resting.forget(block)
+                self._unused.forget(block)
         node.children, node.blocks = {}, []
         self._prune(node)
         return gone

@@ -59,7 +59,7 @@ class GuidanceGrammars:
     ) -> None:
         self._worker = Worker(wake)
         self.cache = LexerCache() if max_bytes is None else LexerCache(max_bytes)
-        self._shop = JobContext(tokenizer, self.cache)
+        self._context = JobContext(tokenizer, self.cache)
         #: Executors by number of threads, a power of two or all of them.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
@@ -73,9 +73,9 @@ class GuidanceGrammars:
         grammar = self.cache.grammar(request.owner, request.constraint, is_kept=not is_walked)
         job: PrepareAtStart | PrepareAfterIds
         if is_walked:
-            job = PrepareAfterIds(self._shop, grammar, request, ids, is_anew)
+            job = PrepareAfterIds(self._context, grammar, request, ids, is_anew)
         else:
-            job = PrepareAtStart(self._shop, grammar, request)
+            job = PrepareAtStart(self._context, grammar, request)
             self._spread(grammar)
         if job.awaits() is not None:
             self._worker.submit(job)
@@ -113,7 +113,7 @@ class GuidanceGrammars:
             return
         if self.cache.has_spare_room(grammar.next_lexer_bytes):
             grammar.num_wanted += 1
-            self._worker.submit_spare(ExtraLexer(self._shop, grammar))
+            self._worker.submit_spare(ExtraLexer(self._context, grammar))
 
 
 class ParallelFiller:

@@ -75,13 +75,13 @@ class JobContext:
 class PrepareAtStart(Job):
     """Makes matchers at the start of a grammar, on lexers that requests share."""
 
-    __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
+    __slots__ = ("_ends", "_grammar", "_lexer", "_context")
 
-    def __init__(self, shop: JobContext, grammar: CompiledGrammar, request: Request) -> None:
+    def __init__(self, context: JobContext, grammar: CompiledGrammar, request: Request) -> None:
         super().__init__(grammar.owner)
-        self._shop = shop
+        self._context = context
         self._grammar = grammar
-        self._ends = shop.ends(request)
+        self._ends = context.ends(request)
         self._lexer: Lexer | None = None
         self._hold_lexer()
 
@@ -90,11 +90,11 @@ class PrepareAtStart(Job):
         return None if self._lexer is not None or self._grammar.problem or self.error else self
 
     def work(self) -> Progress:
-        grammar, cache = self._grammar, self._shop.cache
+        grammar, cache = self._grammar, self._context.cache
         if not grammar.is_done:
             if not cache.has_room(self, grammar.next_lexer_bytes):
                 return Progress.NO_ROOM
-            lexer = self._shop.compile(grammar, grammar.max_states)
+            lexer = self._context.compile(grammar, grammar.max_states)
             if isinstance(lexer, Lexer):
                 grammar.lexers.append(lexer)
             else:
@@ -118,7 +118,7 @@ class PrepareAtStart(Job):
     def cancel(self) -> None:
         """Implement engine.constraints.grammar.Preparation."""
         self.is_cancelled = True
-        self._shop.cache.leave(self)
+        self._context.cache.leave(self)
 
     def _hold_lexer(self) -> bool:
         """Hold a lexer until `matchers` is called, so that it is not forgotten; return whether there is one."""
@@ -131,17 +131,17 @@ class PrepareAtStart(Job):
 class ExtraLexer(Job):
     """Makes one more lexer for a grammar of many rows, since matchers that share one fill masks one after another."""
 
-    __slots__ = ("_grammar", "_shop")
+    __slots__ = ("_grammar", "_context")
 
-    def __init__(self, shop: JobContext, grammar: CompiledGrammar) -> None:
+    def __init__(self, context: JobContext, grammar: CompiledGrammar) -> None:
         super().__init__(grammar.owner)
-        self._shop = shop
+        self._context = context
         self._grammar = grammar
 
     def work(self) -> Progress:
         grammar = self._grammar
-        if grammar.lexers and self._shop.cache.has_spare_room(grammar.next_lexer_bytes):
-            lexer = self._shop.compile(grammar, grammar.max_states)
+        if grammar.lexers and self._context.cache.has_spare_room(grammar.next_lexer_bytes):
+            lexer = self._context.compile(grammar, grammar.max_states)
             if isinstance(lexer, Lexer):
                 grammar.lexers.append(lexer)
         grammar.num_wanted = max(1, len(grammar.lexers))
@@ -157,13 +157,13 @@ class PrepareAfterIds(Job):
         is_anew: a lost matcher had walked them. The lexer may then learn all states, and the walk has no time limit.
     """
 
-    __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
+    __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_context", "_spent_s")
 
     def __init__(
-        self, shop: JobContext, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
+        self, context: JobContext, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
     ) -> None:
         super().__init__(grammar.owner)
-        self._shop = shop
+        self._context = context
         self._grammar = grammar
         self._request = request
         self._ids = ids
@@ -199,33 +199,33 @@ class PrepareAfterIds(Job):
     def cancel(self) -> None:
         """Implement engine.constraints.grammar.Preparation."""
         self.is_cancelled = True
-        self._shop.cache.leave(self)
+        self._context.cache.leave(self)
 
     def _begin(self) -> bool:
         """Make the matcher; return False if there is no room for its lexer."""
         grammar = self._grammar
-        if not self._shop.cache.has_room(self, lexer_bytes(grammar.constraint, self._max_states)):
+        if not self._context.cache.has_room(self, lexer_bytes(grammar.constraint, self._max_states)):
             return False
-        lexer = self._shop.compile(grammar, self._max_states)
+        lexer = self._context.compile(grammar, self._max_states)
         if isinstance(lexer, str):
             field = grammar.constraint.field
             raise InvalidConstraint(f"{field}: {lexer}", field=field)
-        self._matcher = GuidanceMatcher(grammar, lexer, self._shop.ends(self._request))
+        self._matcher = GuidanceMatcher(grammar, lexer, self._context.ends(self._request))
         return True
 
     def _walk_a_piece(self) -> Progress:
         assert self._matcher is not None
-        stop, clock = self._request.stop, self._shop.clock
+        stop, clock = self._request.stop, self._context.clock
         ends = {*stop.eos_token_ids, *stop.stop_token_ids}
-        begun_s, before_s = clock(), self._shop.work_clock()
+        begun_s, before_s = clock(), self._context.work_clock()
         while self._at < len(self._ids):
             token_id = self._ids[self._at]
-            if token_id not in ends and not self._matcher.follow(token_id, self._shop.walker):
+            if token_id not in ends and not self._matcher.follow(token_id, self._context.walker):
                 raise self._refusal(token_id)
             self._at += 1
             if clock() - begun_s >= _PIECE_S:
                 break
-        self._spent_s += self._shop.work_clock() - before_s
+        self._spent_s += self._context.work_clock() - before_s
         if self._at == len(self._ids):
             return Progress.DONE
         if self._spent_s > MAX_WALK_S and not self._is_anew:

@@ -66,7 +66,7 @@ class Quarantine:
         self.wake = wake
         self._records = msgspec.msgpack.decode(known, type=dict[bytes, Record]) if known else {}
         if in_flight:
-            self._judge(in_flight)
+            self._attribute(in_flight)
         self._remember()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Quarantine:
 
     # -- after a crash -------------------------------------------------------------------------------------------------
 
-    def _judge(self, in_flight: Mapping[bytes, int]) -> None:
+    def _attribute(self, in_flight: Mapping[bytes, int]) -> None:
         """Quarantine a suspect that was in flight alone; otherwise make all requests suspects."""
         now_s = time.monotonic()
         first, *others = in_flight

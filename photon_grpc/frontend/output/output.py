@@ -153,7 +153,7 @@ class OutputText:
     def num_delivered(self) -> int:
         return self.num_tokens - self.num_replayed
 
-    def has_news(self) -> bool:
+    def has_new_text(self) -> bool:
         return bool(
             self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_finish_taken)
         )

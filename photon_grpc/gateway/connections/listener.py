@@ -65,7 +65,7 @@ class Listener:
         try:
             connection.arrive(peername)
         except QueueFull as error:
-            self._turn_away(raw, error)
+            self._refuse(raw, error)
             return
         try:
             await self._connect(connection, raw)
@@ -94,7 +94,7 @@ class Listener:
             ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
         )
 
-    def _turn_away(self, raw: socket.socket, error: QueueFull) -> None:
+    def _refuse(self, raw: socket.socket, error: QueueFull) -> None:
         with raw, contextlib.suppress(OSError):
             if self._state.certificates is None:
                 refusal = HttpRefusal.of(error)

@@ -111,7 +111,7 @@ class HttpPolicy:
         if origins:
             text = "this server does not answer pages of that origin; start it with --http-allowed-origin ORIGIN"
             raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
-        if not _FOREIGN_SITES.isdisjoint(call.all(b"sec-fetch-site")) and not call.is_visit:
+        if not _FOREIGN_SITES.isdisjoint(call.all(b"sec-fetch-site")) and not call.is_navigation:
             text = "this server does not answer requests of foreign pages; see --http-allowed-origin"
             raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
 
@@ -138,7 +138,7 @@ class _CallHead:
         return self.method == "OPTIONS" and self.one(b"access-control-request-method") is not None
 
     @property
-    def is_visit(self) -> bool:
+    def is_navigation(self) -> bool:
         """Return whether a user follows a link to the page."""
         is_top = self.one(b"sec-fetch-dest") in (None, "document")
         return self.method == "GET" and self.one(b"sec-fetch-mode") == "navigate" and is_top

@@ -47,7 +47,7 @@ class MetricsEndpoint:
         for address in self._addresses:
             _LOG.info("metrics on http://%s/metrics", await self._http.start(address))
 
-    def told(self, frontend: int, counted: Counted) -> None:
+    def received(self, frontend: int, counted: Counted) -> None:
         self._frontends.update(frontend, counted.series)
         self._engines.update(counted.life, counted.load)
 

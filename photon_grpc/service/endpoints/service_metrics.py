@@ -26,7 +26,7 @@ class ServiceMetrics(Protocol):
     async def start(self) -> None:
         """Listen. Raise ConfigError."""
 
-    def told(self, frontend: int, counted: Counted) -> None:
+    def received(self, frontend: int, counted: Counted) -> None:
         """Add the counts that a front end reported."""
 
     def requests_lost(self, num_requests: int) -> None:
@@ -56,7 +56,7 @@ class NoMetrics:
     async def start(self) -> None:
         """Do nothing."""
 
-    def told(self, frontend: int, counted: Counted) -> None:
+    def received(self, frontend: int, counted: Counted) -> None:
         """Do nothing."""
 
     def requests_lost(self, num_requests: int) -> None:

@@ -97,7 +97,7 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
+    def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
         """Send a message; kill a child that reads nothing. The end of a dead one is noticed elsewhere."""
         try:
             self._control.send(message, passed)

@@ -148,7 +148,7 @@ class EncoderProcess:
 
     def _started(self) -> None:
         if self.child is not None:
-            self.child.tell(self._begin)
+            self.child.send(self._begin)
             self._is_up.set()
 
 
@@ -159,7 +159,7 @@ async def _request(child: Child, job: Job) -> tuple[Answer | None, int]:
     with ours:
         ours.setblocking(False)
         with theirs:
-            child.tell(Link(), theirs)
+            child.send(Link(), theirs)
         frame = encode(job)
         num_sent = len(frame)
         reader = FrameReader(ANSWER, max_bytes=_MAX_ANSWER_BYTES)

@@ -25,7 +25,7 @@ class FrontendDrain:
         self._on_message = on_message
         self._on_end = on_end
         self._num_left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        child.tell(Drain(timeout_s))
+        child.send(Drain(timeout_s))
 
     async def listen(self) -> None:
         """Read its messages until it has ended."""

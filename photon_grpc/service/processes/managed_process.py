@@ -84,7 +84,7 @@ class ManagedProcess:
             self._on_end(ended)
             deaths += 1
             if not self.has_worked:
-                self._judge(code, reason, deaths)
+                self._check_early_death(code, reason, deaths)
             await self._pause(started_s, reason or how_it_ended(code))
 
     async def _pause(self, started_s: float, problem: str) -> None:
@@ -102,7 +102,7 @@ class ManagedProcess:
                 self._on_message(message)
         return reason
 
-    def _judge(self, code: int, reason: str, deaths: int) -> None:
+    def _check_early_death(self, code: int, reason: str, deaths: int) -> None:
         if reason:
             raise StartupError(reason)
         if code >= 0 or deaths >= _EARLY_DEATHS:

@@ -32,13 +32,13 @@ class SupervisorCommands:
 
     async def until_drain(self) -> float:
         """Wait for the command to drain; return the seconds for running requests, 0 if the supervisor is gone."""
-        return await self._told(self._drain, 0.0)
+        return await self._first_of(self._drain, 0.0)
 
     async def until_stop(self, num_left: int) -> int:
         """Wait until all front ends have drained; return the requests cut off, `num_left` without a supervisor."""
-        return await self._told(self._stop, num_left)
+        return await self._first_of(self._stop, num_left)
 
-    async def _told(self, command: asyncio.Future[T], otherwise: T) -> T:
+    async def _first_of(self, command: asyncio.Future[T], otherwise: T) -> T:
         await asyncio.wait((command, self._reading), return_when=asyncio.FIRST_COMPLETED)
         if command.done():
             return command.result()
