@@ -95,6 +95,12 @@ class Case:
         else:
             fused8.add_apart(self.residual, self.x, Linear8(w))
 
+    def written(self) -> torch.Tensor:
+        """Return what the end writes."""
+        if self.heads is not None:
+            return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten()))
+        return (self.y if self.p.end == "swiglu" else self.residual).clone()
+
     def sixteen(self, w: torch.Tensor) -> None:
         """Multiply 16 bits by the tile that is chosen for them, or by the library."""
         linear, of_x = Affine(w, slices=num_slices(self.p.n, self.p.k)), ResidualStream(self.x, self.partial)
@@ -153,16 +159,26 @@ def timed(projection: Projection, rows: int, name: str, most: int, device: torch
 def timed_many(projection: Projection, rows: int, name: str, device: torch.device) -> None:
     """Print the microseconds of a product of many rows with its end, from 16 bits to 16 bits."""
     case = Case(projection, rows, name, device)
-    with patch.object(wide8, "takes", lambda *_: False):
-        before = partial(case.launch, next(case.ways(1))) if rows <= wide8.PART else case.many
-        cells = [f"{case.us(before):.1f}"]
+    cells, written = [], []
     for size in wide8.SIZES:
-        forced = {"choose": lambda *_, size=size, **__: size, "takes": lambda *_: True}
+        forced = {
+            "choose": lambda *_, size=size, **__: size,
+            "takes": lambda *_: True,
+            "compiled_once": lambda *_, **__: None,
+        }
         if case.kind.has_blocks and size not in wide8.sizes(has_blocks=True):
             cells.append("–")
             continue
         with patch.multiple(wide8, **forced):
+            case.residual.zero_()
+            case.many(case.weights[0])
+            written.append(case.written())
             cells.append(f"{case.us(case.many):.1f}")
+        if not torch.equal(written[0], written[-1]):
+            cells[-1] += " WRONG"
+    with patch.object(wide8, "takes", lambda *_: False):
+        before = partial(case.launch, next(case.ways(1))) if rows <= wide8.PART else case.many
+        cells.insert(0, f"{case.us(before):.1f}")
     cells += [
         f"{case.sixteen_us():.1f}",
         str(tuple(wide8.choose(rows, projection.n, projection.k, 132, has_blocks=case.kind.has_blocks))),
@@ -228,6 +244,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,16,64,256")
     parser.add_argument("--format", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--ways", type=int, default=4)
+    parser.add_argument("--product", nargs="+", default=["qkv", "output", "gate_up", "down"])
     parser.add_argument("--many", action="store_true")
     parser.add_argument("--bits", action="store_true")
     arguments = parser.parse_args()
@@ -245,7 +262,7 @@ def main() -> None:
                 "chosen",
             )
             for projection in projections(SHAPES[shape]):
-                for name in arguments.format:
+                for name in arguments.format if projection.name in arguments.product else ():
                     for rows in map(int, arguments.rows.split(",")):
                         timed_many(projection, rows, name, device)
         for shape in () if arguments.many else arguments.shape:

@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 #: An end, N, K, the distance of pairs: one slice, pairs, slices that begin within a group.
 SHAPES = [("plain", 6144, 4096, 0), ("swiglu", 28672, 4096, 14336), ("add", 1536, 8960, 0)]
+OF_256_ROWS = wide_tiles.WideTile(128, 4, MORE=128, PIECES=2)
 SAMPLE = [WeightKind(8), WeightKind(8, 128), WeightKind(4, 32), WeightKind(4, 128, True, True)]
 
 
@@ -58,14 +59,15 @@ def test_a_head_of_8_bits_that_samples(n: int, k: int, rows: int) -> None:
 
 
 def many_rows(
-    end: str, n: int, k: int, span: int, tile: wide_tiles.WideTile, slices: int, kind: WeightKind
+    end: str, n: int, k: int, span: int, tile: wide_tiles.WideTile, slices: int, kind: WeightKind, y: str = "*bf16"
 ) -> Compiled:
     load, store = EPILOGUES[end]
-    of_program = Problem(n, k, wide_tiles.PART, span, SLICES=slices, WEIGHT=kind)
+    of_program = Problem(n, k, tile.BM, span, SLICES=slices, WEIGHT=kind)
     width, groups = stored_width(kind.BITS, wide_tiles.STEP), num_pieces(kind.GROUP, wide_tiles.STEP, k, slices)
     constants: dict[str, Any] = {"bias": None, "LOAD": load, "STORE": store, "P": of_program, "TILE": wide.TILE}
     constants |= {"W": tile, "PDL": True}
     absent = [] if end in OPERANDS else ["operands"]
+    absent += [] if tile.IS_HANDED else ["handed"]
     absent += [] if kind.HAS_ZEROS else ["zeros"]
     absent += [] if kind.HAS_NORM else ["norm"]
     absent += [] if end == "swiglu" else ["norms"]
@@ -75,8 +77,9 @@ def many_rows(
     types: dict[str, Any] = {"w": rows, "scales": sides, "zeros": sides, "norm": described("bf16", [1, 64], 0)}
     types |= {
         "x": described("bf16", [wide_sums.x_box(), 64], 128),
-        "y": "*fp32" if tile.IS_SPLIT else "*bf16",
+        "y": "*fp32" if tile.IS_SPLIT else y,
         "norms": "*fp32",
+        "handed": ("*fp32", "*i32"),
     }
     types["operands"] = OPERANDS.get(end)
     return compiled_gluon(wide.wide_kernel, constants | dict.fromkeys(absent), wide.TILE.KW, **types)
@@ -91,13 +94,15 @@ def described(kind: str, box: list[int], swizzle: int) -> str:
 @pytest.mark.parametrize(
     ("end", "shape", "tile", "slices", "kind"),
     [
-        ("swiglu", (28672, 4096, 14336), wide_tiles.WideTile(256, 4), 1, SAMPLE[3]),
+        ("swiglu", (28672, 4096, 14336), OF_256_ROWS._replace(IS_HANDED=True), 1, SAMPLE[3]),
+        ("swiglu", (28672, 4096, 14336), wide_tiles.WideTile(128, 5, MORE=64, IS_HANDED=True), 1, SAMPLE[1]),
         ("add", (4096, 14336, 0), wide_tiles.WideTile(128, 6), 2, SAMPLE[1]),
         ("add", (4096, 14336, 0), wide_tiles.WideTile(128, 6), 4, SAMPLE[2]),
-        ("plain", (1536, 8960, 0), wide_tiles.WideTile(256, 4, True), 4, SAMPLE[2]),
+        ("plain", (1536, 8960, 0), wide_tiles.WideTile(128, 6, IS_SPLIT=True), 4, SAMPLE[2]),
         ("add", (4096, 14336, 0), wide_tiles.SHARED, 2, SAMPLE[1]),
         ("add", (4096, 14336, 0), wide_tiles.SHARED, 4, SAMPLE[1]),
-        pytest.param("plain", (6144, 4096, 0), wide_tiles.WideTile(256, 4), 1, SAMPLE[0], marks=pytest.mark.full),
+        pytest.param("plain", (6144, 4096, 0), OF_256_ROWS, 1, SAMPLE[0], marks=pytest.mark.full),
+        pytest.param("add", (5120, 5120, 0), wide_tiles.WideTile(64, 8), 1, SAMPLE[0], marks=pytest.mark.full),
     ],
 )
 def test_tiles_of_many_rows(
@@ -118,6 +123,20 @@ def test_tiles_of_many_rows(
     assert fetching.rindex("griddepcontrol.wait") > fetching.rindex("cp.async.bulk.tensor")
     # ptxas says so where it waits for every product.
     assert "serialized" not in kept_report(built.ptx)
+
+
+#: The kind with most bytes a step: two scales of a row, and a norm.
+LARGEST = WeightKind(8, 32, HAS_NORM=True)
+
+
+@pytest.mark.parametrize(
+    ("tile", "slices"),
+    [(tile, slices) for slices in (1, 2) for tile in wide_tiles.tiles(slices, 4096)],
+    ids=lambda one: "-".join(map(str, map(int, one))) if isinstance(one, tuple) else str(one),
+)
+def test_every_tile_has_room_for_sums_in_float32(tile: wide_tiles.WideTile, slices: int) -> None:
+    # What a head, and products in float16, take from shared memory beside the steps.
+    check(many_rows("plain", 128256, 4096, 0, tile, slices, LARGEST, "*fp32"), "wgmma.mma_async", max_spilled_bytes=64)
 
 
 @pytest.mark.full

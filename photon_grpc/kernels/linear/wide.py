@@ -3,11 +3,12 @@
 `fused_linear.py` has the formulas, `epilogue.py` the ends. The bits are those of `wgmma.py`, and of the matrix library
 with the dequantized weight.
 
-A program takes tiles of 128 rows of W and 128 or 256 rows of x, one after the other, as in `wide8.py`: one warp
-fetches steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in registers and multiply.
-Slices of K are added in registers, or are tiles of their own, whose sums another kernel adds: where there are few
-tiles, more multiprocessors are busy so. Of several slices each group may have half, of the same 64 rows of W: the
-second gives its sums to the first by way of shared memory, slice by slice.
+A program takes tiles of 128 rows of W and 64 to 256 rows of x, one after the other, as in `wide8.py`: one warp fetches
+steps of 64 columns into a ring, two groups of four warps decode 64 rows of W each in registers and multiply. Where
+tiles do not fill the last wave of programs, sums are handed on (`handed.py`). Slices of K are added in registers, or
+are tiles of their own, whose sums another kernel adds: where there are few tiles, more multiprocessors are busy so. Of
+several slices each group may have half, of the same 64 rows of W: the second gives its sums to the first by way of
+shared memory, slice by slice.
 
 Shapes: x [T, K] contiguous, W as of an arranged QuantizedWeight, N a multiple of 128. bf16 and fp16; ends in bf16.
 Operations: 2 · T · N · K. Bytes moved: N · K · bits / 8, from the second-level cache x once for 128 rows of W.
@@ -21,6 +22,7 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
+    constexpr_function,
     fence_async_shared,
     gdc_wait,
     gl,
@@ -29,9 +31,10 @@ from photon_grpc.kernels.lang.gluon import (
     has_wgmma,
     mbarrier,
 )
-from photon_grpc.kernels.lang.jit import compiled_once, num_multiprocessors
+from photon_grpc.kernels.lang.jit import compiled_once, counters_of, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
+from photon_grpc.kernels.linear.handed import hand_on, job_of, num_jobs, take_over
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wide8 import exchanged
@@ -43,20 +46,22 @@ from photon_grpc.kernels.linear.wide_sums import (
     give,
     given_layout,
     multiply_steps,
+    no_sums,
+    num_blocks,
     num_slice_steps,
     produce,
-    sums_layout,
+    sums_of,
+    whole_sums,
     x_box,
 )
 from photon_grpc.kernels.linear.wide_tiles import (
     GROUP_ROWS,
-    PART,
     ROWS,
     STEP,
     WideTile,
+    chosen_tiles,
     fastest,
     num_tiles,
-    tiles,
 )
 
 #: Rows of x that are multiplied at once: indices of results have 32 bits.
@@ -70,13 +75,14 @@ PLAIN = Fusion(epilogue.load_nothing, epilogue.store_sums)
 
 @gluon_jit
 def consume(
-    factors, result, ring, given, x_tiles,
+    factors, result, ring, given, handed, x_tiles,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
     GROUP: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of W of every tile: the program of one group of four warps.
 
     given: where the second group leaves its slices, which the first adds to its own and ends; as of `add_given`.
+    handed: where a program leaves the sums of the first steps of a tile, as of `take_over`.
     """
     y, operands, num_rows = result
     N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
@@ -89,53 +95,67 @@ def consume(
     if PDL:
         gdc_wait()
     count = 0
-    for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
+    BLOCKS: gl.constexpr = num_blocks(P.K, W.IS_HANDED)
+    num_tiles = N_TILES * x_tiles * PARTS
+    for job in range(num_jobs(num_tiles, BLOCKS, W.IS_HANDED)):
+        number, begin, end = job_of(job, num_tiles, BLOCKS, W.IS_HANDED)
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
         part = number % PARTS
-        if FIRST == LAST:
-            sums, count = multiply_steps(ring, count, FIRST, P, W, GROUP)
+        is_whole = True
+        if W.IS_HANDED:
+            sums, rest = no_sums(W)
+            sums, rest = take_over(handed, GROUP, begin > 0, sums, rest, W.MORE > 0)
+            steps = (end - begin) * (FIRST // BLOCKS)
+            sums, rest, count = multiply_steps((sums, rest), (ring, count), steps, P, W, GROUP)
+            is_whole = end == BLOCKS
+            if not is_whole:
+                hand_on(handed, GROUP, sums, rest, W.MORE > 0)
+            sums, rest = whole_sums((sums, rest), ring, P, W)
+        elif FIRST == LAST:
+            sums, rest, count = sums_of(ring, count, FIRST, P, W, GROUP)
         else:
-            sums, count = multiply_steps(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
+            sums, rest, count = sums_of(ring, count, gl.where(part == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
         for added in range(1, ADDED):
-            more, count = multiply_steps(ring, count, gl.where(added == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
+            more, _, count = sums_of(ring, count, gl.where(added == P.SLICES - 1, LAST, FIRST), P, W, GROUP)
             sums = sums + more
         of_part = y + part.to(gl.int64) * num_rows * P.N
         program = n_tile if W.IS_SHARED else n_tile * 2 + GROUP
-        token = x_tile * W.BM
+        token = x_tile * (W.BM + W.MORE)
         to = (of_part, operands, num_rows, (program, token))
         if W.IS_SHARED and GROUP == 1:
             give(sums, given, count // FIRST)
             for _ in gl.static_range(1, HALF):
-                sums, count = multiply_steps(ring, count, FIRST, P, W, GROUP)
+                sums, _, count = sums_of(ring, count, FIRST, P, W, GROUP)
                 give(sums, given, count // FIRST)
-        elif W.BM == 256:
-            half: gl.constexpr = sums_layout(128)
-            sums, second = gl.split(sums.reshape([64, 2, 128]).permute([0, 2, 1]))
-            sums = gl.convert_layout(sums, half, assert_trivial=True)
-            second = gl.convert_layout(second, half, assert_trivial=True)
-            tile = exchanged(sums, factors, to, P, TILE)
-            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
-            to = (of_part, operands, num_rows, (program, token + 128))
-            tile = exchanged(second, factors, to, P, TILE)
-            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
-        else:
+        elif is_whole:
             if W.IS_SHARED:
-                for added in gl.static_range(HALF):
-                    sums = add_given(sums, given, count // FIRST - HALF + 1 + added)
-            tile = exchanged(sums, factors, to, P, TILE)
-            STORE(tile, LOAD(to, P, TILE), to, P, TILE)
+                for received in gl.static_range(HALF):
+                    sums = add_given(sums, given, count // FIRST - HALF + 1 + received)
+            STORE(exchanged(sums, factors, to, P, TILE), LOAD(to, P, TILE), to, P, TILE)
+            if W.MORE:
+                # The rows of x that are multiplied apart.
+                OF_MORE: gl.constexpr = with_rows(P, W.MORE)
+                to = (of_part, operands, num_rows, (program, token + W.BM))
+                STORE(exchanged(rest, factors, to, OF_MORE, TILE), LOAD(to, OF_MORE, TILE), to, OF_MORE, TILE)
+
+
+@constexpr_function
+def with_rows(problem: Problem, rows: int) -> Problem:
+    """Return the constants of an end of so many rows of x."""
+    return problem._replace(BM=rows)
 
 
 @gluon_jit
 def wide_kernel(
-    w, scales, zeros, norm, bias, x, y, num_rows, norms, operands,
+    w, scales, zeros, norm, bias, x, y, num_rows, norms, operands, handed,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply packed W by x; persistent programs of four warps, and five more.
 
     w, scales, zeros, norm, x: descriptors, zeros and norm as P.WEIGHT says. norms: float32 [num_rows], what the product
     is multiplied by after it is rounded, or None. y: of IS_SPLIT the sums [SLICES, num_rows, N]. LOAD and STORE are a
-    pair of `epilogue.py`, `operands` what they take; P is a Problem with the rows of x of an end, W a WideTile.
+    pair of `epilogue.py`, `operands` what they take; P is a Problem with the rows of x of an end, W a WideTile. handed:
+    memory and counters of `handed.py`, or None.
     """
     NS: gl.constexpr = W.NS
     BM: gl.constexpr = W.BM
@@ -145,6 +165,10 @@ def wide_kernel(
     ws = gl.allocate_shared_memory(w.dtype, [NS * 2, 64, WIDTH], box_layout(2, 8, WIDTH))
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
     xs = gl.allocate_shared_memory(kind, [NS * XS, BM, 64], box_layout(2, 16, 128))
+    MORE: gl.constexpr = W.MORE
+    more = xs
+    if MORE:
+        more = gl.allocate_shared_memory(kind, [NS, MORE, 64], box_layout(2, 16, 128))
     of_scales = gl.allocate_shared_memory(kind, [NS * 2, 1, G, 64], flat_layout())
     # Without zeros or a norm nothing reads these.
     of_zeros = of_scales
@@ -163,20 +187,20 @@ def wide_kernel(
         for number in gl.static_range(2):
             mbarrier.init(of_given.index(number), count=1)
     fence_async_shared()
-    x_tiles = (num_rows + W.BM - 1) // W.BM
-    ring = (ws, xs, of_scales, of_zeros, of_norm, ready, free)
+    x_tiles = (num_rows + W.BM + W.MORE - 1) // (W.BM + W.MORE)
+    ring = (ws, (xs, more), of_scales, of_zeros, of_norm, ready, free)
     result = (y, operands, num_rows)
     given = ring
     if W.IS_SHARED:
         given = (gl.allocate_shared_memory(gl.float32, [64, BM], given_layout()), of_given.index(0), of_given.index(1))
     gl.warp_specialize(
         [
-            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, PDL, 0)),
-            (consume, ((norms, bias), result, ring, given, x_tiles, LOAD, STORE, P, W, TILE, PDL, 1)),
+            (consume, ((norms, bias), result, ring, given, handed, x_tiles, LOAD, STORE, P, W, TILE, PDL, 0)),
+            (consume, ((norms, bias), result, ring, given, handed, x_tiles, LOAD, STORE, P, W, TILE, PDL, 1)),
             (produce, ((w, x, scales, zeros, norm), ring, (num_rows, x_tiles), P, W, PDL)),
         ],
         [4, 1],
-        [224, 56],
+        [232, 40],
     )
 
 
@@ -212,19 +236,27 @@ def launch(
     of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span)
     sides = [None if side is None else sides_descriptor(side, groups, span) for side in (w.scales, w.zeros)]
     of_norm = None if w.norm is None else _descriptor(w.norm.view(1, -1), [1, STEP], 0)
-    problem = Problem(n, k, PART, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
     bias = linear.b if norms is not None else None
+
+    programs = num_multiprocessors(device)
+    counters = counters_of(w.values, 2 * programs)
 
     def arguments(tile: WideTile) -> tuple[Any, ...]:
         of_x = _descriptor(x, [x_box(), STEP], 128)
-        tensors = of_w, *sides, of_norm, bias, of_x, y, num_rows, norms, fusion.operands, fusion.load, fusion.store
-        return (*tensors, problem, TILE, tile, pdl)
+        problem = Problem(n, k, tile.BM, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
+        handed = None
+        if tile.IS_HANDED:
+            size = 2 * programs * GROUP_ROWS * tile.rows
+            handed = torch.empty(size, dtype=torch.float32, device=device), counters
+        tensors = of_w, *sides, of_norm, bias, of_x, y, num_rows, norms, fusion.operands, handed
+        return (*tensors, fusion.load, fusion.store, problem, TILE, tile, pdl)
 
     # Steps of other sizes take other tiles.
-    others = [one for one in tiles(linear.slices, k) if one.IS_SPLIT == tile.IS_SPLIT]
-    key = problem, fusion.store, x.dtype, y.dtype, bias is None, tile.IS_SPLIT
+    found = chosen_tiles(n, k, linear.slices, kind.BITS, programs, MAX_ROWS)
+    others = [one for one in found if one.IS_SPLIT == tile.IS_SPLIT]
+    key = n, k, span, fusion.heads, linear.slices, kind, fusion.store, x.dtype, y.dtype, bias is None, tile.IS_SPLIT
     compiled_once(wide_kernel, _COMPILED, key, map(arguments, others), **options)
-    grid = (min(num_multiprocessors(device), num_tiles(tile, num_rows, n, linear.slices)),)
+    grid = (min(programs, num_tiles(tile, num_rows, n, linear.slices)),)
     wide_kernel[grid](*arguments(tile), **options)
 
 

@@ -17,10 +17,12 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, unshifted
+from photon_grpc.kernels.linear.handed import job_of, num_jobs
 from photon_grpc.kernels.linear.sides import half_of
 from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 from photon_grpc.kernels.linear.wgmma import left_layout
 from photon_grpc.kernels.linear.wide8_sums import place_of
+from photon_grpc.kernels.linear.wide_tiles import AT_ONCE
 
 
 @constexpr_function
@@ -57,8 +59,10 @@ def num_slice_steps(k: int, slices: int, part: int) -> int:
 @constexpr_function
 def steps_at_once(k: int, slices: int) -> int:
     """Return the steps of which each is decoded while the one before is multiplied: a divisor of those of a slice."""
-    first, last = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1)
-    return 4 if first % 4 == last % 4 == 0 else 2 if first % 2 == last % 2 == 0 else 1
+    first, last, most = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1), AT_ONCE
+    while first % most or last % most:
+        most //= 2
+    return most
 
 
 @gluon_jit
@@ -105,7 +109,8 @@ def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
     tile, num_boxes = place
     step, stage = at
     w, _, scales, zeros, norm = sources
-    ws, xs, of_scales, of_zeros, of_norm, ready, _ = ring
+    ws, x_rows, of_scales, of_zeros, of_norm, ready, _ = ring
+    xs = x_rows[0]
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     SIDES: gl.constexpr = 2 if P.WEIGHT.HAS_ZEROS else 1
@@ -113,7 +118,7 @@ def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
     HALF: gl.constexpr = (P.K + 63) // 64 // 2
     BYTES: gl.constexpr = 128 * (WIDTH + 2 * G * SIDES + (XS if P.WEIGHT.HAS_NORM else 0))
     bar = ready.index(stage)
-    expect(bar, num_boxes, BYTES, 128 * x_box() * XS, W.BM // x_box())
+    expect(bar, num_boxes, BYTES, 128 * x_box() * XS, (W.BM + W.MORE) // x_box())
     for group in gl.static_range(2):
         slot = stage * 2 + group
         rows = tile if W.IS_SHARED else tile * 2 + group
@@ -134,7 +139,7 @@ def fetch_x(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
     """Begin the copies of x of a step, by boxes. What is behind the last row stays as it is."""
     row, num_boxes = place
     step, stage = at
-    xs = ring[1]
+    xs, more = ring[1]
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
     HALF: gl.constexpr = (P.K + 63) // 64 // 2
     BOX: gl.constexpr = x_box()
@@ -145,6 +150,13 @@ def fetch_x(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
             to = boxes.index((stage * XS + part) * BOXES + box)
             first = [row + box * BOX, (step + part * HALF) * 64]
             tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box < num_boxes)
+    if W.MORE:
+        BEYOND: gl.constexpr = W.MORE // BOX
+        boxes = more._reinterpret(xs.dtype, [W.NS * BEYOND, BOX, 64], box_layout(2, 16, 128))
+        for box in gl.static_range(BEYOND):
+            to = boxes.index(stage * BEYOND + box)
+            first = [row + W.BM + box * BOX, step * 64]
+            tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box + BOXES < num_boxes)
 
 
 @gluon_jit
@@ -155,18 +167,27 @@ def produce(sources, ring, rows, P: gl.constexpr, W: gl.constexpr, PDL: gl.const
     """
     free = ring[6]
     num_rows, x_tiles = rows
-    STEPS: gl.constexpr = (P.K + 63) // 64
     SLICE_STEPS: gl.constexpr = slice_columns(P.K, P.SLICES) // 64
     N_TILES: gl.constexpr = P.N // (64 if W.IS_SHARED else 128)
     PARTS: gl.constexpr = P.SLICES if W.IS_SPLIT else 1
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
     BOX: gl.constexpr = x_box()
+    ROWS: gl.constexpr = W.BM + W.MORE
+    BLOCKS: gl.constexpr = num_blocks(P.K, W.IS_HANDED)
+    BLOCK: gl.constexpr = (P.K + 63) // 64 // BLOCKS
+    num_tiles = N_TILES * x_tiles * PARTS
     count = 0
-    for number in range(gl.program_id(0), N_TILES * x_tiles * PARTS, gl.num_programs(0)):
+    for job in range(num_jobs(num_tiles, BLOCKS, W.IS_HANDED)):
+        number, first, last = job_of(job, num_tiles, BLOCKS, W.IS_HANDED)
         n_tile, x_tile = place_of(number // PARTS, x_tiles, N_TILES)
-        first = number % PARTS * SLICE_STEPS
-        last = gl.minimum(first + SLICE_STEPS, STEPS) if W.IS_SPLIT else STEPS // XS
-        num_boxes = gl.minimum((num_rows - x_tile * W.BM + BOX - 1) // BOX, W.BM // BOX)
+        first *= BLOCK
+        last *= BLOCK
+        if W.IS_SPLIT:
+            first = number % PARTS * SLICE_STEPS
+            last = gl.minimum(first + SLICE_STEPS, last)
+        if W.IS_SHARED:
+            last = last // XS
+        num_boxes = gl.minimum((num_rows - x_tile * ROWS + BOX - 1) // BOX, ROWS // BOX)
         ahead = first
         if count == 0:
             ahead = gl.minimum(first + W.NS, last)
@@ -180,7 +201,7 @@ def produce(sources, ring, rows, P: gl.constexpr, W: gl.constexpr, PDL: gl.const
             if step >= ahead:
                 mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
                 fetch_step(sources, ring, (n_tile, num_boxes), (step, stage), P, W)
-            fetch_x(sources[1], ring, (x_tile * W.BM, num_boxes), (step, stage), P, W)
+            fetch_x(sources[1], ring, (x_tile * ROWS, num_boxes), (step, stage), P, W)
             count += 1
 
 
@@ -191,48 +212,109 @@ def multiply_step(acc, at, IS_FIRST: gl.constexpr, P: gl.constexpr, W: gl.conste
     Half a step is decoded while the one before it is multiplied; the stage before is free when that is done.
     """
     ring, count = at
-    ws, xs, of_scales, of_zeros, of_norm, ready, free = ring
+    ws, x_rows, of_scales, of_zeros, of_norm, ready, free = ring
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
-    HALF_G: gl.constexpr = G // 2 if G > 1 else 1
+    PIECES: gl.constexpr = W.PIECES
+    COLUMNS: gl.constexpr = 64 // PIECES
+    G_OF_PIECE: gl.constexpr = G // PIECES if G > 1 else 1
     packed: gl.constexpr = packed_layout(1, 64, WIDTH, 4)
     layout: gl.constexpr = left_layout(4)
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout(W.BM), 2)
     stage = count % W.NS
     place = stage * 2 + GROUP
     mbarrier.wait(ready.index(stage), count // W.NS & 1)
-    words = halves(ws.index(place).load(gl.SliceLayout(0, packed))[None, :, :], 4)
+    words = ws.index(place).load(gl.SliceLayout(0, packed))[None, :, :]
+    words = halves(words, 4) if PIECES == 2 else (words,)
     scales = of_scales.index(place)
     zeros = of_zeros.index(place) if P.WEIGHT.HAS_ZEROS else None
     place = stage * 2 + GROUP if W.IS_SHARED else stage
     norm = of_norm.index(place) if P.WEIGHT.HAS_NORM else None
-    x = xs.index(place)
-    for half in gl.static_range(2):
-        scale = half_of(scales, half, 1)
-        zero = half_of(zeros, half, 1)
-        a = decoded(words[half], scale, zero, half_of(norm, half, 2), HALF_G, P, layout)
-        a = gl.convert_layout(a.reshape([64, 32]), a_layout, assert_trivial=True)
-        acc = warpgroup_mma(a, x.slice(half * 32, 32, dim=1).permute([1, 0]), acc, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=[acc])
-        if half == 0 and not IS_FIRST:
+    x = x_rows[0].index(place)
+    acc, more = acc
+    for piece in gl.static_range(PIECES):
+        scale = half_of(scales, piece, 1) if PIECES == 2 else scales
+        zero = half_of(zeros, piece, 1) if PIECES == 2 else zeros
+        of_columns = half_of(norm, piece, 2) if PIECES == 2 else norm
+        a = decoded(words[piece], scale, zero, of_columns, G_OF_PIECE, P, layout)
+        a = gl.convert_layout(a.reshape([64, COLUMNS]), a_layout, assert_trivial=True)
+        of_piece = x.slice(piece * COLUMNS, COLUMNS, dim=1)
+        acc = warpgroup_mma(a, of_piece.permute([1, 0]), acc, is_async=True)
+        if W.MORE:
+            of_piece = x_rows[1].index(stage).slice(piece * COLUMNS, COLUMNS, dim=1)
+            a = gl.convert_layout(a, gl.DotOperandLayout(0, sums_layout(W.MORE), 2), assert_trivial=True)
+            more = warpgroup_mma(a, of_piece.permute([1, 0]), more, is_async=True)
+            acc, more = warpgroup_mma_wait(2, deps=[acc, more])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        if piece == 0 and not IS_FIRST:
             mbarrier.arrive(free.index((count + W.NS - 1) % W.NS), count=1)
-    return acc
+    return acc, more
 
 
 @gluon_jit
-def multiply_steps(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
-    """Return the sums [64, BM] of the next steps, and the number of the step behind them."""
-    free = ring[6]
-    BM: gl.constexpr = W.BM
-    acc = gl.zeros([64, BM], gl.float32, sums_layout(BM))
+def multiply_steps(acc, at, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return acc with the products of the next steps, and the number of the step behind them; at: ring, this number.
+
+    acc: sums [64, BM] and [64, MORE]; without MORE the second is not used.
+    """
     AT_ONCE: gl.constexpr = steps_at_once(P.K, P.SLICES)
+    ring, count = at
+    acc, more = acc
     for _ in range(steps // AT_ONCE):
-        for step in gl.static_range(AT_ONCE):
-            acc = multiply_step(acc, (ring, count), step == 0, P, W, GROUP)
-            count += 1
+        acc, more = multiply_block((acc, more), (ring, count), AT_ONCE, P, W, GROUP)
+        count += AT_ONCE
+    return acc, more, count
+
+
+@gluon_jit
+def multiply_block(acc, at, NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return acc with the products of NUM steps, all of them waited for."""
+    ring, count = at
+    acc, more = acc
+    for step in gl.static_range(NUM):
+        acc, more = multiply_step((acc, more), (ring, count + step), step == 0, P, W, GROUP)
+    if W.MORE:
+        acc, more = warpgroup_mma_wait(0, deps=[acc, more])
+    else:
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index((count + W.NS - 1) % W.NS), count=1)
-    return unshifted(acc, ring[1].dtype, P), count
+    mbarrier.arrive(ring[6].index((count + W.NS + NUM - 1) % W.NS), count=1)
+    return acc, more
+
+
+@gluon_jit
+def sums_of(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Return the sums [64, BM] and [64, MORE] of the next steps, and the number of the step behind them."""
+    acc, more, count = multiply_steps(no_sums(W), (ring, count), steps, P, W, GROUP)
+    acc, more = whole_sums((acc, more), ring, P, W)
+    return acc, more, count
+
+
+@gluon_jit
+def whole_sums(acc, ring, P: gl.constexpr, W: gl.constexpr):
+    """Return sums as they are."""
+    kind: gl.constexpr = ring[1][0].dtype
+    acc, more = acc
+    if W.MORE:
+        more = unshifted(more, kind, P)
+    return unshifted(acc, kind, P), more
+
+
+@gluon_jit
+def no_sums(W: gl.constexpr):
+    BM: gl.constexpr = W.BM
+    MORE: gl.constexpr = W.MORE
+    acc = gl.zeros([64, BM], gl.float32, sums_layout(BM))
+    more = acc
+    if MORE:
+        more = gl.zeros([64, MORE], gl.float32, sums_layout(MORE))
+    return acc, more
+
+
+@constexpr_function
+def num_blocks(k: int, is_handed: bool) -> int:
+    """Return the parts of a tile's steps that may be those of two programs."""
+    return -(-k // 64) // steps_at_once(k, 1) if is_handed else 1
 
 
 @gluon_jit

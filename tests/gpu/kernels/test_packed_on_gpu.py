@@ -91,9 +91,10 @@ def test_ends_of_many_rows_have_the_bits_of_the_library_with_the_dequantized_wei
     qkv, up = operands(n, hidden, 1), operands(2 * sizes.intermediate, hidden, 1)
     down = operands(hidden, sizes.intermediate, 2)
     results = []
-    for tile in (wide_tiles.WideTile(128, 6), wide_tiles.WideTile(256, 4), None):
+    handed = wide_tiles.WideTile(128, 5, MORE=64, IS_HANDED=True)
+    for tile in (wide_tiles.WideTile(128, 6), handed, None):
         # Registers hold two slices of 128 rows.
-        few = tile and (wide_tiles.WideTile(128, 6) if tile.BM == 128 else wide_tiles.SHARED)
+        few = tile and (wide_tiles.SHARED if tile.IS_HANDED else tile)
         monkeypatch.setattr(wide, "choose", lambda x, linear, t=tile, few=few: t if linear.slices == 1 else few)
         q = torch.empty(rows, sizes.q_heads * sizes.head_dim, dtype=torch.bfloat16, device="cuda")
         out = HeadOutput(q, cache.clone(), LAYER, rotation)
