@@ -72,11 +72,13 @@ def many_rows(
     absent += [] if kind.HAS_NORM else ["norm"]
     absent += [] if end == "swiglu" else ["norms"]
     stored = {8: "i8", 4: "u8"}[kind.BITS]
-    rows = described(stored, [1, 4, 2, 8, width] if span else [64, width], width)
-    sides = described("bf16", [groups, 1, 4, 2, 8] if span else [groups, 64], 0)
+    at_once = wide_sums.rows_at_once(span, tile.IS_SHARED)
+    sides_at_once = wide_sums.sides_at_once(span, tile.IS_SHARED, groups)
+    rows = described(stored, [1, at_once // 16, 2, 8, width] if span else [at_once, width], width)
+    sides = described("bf16", [groups, 1, sides_at_once // 16, 2, 8] if span else [groups, sides_at_once], 0)
     types: dict[str, Any] = {"w": rows, "scales": sides, "zeros": sides, "norm": described("bf16", [1, 64], 0)}
     types |= {
-        "x": described("bf16", [wide_sums.x_box(), 64], 128),
+        "x": tuple(described("bf16", [size, 64], 128) for size in (wide_sums.x_box(), tile.BM)),
         "y": "*fp32" if tile.IS_SPLIT else y,
         "norms": "*fp32",
         "handed": ("*fp32", "*i32"),

@@ -50,6 +50,8 @@ from photon_grpc.kernels.linear.wide_sums import (
     num_blocks,
     num_slice_steps,
     produce,
+    rows_at_once,
+    sides_at_once,
     sums_of,
     whole_sums,
     x_box,
@@ -159,7 +161,7 @@ def wide_kernel(
     """
     NS: gl.constexpr = W.NS
     BM: gl.constexpr = W.BM
-    kind: gl.constexpr = x.dtype
+    kind: gl.constexpr = x[0].dtype
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     ws = gl.allocate_shared_memory(w.dtype, [NS * 2, 64, WIDTH], box_layout(2, 8, WIDTH))
@@ -233,8 +235,6 @@ def launch(
     pdl = has_dependent_launch(device)
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
     groups = num_pieces(kind.GROUP, STEP, k, linear.slices)
-    of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span)
-    sides = [None if side is None else sides_descriptor(side, groups, span) for side in (w.scales, w.zeros)]
     of_norm = None if w.norm is None else _descriptor(w.norm.view(1, -1), [1, STEP], 0)
     bias = linear.b if norms is not None else None
 
@@ -242,7 +242,10 @@ def launch(
     counters = counters_of(w.values, 2 * programs)
 
     def arguments(tile: WideTile) -> tuple[Any, ...]:
-        of_x = _descriptor(x, [x_box(), STEP], 128)
+        of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span, rows_at_once(span, tile.IS_SHARED))
+        rows = sides_at_once(span, tile.IS_SHARED, groups)
+        sides = [None if side is None else sides_descriptor(side, groups, span, rows) for side in (w.scales, w.zeros)]
+        of_x = _descriptor(x, [x_box(), STEP], 128), _descriptor(x, [tile.BM, STEP], 128)
         problem = Problem(n, k, tile.BM, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
         handed = None
         if tile.IS_HANDED:
@@ -260,22 +263,22 @@ def launch(
     wide_kernel[grid](*arguments(tile), **options)
 
 
-def rows_descriptor(values: torch.Tensor, width: int, span: int) -> Any:
-    """Return the engine's view of packed W: its rows, or the two halves of its pairs by groups of eight."""
+def rows_descriptor(values: torch.Tensor, width: int, span: int, rows: int) -> Any:
+    """Return the engine's view of packed W: so many rows, or the two halves of its pairs by groups of eight."""
     if not span:
-        return _descriptor(values, [GROUP_ROWS, width], width)
+        return _descriptor(values, [rows, width], width)
     n, size = values.shape
     pairs = values.view(n // (2 * span), 2, span // 8, 8, size).transpose(1, 2)
-    return _descriptor(pairs, [1, GROUP_ROWS // 16, 2, 8, width], width)
+    return _descriptor(pairs, [1, rows // 16, 2, 8, width], width)
 
 
-def sides_descriptor(sides: torch.Tensor, groups: int, span: int) -> Any:
+def sides_descriptor(sides: torch.Tensor, groups: int, span: int, rows: int) -> Any:
     """Return the engine's view of scales or zeros [groups of columns, N], rows in the order of `rows_descriptor`."""
     if not span:
-        return _descriptor(sides, [groups, GROUP_ROWS], 0)
+        return _descriptor(sides, [groups, rows], 0)
     count, n = sides.shape
     pairs = sides.view(count, n // (2 * span), 2, span // 8, 8).transpose(2, 3)
-    return _descriptor(pairs, [groups, 1, GROUP_ROWS // 16, 2, 8], 0)
+    return _descriptor(pairs, [groups, 1, rows // 16, 2, 8], 0)
 
 
 def _descriptor(tensor: torch.Tensor, box: list[int], swizzle: int) -> Any:

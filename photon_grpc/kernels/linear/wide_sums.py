@@ -65,28 +65,42 @@ def steps_at_once(k: int, slices: int) -> int:
     return most
 
 
+@constexpr_function
+def rows_at_once(span: int, is_shared: bool) -> int:
+    """Return the rows of W that one copy has: those of both groups of warps, if they are neighbours."""
+    return 64 if is_shared or span % 64 else 128
+
+
+@constexpr_function
+def sides_at_once(span: int, is_shared: bool, groups: int) -> int:
+    """Return the rows of W whose scales, or zeros, one copy has."""
+    return 64 if groups > 1 else rows_at_once(span, is_shared)
+
+
 @gluon_jit
 def fetch_rows(source, number, column, at, to, P: gl.constexpr):
-    """Begin the copy of a group's rows of packed W from byte `column` on."""
+    """Begin the copy of the `number`-th rows of packed W from byte `column` on."""
+    ROWS: gl.constexpr = to.shape[0]
     if P.SPAN == 0:
-        tma.async_copy_global_to_shared(source, [number * 64, column], at, to)
+        tma.async_copy_global_to_shared(source, [number * ROWS, column], at, to)
     else:
         WIDTH: gl.constexpr = to.shape[1]
-        pair = number * 32
-        pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
+        pair = number * (ROWS // 2)
+        pairs = to._reinterpret(to.dtype, [1, ROWS // 16, 2, 8, WIDTH], box_layout(5, 8, WIDTH))
         tma.async_copy_global_to_shared(source, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
 
 
 @gluon_jit
 def fetch_sides(source, number, group, at, to, P: gl.constexpr):
-    """Begin the copy of the scales or zeros of a group's rows, from this group of columns on."""
+    """Begin the copy of the scales or zeros of the `number`-th rows, from this group of columns on."""
     G: gl.constexpr = to.shape[1]
+    ROWS: gl.constexpr = to.shape[2]
     if P.SPAN == 0:
-        flat = to._reinterpret(to.dtype, [G, 64], box_layout(2, 16, 0))
-        tma.async_copy_global_to_shared(source, [group, number * 64], at, flat)
+        flat = to._reinterpret(to.dtype, [G, ROWS], box_layout(2, 16, 0))
+        tma.async_copy_global_to_shared(source, [group, number * ROWS], at, flat)
     else:
-        pair = number * 32
-        pairs = to._reinterpret(to.dtype, [G, 1, 4, 2, 8], box_layout(5, 16, 0))
+        pair = number * (ROWS // 2)
+        pairs = to._reinterpret(to.dtype, [G, 1, ROWS // 16, 2, 8], box_layout(5, 16, 0))
         tma.async_copy_global_to_shared(source, [group, pair // P.SPAN, pair % P.SPAN // 8, 0, 0], at, pairs)
 
 
@@ -117,17 +131,31 @@ def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
     HALF: gl.constexpr = (P.K + 63) // 64 // 2
     BYTES: gl.constexpr = 128 * (WIDTH + 2 * G * SIDES + (XS if P.WEIGHT.HAS_NORM else 0))
+    MOST: gl.constexpr = (W.BM + W.MORE) // x_box()
     bar = ready.index(stage)
-    expect(bar, num_boxes, BYTES, 128 * x_box() * XS, (W.BM + W.MORE) // x_box())
-    for group in gl.static_range(2):
-        slot = stage * 2 + group
-        rows = tile if W.IS_SHARED else tile * 2 + group
+    if num_boxes == MOST:
+        mbarrier.expect(bar, BYTES + 128 * (W.BM + W.MORE) * XS)
+    else:
+        expect(bar, num_boxes, BYTES, 128 * x_box() * XS, MOST - 1)
+    # Copies of both groups' rows are one where they are neighbours.
+    ROWS: gl.constexpr = rows_at_once(P.SPAN, W.IS_SHARED)
+    SIDE_ROWS: gl.constexpr = sides_at_once(P.SPAN, W.IS_SHARED, G)
+    rows_of_w = ws._reinterpret(ws.dtype, [W.NS * 128 // ROWS, ROWS, WIDTH], box_layout(2, 8, WIDTH))
+    for group in gl.static_range(128 // ROWS):
+        rows = tile if W.IS_SHARED else tile * (128 // ROWS) + group
+        of_group = step + group * HALF if W.IS_SHARED else step
+        fetch_rows(w, rows, of_group * WIDTH, bar, rows_of_w.index(stage * (128 // ROWS) + group), P)
+    SIDES_SHAPE: gl.constexpr = [W.NS * 128 // SIDE_ROWS, 1, G, SIDE_ROWS]
+    sides = of_scales._reinterpret(xs.dtype, SIDES_SHAPE, flat_layout())
+    for group in gl.static_range(128 // SIDE_ROWS):
+        rows = tile if W.IS_SHARED else tile * (128 // SIDE_ROWS) + group
         of_group = step + group * HALF if W.IS_SHARED else step
         of_columns = of_group * 64 // P.WEIGHT.GROUP if P.WEIGHT.GROUP > 0 else 0
-        fetch_rows(w, rows, of_group * WIDTH, bar, ws.index(slot), P)
-        fetch_sides(scales, rows, of_columns, bar, of_scales.index(slot), P)
+        slot = stage * (128 // SIDE_ROWS) + group
+        fetch_sides(scales, rows, of_columns, bar, sides.index(slot), P)
         if P.WEIGHT.HAS_ZEROS:
-            fetch_sides(zeros, rows, of_columns, bar, of_zeros.index(slot), P)
+            more = of_zeros._reinterpret(xs.dtype, SIDES_SHAPE, flat_layout())
+            fetch_sides(zeros, rows, of_columns, bar, more.index(slot), P)
     if P.WEIGHT.HAS_NORM:
         for part in gl.static_range(XS):
             flat = of_norm.index(stage * XS + part)._reinterpret(xs.dtype, [1, 64], box_layout(2, 16, 0))
@@ -136,7 +164,38 @@ def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
 
 @gluon_jit
 def fetch_x(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
-    """Begin the copies of x of a step, by boxes. What is behind the last row stays as it is."""
+    """Begin the copies of x of a step: of a whole tile at once, else by boxes; what is behind these stays as it is."""
+    row, num_boxes = place
+    if num_boxes == (W.BM + W.MORE) // x_box():
+        fetch_whole_x(x, ring, row, at, P, W)
+    else:
+        fetch_boxes(x[0], ring, place, at, P, W)
+
+
+@gluon_jit
+def fetch_whole_x(x, ring, row, at, P: gl.constexpr, W: gl.constexpr):
+    """Begin the copies of x of a step where a tile has all of its rows."""
+    step, stage = at
+    xs, more = ring[1]
+    bar = ring[5].index(stage)
+    XS: gl.constexpr = 2 if W.IS_SHARED else 1
+    HALF: gl.constexpr = (P.K + 63) // 64 // 2
+    for part in gl.static_range(XS):
+        tma.async_copy_global_to_shared(x[1], [row, (step + part * HALF) * 64], bar, xs.index(stage * XS + part))
+    if W.MORE == W.BM:
+        tma.async_copy_global_to_shared(x[1], [row + W.BM, step * 64], bar, more.index(stage))
+    elif W.MORE:
+        BOX: gl.constexpr = x_box()
+        BEYOND: gl.constexpr = W.MORE // BOX
+        boxes = more._reinterpret(xs.dtype, [W.NS * BEYOND, BOX, 64], box_layout(2, 16, 128))
+        for box in gl.static_range(BEYOND):
+            to = boxes.index(stage * BEYOND + box)
+            tma.async_copy_global_to_shared(x[0], [row + W.BM + box * BOX, step * 64], bar, to)
+
+
+@gluon_jit
+def fetch_boxes(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
+    """Begin the copies of x of a step by boxes, of a tile that has not all of its rows."""
     row, num_boxes = place
     step, stage = at
     xs, more = ring[1]
