@@ -78,7 +78,8 @@ def many_rows(
     sides = described("bf16", [groups, 1, sides_at_once // 16, 2, 8] if span else [groups, sides_at_once], 0)
     types: dict[str, Any] = {"w": rows, "scales": sides, "zeros": sides, "norm": described("bf16", [1, 64], 0)}
     types |= {
-        "x": tuple(described("bf16", [size, 64], 128) for size in (wide_sums.x_box(), tile.BM)),
+        "x": described("bf16", [wide_sums.x_box(), 64], 128),
+        "whole_x": described("bf16", [tile.BM, 64], 128),
         "y": "*fp32" if tile.IS_SPLIT else y,
         "norms": "*fp32",
         "handed": ("*fp32", "*i32"),

@@ -149,7 +149,7 @@ def with_rows(problem: Problem, rows: int) -> Problem:
 
 @gluon_jit
 def wide_kernel(
-    w, scales, zeros, norm, bias, x, y, num_rows, norms, operands, handed,
+    w, scales, zeros, norm, bias, x, whole_x, y, num_rows, norms, operands, handed,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply packed W by x; persistent programs of four warps, and five more.
@@ -161,7 +161,7 @@ def wide_kernel(
     """
     NS: gl.constexpr = W.NS
     BM: gl.constexpr = W.BM
-    kind: gl.constexpr = x[0].dtype
+    kind: gl.constexpr = x.dtype
     WIDTH: gl.constexpr = stored_width(P.WEIGHT.BITS, 64)
     G: gl.constexpr = num_pieces(P.WEIGHT.GROUP, 64, P.K, P.SLICES)
     ws = gl.allocate_shared_memory(w.dtype, [NS * 2, 64, WIDTH], box_layout(2, 8, WIDTH))
@@ -199,7 +199,7 @@ def wide_kernel(
         [
             (consume, ((norms, bias), result, ring, given, handed, x_tiles, LOAD, STORE, P, W, TILE, PDL, 0)),
             (consume, ((norms, bias), result, ring, given, handed, x_tiles, LOAD, STORE, P, W, TILE, PDL, 1)),
-            (produce, ((w, x, scales, zeros, norm), ring, (num_rows, x_tiles), P, W, PDL)),
+            (produce, ((w, (x, whole_x), scales, zeros, norm), ring, (num_rows, x_tiles), P, W, PDL)),
         ],
         [4, 1],
         [232, 40],
@@ -243,15 +243,16 @@ def launch(
 
     def arguments(tile: WideTile) -> tuple[Any, ...]:
         of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span, rows_at_once(span, tile.IS_SHARED))
-        rows = sides_at_once(span, tile.IS_SHARED, groups)
-        sides = [None if side is None else sides_descriptor(side, groups, span, rows) for side in (w.scales, w.zeros)]
-        of_x = _descriptor(x, [x_box(), STEP], 128), _descriptor(x, [tile.BM, STEP], 128)
+        at_once = sides_at_once(span, tile.IS_SHARED, groups)
+        both = w.scales, w.zeros
+        sides = [None if side is None else sides_descriptor(side, groups, span, at_once) for side in both]
+        of_x = [_descriptor(x, [rows, STEP], 128) for rows in (x_box(), tile.BM)]
         problem = Problem(n, k, tile.BM, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
         handed = None
         if tile.IS_HANDED:
             size = 2 * programs * GROUP_ROWS * tile.rows
             handed = torch.empty(size, dtype=torch.float32, device=device), counters
-        tensors = of_w, *sides, of_norm, bias, of_x, y, num_rows, norms, fusion.operands, handed
+        tensors = of_w, *sides, of_norm, bias, *of_x, y, num_rows, norms, fusion.operands, handed
         return (*tensors, fusion.load, fusion.store, problem, TILE, tile, pdl)
 
     # Steps of other sizes take other tiles.
