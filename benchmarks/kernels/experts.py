@@ -1,9 +1,9 @@
 """Experts: routing, products and sums of one layer, and other tiles for the products.
 
-    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--rows 1 8 64 2048] [--fp8] [--sweep]
+    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--rows 1 8 64 2048] [--format fp8] [--sweep]
 
 Random tokens and routers, so nearly uniform routing; layers are taken in turn, so that no weight is in the cache. All
-kernels are compiled side by side before the first is timed. With --fp8 times of products include the rounding of rows.
+kernels are compiled side by side before the first is timed. Of 8 bits times of products include the rounding of rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from benchmarks.workloads import SHAPES
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
+from photon_grpc.kernels.linear.quantize import LIMITS
 from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.experts import ProductTile
 from photon_grpc.kernels.moe.route import RouterForm, Routing
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
 
 NUM_LAYERS = 3
+EIGHT = {"fp8": torch.float8_e4m3fn, "fp8-block": torch.float8_e4m3fn, "w8a8": torch.int8}
 #: Pairs at a time -> (rows of W of gate and of up, columns, warps, steps in flight) to try; down has twice the rows.
 CANDIDATES = {
     16: [
@@ -43,10 +45,10 @@ CANDIDATES = {
 
 
 class Layers:
-    """Random layers of a shape on the device. is_eight: weights and activations are e4m3 with a scale a row."""
+    """Random layers of a shape on the device, in 16 bits or in a format of 8 bits of weights and activations."""
 
-    def __init__(self, shape: str, *, is_eight: bool = False) -> None:
-        self.is_eight = is_eight
+    def __init__(self, shape: str, form: str = "") -> None:
+        self.form_of_weights = form
         config = SHAPES[shape]
         self.hidden, self.top_k = config["hidden_size"], config.get("num_experts_per_tok", 2)
         names = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -65,10 +67,14 @@ class Layers:
         return Stacks(self._stack(gate_up), self._stack(down))
 
     def _stack(self, weight: torch.Tensor) -> Stack:
-        if not self.is_eight:
+        if not self.form_of_weights:
             return Stack(weight)
-        scales = torch.full((len(weight), 1, weight.shape[1]), 2.0**-12, device=weight.device)
-        return Stack((weight * 2.0**12).clamp_(-448, 448).to(torch.float8_e4m3fn), scales, is_eight=True)
+        experts, n, k = weight.shape
+        kind = EIGHT[self.form_of_weights]
+        shape = (experts, k // 128, n // 128) if self.form_of_weights == "fp8-block" else (experts, 1, n)
+        scale, limit = 2.0**-12 if kind.is_floating_point else 2.0**-10, LIMITS[kind]
+        values = (weight / scale).clamp_(-limit, limit).to(kind)
+        return Stack(values, torch.full(shape, scale, device=weight.device), is_eight=True)
 
 
 class Step:
@@ -173,10 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-30b-a3b", choices=[s for s in SHAPES if "experts" in str(SHAPES[s])])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 2048])
-    parser.add_argument("--fp8", action="store_true", help="weights and activations of 8 bits")
+    parser.add_argument("--format", default="", choices=list(EIGHT), help="weights and activations of 8 bits")
     parser.add_argument("--sweep", action="store_true", help="time other tiles, too")
     args = parser.parse_args()
-    layers = Layers(args.shape, is_eight=args.fp8)
+    layers = Layers(args.shape, args.format)
     compile_all(layers, args.rows, sweeps=args.sweep)
     print("| rows | block | experts | route us | gate_up | down | sum | all | TB/s | TFLOP/s |")
     print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")

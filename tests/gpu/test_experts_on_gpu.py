@@ -22,6 +22,7 @@ SHAPES = {
     "medium": (8, 256, 512, RouterForm(2)),
     "odd": (7, 72, 152, RouterForm(7)),
     "uneven": (6, 200, 328, RouterForm(3, renormalises=False)),
+    "uneven16": (6, 208, 336, RouterForm(3, renormalises=False)),
 }
 TOKENS = (1, 2, 7, 8, 16, 17, 33, 64, 200, 513, 1000, 2500)
 #: A shape, the dtype of its activations, the format of its weights.
@@ -32,6 +33,10 @@ CASES = [
     ("uneven", torch.float16, ""),
     ("uneven", torch.float32, ""),
     *(("medium", torch.bfloat16, name) for name in ("int8-g128", "int8", "int4-g128", "w8a8", "fp8", "fp8-block")),
+    ("qwen3-30b-a3b", torch.bfloat16, "fp8"),
+    ("deepseek-v2-lite", torch.bfloat16, "fp8-block"),
+    ("uneven16", torch.float16, "fp8"),
+    ("uneven16", torch.bfloat16, "w8a8"),
 ]
 each_case = pytest.mark.parametrize(("name", "dtype", "form"), CASES, ids=str)
 
@@ -95,7 +100,7 @@ def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: i
         torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
     # A number that is rounded the other way to 8 bits is an eighth off.
     wanted = experts.reference(case.x, found, case.stacks).float()
-    assert (out.float() - wanted).norm() <= 2e-2 * wanted.norm()
+    assert (out.float() - wanted).norm() <= (3e-2 if case.stacks.down.is_eight else 2e-2) * wanted.norm()
 
 
 @each_case

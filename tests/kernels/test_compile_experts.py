@@ -11,12 +11,13 @@ import torch
 
 from photon_grpc.kernels.linear import many_rows
 from photon_grpc.kernels.linear.weight import WeightKind
-from photon_grpc.kernels.moe import experts, route, segments
+from photon_grpc.kernels.linear.wide8_sums import box_layout
+from photon_grpc.kernels.moe import experts, route, segments, segments8
 from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.experts import ExpertStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
-from photon_grpc.kernels.moe.segments import SegmentProblem
+from photon_grpc.kernels.moe.segment_tiles8 import SegmentProblem8
 from photon_grpc.kernels.moe.stacks import Stack
 from tests.kernels.test_compile import NAMES, Compiled, check, compiled, kept_report
 from tests.kernels.test_compile_fused import compiled_gluon
@@ -155,7 +156,7 @@ def test_products(name: str, form: str, block: int) -> None:
 @pytest.mark.parametrize("of_down", [False, True])
 def test_products_of_many_tokens(name: str, kind: str, of_down: bool) -> None:
     _, top_k, size, hidden = MODELS[name]
-    problem = SegmentProblem(hidden, size, 0) if of_down else SegmentProblem(2 * size, hidden, size)
+    problem = segments.SegmentProblem(hidden, size, 0) if of_down else segments.SegmentProblem(2 * size, hidden, size)
     types: dict[str, Any] = {"y": "*fp32" if of_down else "*" + kind, "work": WORK, "num_tokens": "i32"}
     for operand, rows in (("x", many_rows.GROUP_ROWS), ("w", segments.ROWS // 2)):
         types[operand] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{many_rows.step_layout()!r}>"
@@ -168,6 +169,31 @@ def test_products_of_many_tokens(name: str, kind: str, of_down: bool) -> None:
     gathered = compiled(segments.gather_kernel, types, constants)
     check(gathered, "st.global.v4")
     assert loads_before_wait(gathered) == []
+
+
+@each_model
+@pytest.mark.parametrize("form", ["fp8", pytest.param("w8a8", marks=pytest.mark.full)])
+@pytest.mark.parametrize("of_down", [False, True])
+def test_products_of_many_tokens_of_8_bits(name: str, form: str, of_down: bool) -> None:
+    _, _, size, hidden = MODELS[name]
+    problem = SegmentProblem8(hidden, size, 0) if of_down else SegmentProblem8(2 * size, hidden, size)
+    of_values = f"tensordesc<{(FORMS[form][1] or '').removeprefix('*')}[64, 128],{box_layout(2)!r}>"
+    types: dict[str, Any] = {"x": of_values, "w": of_values, "x_scale": "*fp32", "w_scale": "*fp32", "work": WORK}
+    types |= {"y": "*fp32" if of_down else "*bf16", "num_tokens": "i32"}
+    constants = {"P": problem, "W": segments8.TILE, "PDL": True}
+    built = compiled_gluon(segments8.segment8_kernel, constants, 4, **types)
+    check(built, "wgmma.mma_async")
+    assert "serialized" not in kept_report(built.ptx)
+    assert built.ptx.count("cp.async.bulk.tensor.2d") == 4
+    assert loads_before_wait(built) == []
+
+
+def test_rows_of_8_bits_are_brought_together() -> None:
+    types: dict[str, Any] = {"x": "*i16", "found": "*i16", "scales": "*fp32", "found_scales": "*fp32", "work": WORK}
+    constants = {"TOP_K": 8, "WIDTH": 1024, "ROWS": 16, "COLUMNS": 512, "PDL": True}
+    built = compiled(segments8.gather8_kernel, types | {"num_tokens": "i32"}, constants)
+    check(built, "st.global.v4")
+    assert loads_before_wait(built) == []
 
 
 @each_model

@@ -7,7 +7,7 @@ pairs' own rows, which the sum over a token's experts reads.
 A program takes tiles of up to 128 pairs of an entry and 256 rows of W, one after the other, with warps specialised as
 in `many_rows.py`: one fetches steps of 64 columns of both into a ring, each of two groups of four warps multiplies 64
 pairs. Of gate and up 128 rows each, so that a thread has the numbers of both. A group without pairs only lets steps
-pass. K is one chain of products, as in `products.py`: the bits are the same.
+pass. K is one chain of products, as in `products.py`: the bits are the same. `segments8.py` multiplies in 8 bits.
 
 Shapes: x [T, H], Stack of 16 bits [E, N, K], Routing with entries of BLOCK pairs. bf16 and fp16; H and I multiples of
 8. Bytes moved: a row of x three times for every pair, W once for every entry of its expert, most of them by the cache.
@@ -34,6 +34,7 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.jit import cdiv, jit, num_multiprocessors, tl
 from photon_grpc.kernels.linear.many_rows import GROUP_ROWS, STEP, ManyTile, multiply_slice, step_layout
+from photon_grpc.kernels.moe import segments8
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.stacks import Stack
 
@@ -219,8 +220,9 @@ def segment_kernel(x, w, y, work, num_tokens, P: gl.constexpr, TILE: gl.constexp
 
 def suits(num_pairs: int, dtype: torch.dtype, stack: Stack) -> bool:
     """Return whether the kernels multiply so many pairs by this stack, and are faster than those of few."""
-    is_half = dtype.itemsize == 2 and stack.values.dtype == dtype and stack.shape[2] % 8 == 0
-    return is_half and num_pairs > MIN_PAIRS * stack.shape[0] and has_wgmma(stack.values.device)
+    is_many = dtype.itemsize == 2 and num_pairs > MIN_PAIRS * stack.shape[0] and has_wgmma(stack.values.device)
+    fits = segments8.takes(stack) if stack.is_eight else stack.values.dtype == dtype and stack.shape[2] % 8 == 0
+    return fits and is_many
 
 
 def gathered(x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -237,6 +239,8 @@ def gathered(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 def gate_up(x: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
     """Return y [pairs, I] of x [T, H], in the order of the work list."""
+    if stack.is_eight:
+        return segments8.gate_up(x, routing, stack)
     size = stack.shape[1] // 2
     y = torch.empty((routing.experts.numel(), size), dtype=x.dtype, device=x.device)
     _launch(gathered(x, routing), y, routing, stack, size)
@@ -245,6 +249,8 @@ def gate_up(x: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
 
 def down(y: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
     """Return z [pairs, H] of what `gate_up` returns; rows of pairs that reach no expert are undefined."""
+    if stack.is_eight:
+        return segments8.down(y, routing, stack)
     z = torch.empty((y.shape[0], stack.shape[1]), dtype=torch.float32, device=y.device)
     _launch(y, z, routing, stack, 0)
     return z
