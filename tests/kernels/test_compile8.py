@@ -163,11 +163,14 @@ def test_many_rows(name: str, which: str, size: Size) -> None:
     built = wide(name, end, size, problem)
     check(built, TYPES[FORMATS[name][0]][1], max_spilled_bytes=16)
     assert "serialized" not in kept_report(built.ptx)
+    # W is on its way before the fetching warp waits.
+    before_wait, behind = built.ptx.split("griddepcontrol.launch_dependents")
+    assert "cp.async.bulk.tensor" in before_wait
     # Values of each half of W and of each part of x; scales of blocks beside them.
-    assert built.ptx.count("cp.async.bulk.tensor.5d") == (size.halves if problem.SPAN else 0)
+    assert behind.count("cp.async.bulk.tensor.5d") == (size.halves if problem.SPAN else 0)
     scales = size.parts if FORMATS[name][1] else 0
     halves = 0 if problem.SPAN else size.halves
-    assert built.ptx.count("cp.async.bulk.tensor.2d") == halves + size.parts + scales
+    assert behind.count("cp.async.bulk.tensor.2d") == halves + size.parts + scales
     assert "st.global.v4" in built.ptx
 
 
@@ -182,8 +185,9 @@ def test_quantize(dtype: str, kind: torch.dtype) -> None:
         built = compiled(quantize.quantize_rows_kernel, types, config | {"PDL": True})
         check(built, "griddepcontrol.wait")
         assert "ld.global.v4" in built.ptx
-        # A division that is not rounded correctly has other bits than torch's; that of a mean is as in every norm.
-        assert "div.rn.f32" in built.ptx
+        # A division that is not rounded correctly has other bits than torch's; that of a mean is as in every norm. Only
+        # scales are divided: a division of every number has a branch.
+        assert 0 < built.ptx.count("div.rn.f32") <= 2 * config["GROUPS"]
         assert built.ptx.count("div.full.f32") == whole
 
 

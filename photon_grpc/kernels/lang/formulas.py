@@ -6,6 +6,7 @@
     tree_sum:     Σ x over columns
     add_slices:   the sums of the slices of K, added in order
     round_e4m3:   x rounded to the nearest e4m3
+    quotient:     x / y, correctly rounded, from 1 / y
 
 A compiler may round a product before it is added to, or not; it chooses anew in every kernel. Here each sum of a
 product is an explicit fma, which rounds once, and nothing is left to choose. A sum of many numbers is a tree of sums of
@@ -70,3 +71,18 @@ def round_e4m3(x):
     # Below 2^-6 they are multiples of 2^-9; zeros keep their sign.
     small = ((tl.abs(x) + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | (bits & -2147483648)
     return tl.where(tl.abs(x) < 0.015625, small, normal).to(tl.float32, bitcast=True)
+
+
+@jit
+def quotient(x, y, inverse):
+    """Return x / y as `div_rn` does, from inverse = div_rn(1, y), for y of 2^-40 and more and |x / y| below 2^24.
+
+    A division has a branch for operands at the ends of the range, and one waits for the other; these do not. The first
+    correction leaves an error below that of a rounding, the second rounds as a division does (Markstein). Zeros keep
+    their signs.
+    """
+    # `-x` is 0 - x, which loses the sign of a zero.
+    minus_x, minus_inverse = x * -1.0, inverse * -1.0
+    q = x * inverse
+    q = tl.fma(tl.fma(q, y, minus_x), minus_inverse, q)
+    return tl.fma(tl.fma(q, y, minus_x), minus_inverse, q)

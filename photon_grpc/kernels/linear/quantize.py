@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels.lang import squares
-from photon_grpc.kernels.lang.formulas import round_e4m3, tree_sum
+from photon_grpc.kernels.lang.formulas import quotient, tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.lang.squares import group_sums
@@ -85,16 +85,17 @@ def scales_of(tile, LIMIT: tl.constexpr):
 
 
 @jit
-def quantized(tile, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
+def quantized(tile, scale, KIND: tl.constexpr):
     """Return a tile [R, N] in float32 divided by the scales of its rows, in 8 bits."""
-    scaled = tl.div_rn(tile, scale[:, None] + tl.zeros_like(tile))
+    # Numbers over inf are zeros with their signs, as those over zero with an inverse of zero are here.
+    divisor = tl.where(scale < float("inf"), scale, 0.0)[:, None]
+    scaled = quotient(tile, divisor, tl.div_rn(1.0, scale)[:, None])
     scaled = tl.where(scaled == scaled, scaled, 0.0)
     if KIND.is_int():
-        # Adding 1.5 · 2^23 rounds a small float32 to an integer, ties to even.
-        scaled = (scaled + 12582912.0) - 12582912.0
+        # Adding 1.5 · 2^23 rounds a small float32 to an integer, ties to even, and leaves it in the last bits.
+        return (scaled + 12582912.0).to(tl.int32, bitcast=True).to(KIND)
     else:
-        scaled = round_e4m3(tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled)))
-    return scaled.to(KIND)
+        return scaled.to(KIND)
 
 
 @jit
@@ -122,7 +123,7 @@ def quantize_rows_kernel(
         tile = tile * tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
         tile = tile.to(x.dtype.element_ty).to(tl.float32)
     scale = scales_of(tile, LIMIT)
-    tl.store(values + row * SIZE + column, quantized(tile, scale, LIMIT, values.dtype.element_ty), mask=column < SIZE)
+    tl.store(values + row * SIZE + column, quantized(tile, scale, values.dtype.element_ty), mask=column < SIZE)
     tl.store(scales + row + group * scale_stride, scale, mask=group * WIDTH < SIZE)
 
 

@@ -25,7 +25,6 @@ from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     constexpr_function,
     fence_async_shared,
-    gdc_launch_dependents,
     gdc_wait,
     gl,
     gluon_jit,
@@ -144,9 +143,11 @@ def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def consume(
     scales, factors, result, ring, x_tiles,
-    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of every 128 of x: the program of one group of four warps."""
+    if PDL:
+        gdc_wait()
     y, operands, num_rows = result
     N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
     PARTS: gl.constexpr = W.PARTS
@@ -207,9 +208,6 @@ def wide8_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     x_tiles = (num_rows + W.PARTS * 128 - 1) // (W.PARTS * 128)
     ring = (ws, xs, sxs, ready, free)
     scales = (w_scale, x_scale)
@@ -217,9 +215,9 @@ def wide8_kernel(
     second: gl.constexpr = of_second_group(W)
     gl.warp_specialize(
         [
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE)),
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, second, TILE)),
-            (produce, ((w, x, x_scales), ring, x_tiles, P, W)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, PDL)),
+            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, second, TILE, PDL)),
+            (produce, ((w, x, x_scales), ring, x_tiles, P, W, PDL)),
         ],
         [4, 1],
         [240, 24],

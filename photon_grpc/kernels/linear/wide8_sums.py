@@ -6,6 +6,8 @@ from typing import Any
 
 from photon_grpc.kernels.lang.gluon import (
     constexpr_function,
+    gdc_launch_dependents,
+    gdc_wait,
     gl,
     gluon_jit,
     mbarrier,
@@ -43,38 +45,64 @@ def place_of(number, x_tiles, N_TILES: gl.constexpr):
 
 
 @gluon_jit
-def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr):
-    """Fetch the tiles of this program, step by step: the program of the fetching warp."""
-    w, x, x_scale = sources
-    ws, xs, sxs, ready, free = ring
-    STEPS: gl.constexpr = (P.K + 127) // 128
-    N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
-    PARTS: gl.constexpr = W.PARTS
+def fetch_w(w, ring, n_tile, step, stage, P: gl.constexpr, W: gl.constexpr):
+    """Begin the copies of a step's rows of W to a stage, and say how many bytes it gets, with those of x."""
+    ws = ring[0]
     HALVES: gl.constexpr = W.HALVES
     BYTES: gl.constexpr = 128 * (64 * W.HALVES + 128 * W.PARTS) + (512 * W.PARTS if W.BLOCKS else 0)
+    at = ring[3].index(stage)
+    mbarrier.expect(at, BYTES)
+    for half in gl.static_range(HALVES):
+        to = ws.index(stage * W.HALVES + half)
+        if P.SPAN == 0:
+            tma.async_copy_global_to_shared(w, [(n_tile * W.HALVES + half) * 64, step * 128], at, to)
+        else:
+            pair = (n_tile * W.HALVES + half) * 32
+            pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, 128], box_layout(5))
+            tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, step * 128], at, pairs)
+
+
+@gluon_jit
+def fetch_x(sources, ring, x_tile, step, stage, W: gl.constexpr):
+    """Begin the copies of a step's rows of x to a stage, and of their scales."""
+    _, x, x_scale = sources
+    _, xs, sxs, ready, _ = ring
+    PARTS: gl.constexpr = W.PARTS
     of_x = xs._reinterpret(xs.dtype, [W.NS * W.PARTS, 128, 128], box_layout(2))
+    at = ready.index(stage)
+    for part in gl.static_range(PARTS):
+        token = (x_tile * W.PARTS + part) * 128
+        tma.async_copy_global_to_shared(x, [token, step * 128], at, of_x.index(stage * W.PARTS + part))
+        if W.BLOCKS:
+            tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
+
+
+@gluon_jit
+def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr):
+    """Fetch the tiles of this program, step by step: the program of the fetching warp.
+
+    W depends on no kernel: as many steps of it as there are stages are fetched before the programmatic wait.
+    """
+    w = sources[0]
+    free = ring[4]
+    STEPS: gl.constexpr = (P.K + 127) // 128
+    N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
+    AHEAD: gl.constexpr = min(W.NS, STEPS)
+    n_tile, x_tile = place_of(gl.program_id(0), x_tiles, N_TILES)
+    for step in range(AHEAD):
+        fetch_w(w, ring, n_tile, step, step, P, W)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
         for step in range(STEPS):
             stage = count % W.NS
-            mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
-            at = ready.index(stage)
-            mbarrier.expect(at, BYTES)
-            for half in gl.static_range(HALVES):
-                to = ws.index(stage * W.HALVES + half)
-                if P.SPAN == 0:
-                    tma.async_copy_global_to_shared(w, [(n_tile * W.HALVES + half) * 64, step * 128], at, to)
-                else:
-                    pair = (n_tile * W.HALVES + half) * 32
-                    pairs = to._reinterpret(to.dtype, [1, 4, 2, 8, 128], box_layout(5))
-                    column = step * 128
-                    tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, column], at, pairs)
-            for part in gl.static_range(PARTS):
-                token = (x_tile * W.PARTS + part) * 128
-                tma.async_copy_global_to_shared(x, [token, step * 128], at, of_x.index(stage * W.PARTS + part))
-                if W.BLOCKS:
-                    tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
+            if count >= AHEAD:
+                mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
+                fetch_w(w, ring, n_tile, step, stage, P, W)
+            fetch_x(sources, ring, x_tile, step, stage, W)
             count += 1
 
 

@@ -19,6 +19,8 @@ from typing import Any
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 else:
+    import numpy as np
+    import torch
     from triton.language import core
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
@@ -114,3 +116,20 @@ else:
         self.__dict__ = dict(_block_types[key])
 
     core.block_type.__init__ = block_type_once
+
+    def fma_once_rounded(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """Return x · y + z; of float32 as a GPU has it, rounded once but for ties of float64."""
+        wide = [part.data.astype(np.float64) if part.data.dtype == np.float32 else part.data for part in (x, y, z)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return interpreter.TensorHandle((wide[0] * wide[1] + wide[2]).astype(z.data.dtype), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fma_once_rounded
+    convert_float = interpreter._convert_float
+
+    def convert(data: Any, from_type: Any, to_type: Any, rounding: Any) -> Any:
+        """Round float32 to e4m3 as a GPU does; the interpreter's own cast does not."""
+        if from_type.scalar.name == "fp32" and to_type.scalar.name == "fp8e4nv":
+            return torch.from_numpy(np.ascontiguousarray(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return convert_float(data, from_type, to_type, rounding)
+
+    interpreter._convert_float = convert
