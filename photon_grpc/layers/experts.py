@@ -17,6 +17,7 @@ import torch
 
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
+from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.moe import experts as stacked_experts
 from photon_grpc.kernels.moe import route
 from photon_grpc.kernels.moe.route import RouterForm, Routing, StreamNorm
@@ -61,12 +62,13 @@ class Router(OneWeight):
         return self._route(x, self.weight, self.form, ctx.num_real, self.tally, self.bias, block=block)
 
     def behind(
-        self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext, block: int = 0
-    ) -> tuple[torch.Tensor, Routing]:
-        """Return the stream normalised and its routing, by the kernels of stacks."""
+        self, norm: RMSNorm, stream: ResidualStream, ctx: StepContext, block: int = 0,
+        rows: QuantizedRows | None = None,
+    ) -> tuple[torch.Tensor, Routing]:  # fmt: skip
+        """Return the stream normalised and its routing, by the kernels of stacks; fill rows with it quantized."""
         normed = StreamNorm(stream.partial, norm.weight, norm.eps, torch.empty_like(stream.h))
         routed = route.launch(
-            stream.h, self.weight, self.form, ctx.num_real, self.tally, self.bias, block=block, norm=normed
+            stream.h, self.weight, self.form, ctx.num_real, self.tally, self.bias, block=block, norm=normed, rows=rows
         )  # fmt: skip
         return normed.y, routed
 
@@ -146,10 +148,12 @@ class Experts:
             y.addcmul_(parts[:, place], routing.weights[:, place : place + 1])
         return y.to(x.dtype)
 
-    def add_to(self, stream: ResidualStream, x: torch.Tensor, routing: Routing) -> None:
-        """Add the result for x to the stream by the kernels of stacks."""
+    def add_to(
+        self, stream: ResidualStream, x: torch.Tensor, routing: Routing, rows: QuantizedRows | None = None
+    ) -> None:
+        """Add the result for x to the stream by the kernels of stacks; rows: x quantized, if it is already."""
         assert self.stacks is not None
-        stacked_experts.launch(x, routing, self.stacks, stream)
+        stacked_experts.launch(x, routing, self.stacks, stream, rows)
 
     def _computed(self, x: torch.Tensor, routing: Routing, ctx: StepContext) -> torch.Tensor:
         """Return the results of each token's experts, float32 [T, top_k, hidden]."""
@@ -256,7 +260,9 @@ class SparseMLP:
         for begin, some in self._parts(ctx, h.shape[0]):
             of = slice(begin, begin + MOST_TOKENS)
             stream = ResidualStream(h[of], partial[of])
-            self.experts.add_to(stream, *self.router.behind(norm, stream, some, self.block_of(stream.h)))
+            block = self.block_of(stream.h)
+            rows = stacked_experts.memory_for(stream.h, block, self.experts.stacks)
+            self.experts.add_to(stream, *self.router.behind(norm, stream, some, block, rows), rows)
         return None
 
     def block_of(self, x: torch.Tensor) -> int:

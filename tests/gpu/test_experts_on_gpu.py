@@ -7,9 +7,10 @@ import torch
 
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts, route
-from photon_grpc.kernels.moe.route import RouterForm, Routing
+from photon_grpc.kernels.moe.route import RouterForm, Routing, StreamNorm
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
 from tests.kernels.experts import check_work, exact, rounded
 
@@ -130,6 +131,27 @@ def test_sums_are_added_to_the_residual_stream(name: str, num_tokens: int, num_r
         experts.launch(case.x, routing, case.stacks, stream)
         assert torch.equal(stream.h, h + experts.launch(case.x, routing, case.stacks))
         assert torch.equal(stream.partial, squares.reference(stream.h))
+
+
+@pytest.mark.parametrize("name", ["w8a8", "fp8", "fp8-block"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 33, 200])
+def test_rows_that_the_router_quantizes_are_those_that_products_would(name: str, num_tokens: int) -> None:
+    case = Case("medium", torch.bfloat16, num_tokens, name)
+    h, factors = case.x, torch.rand_like(case.x[0])
+    h[1:2], h[2:3, 5], h[3:4, 200] = 0, torch.nan, -torch.inf
+    rows = experts.memory_for(h, 0, case.stacks)
+    assert rows is not None
+    norm, results = StreamNorm(squares.reference(h), factors, 1e-6, torch.empty_like(h)), []
+    for of in (None, rows):
+        routing = route.launch(h, case.router, case.form, None, norm=norm, rows=of)
+        stream = ResidualStream(h.clone(), torch.empty_like(norm.partial))
+        experts.launch(norm.y, routing, case.stacks, stream, of)
+        results.append((stream.h, stream.partial, routing.weights))
+    behind = quantize.launch(norm.y, rows.values.dtype, grouped=rows.stride > 0)
+    assert torch.equal(rows.values.view(torch.uint8), behind.values.view(torch.uint8))
+    torch.testing.assert_close(rows.scales, behind.scales, rtol=0.0, atol=0.0, equal_nan=True)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "medium", "odd"])

@@ -16,7 +16,7 @@ from photon_grpc.kernels.moe import experts, route, segments, segments8
 from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.experts import ExpertStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
-from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
+from photon_grpc.kernels.moe.route import RouterForm, RowMemory, StreamNorm, WorkList
 from photon_grpc.kernels.moe.segment_tiles8 import SegmentProblem8
 from photon_grpc.kernels.moe.stacks import Stack
 from tests.kernels.test_compile import NAMES, Compiled, check, compiled, kept_report
@@ -40,7 +40,7 @@ def choice_types() -> dict[str, Any]:
 def score_types(dtype: torch.dtype, *, has_norm: bool) -> dict[str, Any]:
     kind = "*" + NAMES[dtype]
     norm = StreamNorm("*fp32", kind, "fp32", kind) if has_norm else None  # type: ignore[arg-type]
-    return {"x": kind, "norm": norm, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
+    return {"x": kind, "norm": norm, "rows": None, "weight": kind, "scores": "*fp32", "num_tokens": "i32"}
 
 
 def reduced_layouts(built: Compiled) -> set[str]:
@@ -55,7 +55,7 @@ def reduced_layouts(built: Compiled) -> set[str]:
 def test_routing(name: str, dtype: torch.dtype) -> None:
     num_experts, top_k, _, hidden = MODELS[name]
     for num_tokens in (16, 2048):
-        constants = route.scores_config(num_tokens, num_experts, hidden, dtype) | {"PDL": True}
+        constants = route.scores_config(num_tokens, num_experts, hidden, dtype) | {"WIDTH": 0, "PDL": True}
         scores = compiled(route.scores_kernel, score_types(dtype, has_norm=name == "mixtral-8x7b"), constants)
         check(scores, "mma" if dtype == torch.bfloat16 else "fma")
         assert loads_before_wait(scores) == weight_loads(constants, has_norm=name == "mixtral-8x7b")
@@ -76,13 +76,28 @@ def test_routing_of_one_token_adds_in_the_order_of_many(name: str, dtype: torch.
     num_experts, top_k, _, hidden = MODELS[name]
     choice = {"SLICES": 8, "C": route.choice_of(num_experts, RouterForm(top_k)), "PDL": True}
     types = choice_types() | score_types(dtype, has_norm=True) | {"counter": "*i32"}
-    constants = route.scores_config(1, num_experts, hidden, dtype)
+    constants = route.scores_config(1, num_experts, hidden, dtype) | {"WIDTH": 0}
     one = compiled(route.route_one_kernel, types, constants | choice)
     check(one, "mma" if dtype == torch.bfloat16 else "fma")
     assert loads_before_wait(one) == weight_loads(constants, has_norm=True)
     of_many = choice | {"EXPERTS": num_experts, "BLOCK": 16, "num_warps": 1}
     many = reduced_layouts(compiled(choose_kernel, choice_types(), of_many))
     assert many and many == reduced_layouts(one)
+
+
+@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+@pytest.mark.parametrize("has_groups", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_routing_that_leaves_rows_in_8_bits(name: str, has_groups: bool, kind: str) -> None:
+    num_experts, top_k, _, hidden = MODELS[name]
+    types = choice_types() | score_types(torch.bfloat16, has_norm=True) | {"counter": "*i32"}
+    types["rows"] = RowMemory(kind, "*fp32", "i32")  # type: ignore[arg-type]
+    choice = {"SLICES": 8, "C": route.choice_of(num_experts, RouterForm(top_k))}
+    for num_tokens, kernel in ((1, route.route_one_kernel), (16, route.scores_kernel)):
+        constants = route.scores_config(num_tokens, num_experts, hidden, torch.bfloat16) | {"PDL": True}
+        constants |= {"WIDTH": route.width_of(hidden, has_groups=has_groups)} | (choice if num_tokens == 1 else {})
+        # What a division that is rounded correctly keeps while it calls.
+        check(compiled(kernel, types, constants), "div.rn.f32", max_spilled_bytes=16)
 
 
 def loads_before_wait(built: Compiled) -> list[str]:

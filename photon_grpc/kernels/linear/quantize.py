@@ -49,6 +49,11 @@ class QuantizedRows(NamedTuple):
     scales: torch.Tensor
     norms: torch.Tensor | None = None
 
+    @property
+    def stride(self) -> int:
+        """The elements from one group's scales to the next's; 0 where rows have one scale."""
+        return self.scales.stride(1) if self.scales.dim() == 2 else 0
+
 
 def padded_rows(num_rows: int) -> int:
     """Return the rows that buffers have memory for: the smallest bucket, or a multiple of the largest."""
@@ -147,13 +152,20 @@ def launch(
     if not launches(x):
         return reference(x, kind, grouped=grouped, weight=weight, eps=eps)
     tokens, size = x.shape
-    padded, groups = padded_rows(tokens), cdiv(size, GROUP) if grouped else 1
-    values = torch.empty((padded, size), dtype=kind, device=x.device)
-    scales = torch.empty((groups, padded), dtype=torch.float32, device=x.device)
+    rows = memory_for(x, kind, grouped=grouped)
     norms = None if eps is None else torch.empty(tokens, dtype=torch.float32, device=x.device)
     meta = config(size, kind, grouped=grouped, whole=eps is not None)
     if tokens:
-        grid = tokens, cdiv(groups, meta["GROUPS"])
-        tensors = x, weight, values, scales, padded, norms, eps
+        grid = tokens, cdiv(cdiv(size, GROUP) if grouped else 1, meta["GROUPS"])
+        tensors = x, weight, rows.values, rows.scales, rows.stride, norms, eps
         quantize_rows_kernel[grid](*tensors, **meta, **dependent_launch(x.device))
-    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens], norms)
+    return rows._replace(norms=norms)
+
+
+def memory_for(x: torch.Tensor, kind: torch.dtype, *, grouped: bool = False) -> QuantizedRows:
+    """Return rows for those of x, not filled, with memory for `padded_rows` rows behind them."""
+    tokens, size = x.shape
+    padded, groups = padded_rows(tokens), cdiv(size, GROUP) if grouped else 1
+    values = torch.empty((padded, size), dtype=kind, device=x.device)
+    scales = torch.empty((groups, padded), dtype=torch.float32, device=x.device)
+    return QuantizedRows(values[:tokens], scales[:, :tokens].t() if grouped else scales[0, :tokens])

@@ -10,7 +10,8 @@ products whatever the tile, so a row has the same bits at any number of tokens.
 
 Many tokens of 16 bits are multiplied with stacks of 16 bits by `segments.py`, with the same bits.
 
-Stacks have any form of `stacks.py`; by activations of 8 bits x and y are quantized before they are multiplied.
+Stacks have any form of `stacks.py`; by activations of 8 bits x and y are quantized before they are multiplied, x of few
+tokens by the router.
 
 Shapes: x [T, H], Stacks, Routing -> [T, H]. bf16, fp16, fp32; sums in float32.
 Bytes moved: the weights of the experts that are reached, once for every `block` of their pairs.
@@ -18,6 +19,7 @@ Bytes moved: the weights of the experts that are reached, once for every `block`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +32,8 @@ from photon_grpc.kernels.lang.jit import cdiv, counters_of, jit, launches, next_
 from photon_grpc.kernels.lang.squares import group_sums
 from photon_grpc.kernels.linear import library8, quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
-from photon_grpc.kernels.moe import segments
+from photon_grpc.kernels.linear.quantize import QuantizedRows
+from photon_grpc.kernels.moe import route, segments
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand, expert_product
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
@@ -269,19 +272,37 @@ def rows_of(x: torch.Tensor, stack: Stack) -> RowOperand:
     """Return rows as the kernels multiply them by this stack."""
     if not stack.is_eight:
         return RowOperand(x)
-    values, scales, _ = quantize.launch(x, stack.values.dtype, grouped=stack.has_blocks)
-    return RowOperand(values, scales, scales.stride(1) if scales.dim() == 2 else 0)
+    return quantized_operand(quantize.launch(x, stack.values.dtype, grouped=stack.has_blocks))
 
 
-def gate_up_launch(x: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None = None) -> torch.Tensor:
-    """Return y [pairs, I]; rows of pairs that reach no expert are undefined."""
-    (num_tokens, top_k), (_, rows, hidden) = routing.experts.shape, stack.shape
-    y = torch.empty((num_tokens * top_k, rows // 2), dtype=x.dtype, device=x.device)
+def quantized_operand(rows: QuantizedRows) -> RowOperand:
+    return RowOperand(rows.values, rows.scales, rows.stride)
+
+
+def memory_for(x: torch.Tensor, block: int, stacks: Stacks) -> QuantizedRows | None:
+    """Return rows that a router is to fill with x, normalised and quantized for gate and up; None: it leaves x as it is.
+
+    block: as of `block_of`: `segments.py` takes x as it is.
+    """
+    stack = stacks.gate_up
+    if block or not stack.is_eight or not route.takes_rows(x):
+        return None
+    return quantize.memory_for(x, stack.values.dtype, grouped=stack.has_blocks)
+
+
+def gate_up_launch(
+    x: torch.Tensor, routing: Routing, stack: Stack, tile: ProductTile | None = None,
+    rows: QuantizedRows | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return y [pairs, I]; rows of pairs that reach no expert are undefined. rows: x quantized, if it is already."""
+    (num_tokens, top_k), (_, rows_of_w, hidden) = routing.experts.shape, stack.shape
+    size = rows_of_w // 2
+    y = torch.empty((num_tokens * top_k, size), dtype=x.dtype, device=x.device)
     meta = _meta(x, routing, stack, tile, of_down=False) | {"IS_ONE": num_tokens == 1}
-    gate_up_kernel[(cdiv(rows // 2, meta["BN"]), num_entries(routing))](
-        rows_of(x, stack), operand_of(stack), y, routing.work, num_tokens, SIZE=rows // 2, HIDDEN=hidden, TOP_K=top_k,
-        **meta,
-    )  # fmt: skip
+    of_x = rows_of(x, stack) if rows is None else quantized_operand(rows)
+    gate_up_kernel[(cdiv(size, meta["BN"]), num_entries(routing))](
+        of_x, operand_of(stack), y, routing.work, num_tokens, SIZE=size, HIDDEN=hidden, TOP_K=top_k, **meta
+    )
     return y
 
 
@@ -342,13 +363,18 @@ def products_of(x: torch.Tensor, routing: Routing, stacks: Stacks) -> tuple[Prod
     return gate_up_launch, down_launch
 
 
-def launch(x: torch.Tensor, routing: Routing, stacks: Stacks, stream: ResidualStream | None = None) -> torch.Tensor:
-    """Return what `reference` returns, and change the stream as it does."""
+def launch(
+    x: torch.Tensor, routing: Routing, stacks: Stacks, stream: ResidualStream | None = None,
+    rows: QuantizedRows | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return what `reference` returns, and change the stream as it does. rows: of `memory_for`, filled."""
     if routing.work is None or not launches(x):
         return reference(x, routing, stacks, stream)
     out, partial = (torch.empty_like(x), None) if stream is None else stream
     if x.shape[0]:
         gate_up, down = products_of(x, routing, stacks)
+        if rows is not None:
+            gate_up = functools.partial(gate_up_launch, rows=rows)
         y = gate_up(x, routing, stacks.gate_up)
         if stream is not None and x.shape[0] <= FEW_TOKENS:
             # Where no token reaches an expert nothing is added, and what is known of the stream stays true.

@@ -15,7 +15,8 @@ A token whose numbers hold a NaN has the experts 0 … top_k - 1 and weights NaN
 are padding: their experts are -1, their weights 0.
 
 Shapes: x [T, H], W [E, H], num_real int32 [1] or None -> experts int32 [T, top_k + num_shared], weights float32 of that
-shape. With a norm x is normalised first, as `rms_norm.py` does.
+shape. With a norm x is normalised first, as `rms_norm.py` does; of few tokens programs beside those of scores can also
+leave it in 8 bits, as `quantize.py` does.
 Bytes moved: (E + T) · H · itemsize, all else is small.
 """
 
@@ -30,6 +31,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.formulas import tree_sum
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, counters_of, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.linear.quantize import GROUP, QuantizedRows, quantized, scales_of
 from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel, choose_token, list_one
 
 
@@ -174,36 +176,87 @@ def store_scores(
 
 
 @jit
-def scores_kernel(
-    x, norm, weight, scores, num_tokens,
-    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
-    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+def store_rows(
+    x, norm, rows, num_tokens, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, BM: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write scores as `store_scores` does."""
-    store_scores(x, norm, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, BM, PDL)
+    """Write rows of x, normalised, in 8 bits, with a scale of WIDTH columns: every so many of BM tokens per program."""
+    KIND: tl.constexpr = rows.numbers.dtype.element_ty
+    LIMIT: tl.constexpr = 127.0 if KIND.is_int() else 448.0
+    number = tl.arange(0, 16 * 2**LEVELS // WIDTH)
+    column = number[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    group = tl.arange(0, 2**LEVELS)
+    factor = tl.load(norm.weight + column, mask=column < HIDDEN, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    for place in range(tl.program_id(2), BM, tl.num_programs(2)):
+        token = tl.program_id(0).to(tl.int64) * BM + place
+        if token < num_tokens:
+            at = norm.partial + token * (HIDDEN // 16) + group
+            sums = tl.load(at, mask=group < HIDDEN // 16, other=0.0)
+            scale = tl.rsqrt(tl.sum(tree_sum(tl.reshape(sums, [1, 2**LEVELS])), 0) / HIDDEN + norm.eps)
+            values = tl.load(x + token * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+            tile = ((values.to(tl.float32) * scale).to(values.dtype) * factor).to(tl.float32)
+            of_row = scales_of(tile, LIMIT)
+            tl.store(rows.numbers + token * HIDDEN + column, quantized(tile, of_row, KIND), mask=column < HIDDEN)
+            tl.store(rows.scales + token + number * rows.stride, of_row, mask=number * WIDTH < HIDDEN)
+
+
+@jit
+def store_scores_or_rows(
+    x, norm, rows, weight, scores, num_tokens,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Write scores, or behind the programs of all experts rows, if there is memory for them: WIDTH is not 0."""
+    if WIDTH > 0 and tl.program_id(1) == (EXPERTS + BE - 1) // BE:
+        store_rows(x, norm, rows, num_tokens, HIDDEN, LEVELS, BM, WIDTH, PDL)
+    else:
+        store_scores(
+            x, norm, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, TOKENS, PDL
+        )
+
+
+@jit
+def scores_kernel(
+    x, norm, rows, weight, scores, num_tokens,
+    EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write scores, and rows if there is memory for them."""
+    store_scores_or_rows(
+        x, norm, rows, weight, scores, num_tokens, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, BM, WIDTH,
+        PDL,
+    )  # fmt: skip
 
 
 @jit
 def route_one_kernel(
-    x, norm, weight, scores, bias, num_real, experts, weights, work, counter, tally,
+    x, norm, rows, weight, scores, bias, num_real, experts, weights, work, counter, tally,
     EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
     BE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SLICES: tl.constexpr, C: tl.constexpr,
-    PDL: tl.constexpr,
+    WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write the scores of one token; the last program to finish chooses by them.
+    """Write the scores of one token; of their programs the last to finish chooses.
 
     It has one warp, as `choose_kernel` has, so that numbers are added in the same order. counter: int32, zero before
     and after.
     """
-    store_scores(x, norm, weight, scores, 1, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, 1, PDL)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-    if arrived == tl.num_programs(1) * tl.num_programs(2) - 1:
-        tl.store(counter, 0)
-        chosen, place = choose_token(
-            scores, bias, num_real, experts, weights, tl.program_id(0), 1, EXPERTS, SLICES, C
-        )  # fmt: skip
-        list_one(work, tally, chosen, place, C)
+    store_scores_or_rows(
+        x, norm, rows, weight, scores, 1, EXPERTS, HIDDEN, LEVELS, COLUMNS, BM, BE, BK, PRECISION, 1, WIDTH, PDL
+    )
+    of_experts = (EXPERTS + BE - 1) // BE
+    if tl.program_id(1) < of_experts:
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
+        if arrived == of_experts * tl.num_programs(2) - 1:
+            tl.store(counter, 0)
+            chosen, place = choose_token(
+                scores, bias, num_real, experts, weights, tl.program_id(0), 1, EXPERTS, SLICES, C
+            )  # fmt: skip
+            list_one(work, tally, chosen, place, C)
 
 
 #: Sizes of a program of scores: the same for any number of tokens. The sum is cut into slices of COLUMNS, which are
@@ -216,6 +269,8 @@ MANY_TOKENS, MANY_SCORES = 256, SCORES | {"BM": 64, "BE": 32}
 #: (tokens, pairs of an expert that are multiplied at a time) in rising order; more tokens have the last.
 BLOCKS = ((64, 16), (512, 32), (2048, 64))
 LARGEST_BLOCK = 128
+#: Columns of a row that one warp holds.
+MOST_COLUMNS = 4096
 
 
 def step_of(dtype: torch.dtype) -> int:
@@ -233,6 +288,14 @@ def num_entries(num_pairs: int, num_experts: int, block: int) -> int:
     return min(num_experts, num_pairs) + num_pairs // block
 
 
+class RowMemory(NamedTuple):
+    """Where rows in 8 bits go: numbers [T, H], scales; `stride`: from those of one group to those of the next."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    stride: int
+
+
 class StreamNorm(NamedTuple):
     """The norm before a router: sums of squares of x (squares.py), weight, eps; y [T, H] is x normalised."""
 
@@ -242,14 +305,19 @@ class StreamNorm(NamedTuple):
     y: torch.Tensor
 
 
+def takes_rows(x: torch.Tensor) -> bool:
+    """Return whether a router can leave x in 8 bits: one warp holds a row, and few tokens need few more programs."""
+    return launches(x) and x.shape[0] <= MANY_TOKENS and x.shape[1] <= MOST_COLUMNS and x.dtype.itemsize == 2
+
+
 def launch(
     x: torch.Tensor, weight: torch.Tensor, form: RouterForm, num_real: torch.Tensor | None,
     tally: torch.Tensor | None = None, bias: torch.Tensor | None = None, *,
-    block: int = 0, norm: StreamNorm | None = None,
+    block: int = 0, norm: StreamNorm | None = None, rows: QuantizedRows | None = None,
 ) -> Routing:  # fmt: skip
     """Return what `reference` returns, with a work list of `block` pairs at a time, by default `block_of`.
 
-    With a norm fill norm.y and route by it.
+    With a norm fill norm.y, and of what `takes_rows` takes also `rows`, and route by it.
     """
     if not launches(x):
         return reference(_normalised(x, norm), weight, form, num_real, tally, bias)
@@ -266,15 +334,17 @@ def launch(
     if num_tokens:
         dependent = dependent_launch(device)
         constants = scores_config(num_tokens, num_experts, hidden, x.dtype)
-        grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]), slices
+        constants |= {"WIDTH": 0 if rows is None else width_of(hidden, has_groups=rows.stride > 0)}
+        grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]) + (rows is not None), slices
+        to = None if rows is None else RowMemory(rows.values, rows.scales, rows.stride)
         choice, counters = choice_of(num_experts, form), counters_of(weight, total + 1)
         if num_tokens == 1:
             route_one_kernel[grid](
-                x, norm, weight, scores, bias, num_real, experts, weights, work, counters, tally, **constants,
+                x, norm, to, weight, scores, bias, num_real, experts, weights, work, counters, tally, **constants,
                 SLICES=slices, C=choice, **dependent,
             )  # fmt: skip
         else:
-            scores_kernel[grid](x, norm, weight, scores, num_tokens, **constants, **dependent)
+            scores_kernel[grid](x, norm, to, weight, scores, num_tokens, **constants, **dependent)
             choose_kernel[(num_tokens,)](
                 scores, bias, num_real, experts, weights, work, counters, tally, num_tokens, EXPERTS=num_experts,
                 SLICES=slices, BLOCK=block, C=choice, num_warps=1, **dependent,
@@ -287,13 +357,19 @@ def _normalised(x: torch.Tensor, norm: StreamNorm | None) -> torch.Tensor:
 
 
 def scores_config(num_tokens: int, num_experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the constants of `scores_kernel`, all but PDL."""
+    """Return the constants of `scores_kernel`, all but WIDTH and PDL."""
     sizes = {"EXPERTS": num_experts, "HIDDEN": hidden, "LEVELS": squares.levels(hidden)}
     tile = SCORES
     if dtype.itemsize == 2:
         tile = MANY_SCORES if num_tokens > MANY_TOKENS else FEW_SCORES
     one_warp = {"num_warps": 1} if num_tokens == 1 else {}
     return sizes | {"BK": step_of(dtype)} | tile | one_warp | {"PRECISION": "ieee"}
+
+
+def width_of(hidden: int, *, has_groups: bool) -> int:
+    """Return the columns that share a scale, of rows padded to a power of two."""
+    padded = squares.GROUP * next_power_of_2(hidden // squares.GROUP)
+    return min(GROUP, padded) if has_groups else padded
 
 
 def choice_of(num_experts: int, form: RouterForm) -> ChoiceForm:

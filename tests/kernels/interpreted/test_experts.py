@@ -10,6 +10,7 @@ import torch
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.kernels import rms_norm
 from photon_grpc.kernels.lang import squares
+from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm
@@ -67,6 +68,29 @@ def test_a_norm_before_the_router_is_computed_with_its_numbers() -> None:
     expected = route.launch(norm.y, weight, RouterForm(3), None)
     assert torch.equal(found.experts, expected.experts)
     assert torch.equal(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 21])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("kind", list(quantize.LIMITS), ids=str)
+def test_a_router_leaves_its_rows_in_8_bits_as_a_kernel_behind_it_does(
+    kind: torch.dtype, grouped: bool, num_tokens: int
+) -> None:
+    h, weight, factors = numbers(1, 21, 336).half()[:num_tokens], numbers(2, 10, 336).half(), numbers(3, 336).half()
+    h[0] *= 3e-3
+    h[1:2], h[2:3, 5], h[3:4, 200] = 0, torch.nan, torch.inf
+    partial, rows = squares.reference(h), quantize.memory_for(h, kind, grouped=grouped)
+    norm = StreamNorm(partial, factors, 1e-6, torch.empty_like(h))
+    # The third finds the counter of programs zero again.
+    expected, *found = (
+        route.launch(h, weight, RouterForm(3), None, norm=norm, rows=of) for of in (None, rows, rows)
+    )
+    for one in found:
+        assert torch.equal(one.experts, expected.experts)
+        torch.testing.assert_close(one.weights, expected.weights, rtol=0.0, atol=0.0, equal_nan=True)
+    behind = quantize.launch(norm.y, kind, grouped=grouped)
+    assert torch.equal(rows.values.view(torch.uint8), behind.values.view(torch.uint8))
+    torch.testing.assert_close(rows.scales, behind.scales, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_experts_that_every_token_reaches_are_added_last() -> None:
