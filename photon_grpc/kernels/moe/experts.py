@@ -280,7 +280,7 @@ def quantized_operand(rows: QuantizedRows) -> RowOperand:
 
 
 def memory_for(x: torch.Tensor, block: int, stacks: Stacks) -> QuantizedRows | None:
-    """Return rows that a router is to fill with x, normalised and quantized for gate and up; None: it leaves x as it is.
+    """Return rows that a router is to fill with x, normalised, for gate and up; None: it leaves x as it is.
 
     block: as of `block_of`: `segments.py` takes x as it is.
     """

@@ -82,9 +82,7 @@ def test_a_router_leaves_its_rows_in_8_bits_as_a_kernel_behind_it_does(
     partial, rows = squares.reference(h), quantize.memory_for(h, kind, grouped=grouped)
     norm = StreamNorm(partial, factors, 1e-6, torch.empty_like(h))
     # The third finds the counter of programs zero again.
-    expected, *found = (
-        route.launch(h, weight, RouterForm(3), None, norm=norm, rows=of) for of in (None, rows, rows)
-    )
+    expected, *found = (route.launch(h, weight, RouterForm(3), None, norm=norm, rows=of) for of in (None, rows, rows))
     for one in found:
         assert torch.equal(one.experts, expected.experts)
         torch.testing.assert_close(one.weights, expected.weights, rtol=0.0, atol=0.0, equal_nan=True)
