@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Hashable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from hypothesis import HealthCheck, settings
+
+from tests.each_value import each_value
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -57,14 +60,38 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# Before marks choose.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and skip tests marked `gpu` where there is no CUDA device; torch is imported only if
-    there are such tests."""
+    """Put the longest files first, choose the cases of tests marked `each_value`, and skip tests marked `gpu` where there
+    is no CUDA device; torch is imported only if there are such tests."""
+    mark_all_but_each_value(items)
     items.sort(key=_rank)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def mark_all_but_each_value(items: list[pytest.Item]) -> None:
+    """Mark cases of a test marked `each_value` as `full`, but for a few that have each value of every parametrization."""
+    cases = defaultdict[tuple[Path, str], list[pytest.Function]](list)
+    for item in items:
+        is_of_many = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if is_of_many and item.get_closest_marker("each_value") and not item.get_closest_marker("full"):
+            cases[item.path, item.originalname].append(item)
+    for several in cases.values():
+        kept = each_value([frozenset(_rows_of(item)) for item in several])
+        for number, item in enumerate(several):
+            if number not in kept:
+                item.add_marker(pytest.mark.full)
+
+
+def _rows_of(item: pytest.Function) -> Iterator[tuple[str, Hashable]]:
+    """Return what each parametrization gives to a case: the names of its parameters, and which values these have."""
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(" ", "").split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        yield ",".join(names), tuple(id(item.callspec.params[name]) for name in names)
 
 
 def _rank(item: pytest.Item) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.each_value import Values, each_value
+from tests.each_value import Values, each_value
 
 
 def _values(item: pytest.Function) -> Values:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.each_value import each_value
+from tests.each_value import each_value
 
 CASES = st.lists(st.frozensets(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=3), max_size=12)
 

@@ -10,6 +10,7 @@ from photon_grpc.kernels.linear.weight import WeightKind
 from tests.kernels.packed import KINDS, arranged, numbers, packed_weight
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_value_is_rounded_once(kind: WeightKind, dtype: torch.dtype) -> None:

@@ -11,6 +11,7 @@ from photon_grpc.kernels.linear.weight import WeightKind
 from tests.kernels.packed import arranged, numbers, packed_weight
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("factor", [None, 33.9375])
@@ -28,6 +29,7 @@ def test_rows_are_those_of_the_table(size: int, factor: float | None, ids: torch
     assert partial[4:].isnan().all()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("factor", [None, 33.9375])
 @pytest.mark.parametrize("is_arranged", [False, True])

@@ -20,6 +20,7 @@ def parts_of(size: int, num_rows: int, turn: int) -> torch.Tensor:
     return parts
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_every_rank_adds_the_parts_of_all_in_their_order(size: int, has_bias: bool) -> None:

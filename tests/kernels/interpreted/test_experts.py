@@ -27,6 +27,7 @@ def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("groups", [(0, 0), (4, 2), (2, 1)])
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_experts_of_a_bias_and_groups_are_those_of_torch(groups: tuple[int, int], num_tokens: int) -> None:
@@ -44,6 +45,7 @@ def test_experts_of_a_bias_and_groups_are_those_of_torch(groups: tuple[int, int]
     check_work(found, 13)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (5, None), (33, 20), (4, 0)])
 def test_routes_are_those_of_torch(form: RouterForm, num_tokens: int, num_real: int | None) -> None:
@@ -136,6 +138,7 @@ def made(num_tokens: int, num_experts: int, size: int, hidden: int) -> tuple[tor
     return x, router, Stacks(Stack(gate_up), Stack(numbers(6, num_experts, hidden, size, scale=size**-0.5)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("num_tokens", "num_real"), [(1, None), (7, 5), (40, None)])
 @pytest.mark.parametrize(("size", "hidden"), [(24, 40), (48, 64)])
 def test_sums_of_experts_are_those_of_float64(num_tokens: int, num_real: int | None, size: int, hidden: int) -> None:

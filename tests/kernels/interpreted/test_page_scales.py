@@ -18,6 +18,7 @@ from tests.kernels.paged import Shape, attend, expected, paged_batch, random_sca
 TRITON = select("triton", "cpu")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window", [0, 21])
 @pytest.mark.parametrize("block_size", [8, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -68,6 +69,7 @@ def test_write_kv_writes_and_counts_what_torch_does(kv_heads: int, size: int, bl
     assert counts == [beyond[1:].sum().item()] * 2 and counts[0] >= 5 * 4
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_rotate_store_writes_what_torch_does(has_norms: bool, dtype: torch.dtype) -> None:

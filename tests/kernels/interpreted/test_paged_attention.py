@@ -21,6 +21,7 @@ def check(batch: PagedBatch, out: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), expected(batch), **tolerance(batch.q.dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_decode_and_prompts_at_every_block_size(block_size: int, dtype: torch.dtype) -> None:
@@ -67,6 +68,7 @@ def test_a_row_has_the_same_bits_beside_any_other_and_under_any_bound_of_the_hos
         torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window", [1, 21, 64])
 @pytest.mark.parametrize("block_size", [8, 64])
 def test_keys_behind_the_window_are_not_read(block_size: int, window: int) -> None:

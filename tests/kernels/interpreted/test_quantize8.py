@@ -10,6 +10,7 @@ from photon_grpc.kernels.linear import quantize, rescale
 KINDS = list(quantize.LIMITS)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -22,6 +23,7 @@ def test_rows_have_the_bits_of_the_reference(size: int, kind: torch.dtype, group
     torch.testing.assert_close(rows.scales, expected.scales, rtol=0.0, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("size", [64, 2240])
 def test_rows_are_multiplied_by_the_weight_of_a_norm_and_leave_its_factors(size: int, grouped: bool) -> None:
@@ -48,6 +50,7 @@ def test_every_number_of_8_bits_and_every_middle_between_two_is_rounded_as_in_to
     assert torch.equal(rows.values.view(torch.uint8), expected.values.view(torch.uint8))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [torch.int32, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [96, 2500])

@@ -18,6 +18,7 @@ def close(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 256), (2, 1000), (3, 5, 64), (2, 3, 96)])
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -39,6 +40,7 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, want_y, **close(dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 def test_norms_that_round_once(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
@@ -80,6 +82,7 @@ def test_rotary_of_the_first_numbers_of_heads(dtype: torch.dtype) -> None:
     torch.testing.assert_close(projection, same, **close(dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
 def test_rotary(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
@@ -99,6 +102,7 @@ def test_swiglu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,6 +120,7 @@ def test_norm_swiglu(
     torch.testing.assert_close(y, expected, **close(dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_slices"), [(96, 1), (1152, 1), (80, 3)])
@@ -135,6 +140,7 @@ def test_the_norm_of_a_product_is_added(size: int, num_slices: int, dtype: torch
     torch.testing.assert_close(mine.double(), stream.double() + normalised, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "more", ["", "scaled", "scaled, bias", "scaled, bias, norms", "norms", "scaled, bias, norms, part"]
 )
