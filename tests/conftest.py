@@ -63,8 +63,8 @@ def pytest_collection() -> Generator[None, object, object]:
 # Before marks choose.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, choose the cases of tests marked `each_value`, and skip tests marked `gpu` where there
-    is no CUDA device; torch is imported only if there are such tests."""
+    """Put the longest files first, choose cases of tests marked `each_value`, and skip tests marked `gpu` if there is
+    no CUDA device; torch is imported only if there are such tests."""
     mark_all_but_each_value(items)
     items.sort(key=_rank)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_all_but_each_value(items: list[pytest.Item]) -> None:
-    """Mark cases of a test marked `each_value` as `full`, but for a few that have each value of every parametrization."""
+    """Mark cases of a test marked `each_value` as `full`, but for a few that have each value of every parameter."""
     cases = defaultdict[tuple[Path, str], list[pytest.Function]](list)
     for item in items:
         is_of_many = isinstance(item, pytest.Function) and hasattr(item, "callspec")

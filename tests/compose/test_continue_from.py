@@ -64,6 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["llm", "demo"])
 def test_cut_after_any_message(model: str, way: str, request: pytest.FixtureRequest) -> None:

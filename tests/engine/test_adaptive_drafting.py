@@ -87,9 +87,16 @@ def test_what_pays_is_drafted(share: float, least: float) -> None:
     assert found > least * plain
 
 
-@pytest.mark.parametrize("cost", [free, dear, loaded])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("rows", [1, 16, 64])
+#: A cost, the share of drafts that is right, rows: in `make test` a third of them, in which every two values meet.
+SIMULATED = [
+    pytest.param(cost, share, rows, marks=[pytest.mark.full] if (first + second + third) % 3 else [])
+    for first, cost in enumerate((free, dear, loaded))
+    for second, share in enumerate((0.0, 0.3, 0.6, 0.95))
+    for third, rows in enumerate((1, 16, 64))
+]
+
+
+@pytest.mark.parametrize(("cost", "share", "rows"), SIMULATED)
 def test_speculation_never_costs_more_than_a_little(cost: Cost, share: float, rows: int) -> None:
     simulation = Simulation(cost, [share] * rows)
     simulation.run(500)

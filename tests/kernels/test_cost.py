@@ -106,6 +106,7 @@ def test_heads_that_are_normalised_have_a_table_of_their_own() -> None:
             assert_can(tile, product, H200)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("kind", [WeightKind(8), WeightKind(8, 32), WeightKind(4, 128, True, True)], ids=str)
 def test_every_public_shape_has_tiles_for_packed_weights(kind: WeightKind, rows: int) -> None:

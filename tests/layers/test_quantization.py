@@ -104,6 +104,7 @@ def held(linear: Linear) -> torch.Tensor:
     return weight.values.float() * scales.repeat_interleave(COLUMNS // len(scales), 0).t()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", WEIGHT_ONLY)
 def test_a_weight_is_folded_and_rounded_to_nearest(name: str, dtype: torch.dtype) -> None:

@@ -32,6 +32,7 @@ def scales_of(seed: int) -> torch.Tensor:
     return 0.004 + 0.02 * torch.rand(LAYERS, 2, HEADS, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("variant", ["llama3-tied", "qwen3", "qwen2-window", "gemma3"])
 @pytest.mark.parametrize(("block_size", "chunks"), [(16, [1000]), (8, [11, 3, 1, 26]), (64, [1])])
 def test_logits_equal_transformers_over_rounded_keys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,27 +32,48 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
     return get
 
 
+#: Block size, tokens of each row in a step: whole prompts, parts of them, single tokens.
+CUTS: list[tuple[int, list[int]]] = [(16, [1000]), (8, [11, 3, 1, 26]), (64, [1])]
+#: In `make test` of MIXED alone, which has layers of each kind: with windows and without.
+MORE_CUTS: list[tuple[int, list[int]]] = [
+    (8, [1000]),
+    (64, [1000]),
+    (16, [5, 1, 17]),
+    (64, [33, 2]),
+    (8, [1]),
+    (16, [1]),
+]
+MIXED = "qwen3-window-between"
+
+
+@pytest.fixture(scope="module")
+def expected_of(pair: Any) -> Callable[[str], list[torch.Tensor]]:
+    """Map a variant to transformers' logits of the prompts."""
+    return functools.cache(
+        lambda variant: [reference.reference_logits(pair(variant)[0], ids) for ids in reference.prompts()]
+    )
+
+
 @pytest.mark.parametrize("variant", reference.VARIANTS)
 @pytest.mark.parametrize(
-    ("block_size", "chunks"),
-    [
-        (8, [1000]),
-        (16, [1000]),
-        (64, [1000]),
-        (8, [11, 3, 1, 26]),
-        (16, [5, 1, 17]),
-        (64, [33, 2]),
-        (8, [1]),
-        pytest.param(16, [1], marks=pytest.mark.full),
-        (64, [1]),
-    ],
+    ("block_size", "chunks"), [*CUTS, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_CUTS)]
 )
-def test_logits_equal_transformers(pair: Any, variant: str, block_size: int, chunks: list[int]) -> None:
-    model, decoder, _ = pair(variant)
-    batch = reference.prompts()
-    found = reference.paged_logits(decoder, batch, block_size=block_size, chunks=chunks)
-    for ids, logits in zip(batch, found, strict=True):
-        expected = reference.reference_logits(model, ids)
+def test_logits_equal_transformers(
+    pair: Any, expected_of: Any, variant: str, block_size: int, chunks: list[int]
+) -> None:
+    check(pair(variant)[1], expected_of(variant), block_size, chunks)
+
+
+@pytest.mark.parametrize(("block_size", "chunks"), MORE_CUTS)
+def test_in_blocks_of_every_size_any_parts_of_a_prompt_have_the_logits_of_transformers(
+    pair: Any, expected_of: Any, block_size: int, chunks: list[int]
+) -> None:
+    check(pair(MIXED)[1], expected_of(MIXED), block_size, chunks)
+
+
+def check(decoder: Decoder, expected_logits: list[torch.Tensor], block_size: int, chunks: list[int]) -> None:
+    found = reference.paged_logits(decoder, reference.prompts(), block_size=block_size, chunks=chunks)
+    for expected, logits in zip(expected_logits, found, strict=True):
         assert logits.dtype == torch.float32
         assert expected.std() > 0.5  # else closeness says nothing
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

@@ -49,6 +49,7 @@ def outputs(served: Served, **more: object) -> list[list[int]]:
     return [served.outputs[handle].ids for handle in handles]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["llama", WINDOWED])
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_a_draft_model_equal_to_the_model_has_every_draft_kept(family: str, num_drafts: int) -> None:

@@ -53,10 +53,24 @@ def served(directory: Path, num_blocks: int = 400, **scheduler: Any) -> Served:
     return Served(directory, cache=cache, scheduler=SchedulerConfig(**({"max_num_seqs": 16} | scheduler)))
 
 
+CHUNKS = {"max_num_batched_tokens": 29, "async_depth": 0}
+#: Whose prompts are also computed whole in `make test`; those of the others in chunks.
+WHOLE = ("gemma3", "deepseek2")
+
+
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=pytest.mark.full) if each == "mixtral" else each for each in FURTHER]
+    ("family", "scheduler"),
+    [
+        *(
+            pytest.param(each, CHUNKS, id=f"{each}-chunks", marks=[pytest.mark.full] if each == "mixtral" else [])
+            for each in FURTHER
+        ),
+        *(
+            pytest.param(each, {}, id=f"{each}-whole", marks=[] if each in WHOLE else [pytest.mark.full])
+            for each in FURTHER
+        ),
+    ],
 )
-@pytest.mark.parametrize("scheduler", [{}, {"max_num_batched_tokens": 29, "async_depth": 0}], ids=["whole", "chunks"])
 def test_64_tokens_equal_transformers_from_every_length(family: str, scheduler: dict[str, Any]) -> None:
     directory, reference = model(family)
     asked = prompts()

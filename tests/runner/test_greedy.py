@@ -35,6 +35,7 @@ def continued(family: str) -> list[list[int]]:
     return [greedy(reference, prompt, 64) for prompt in UNEQUAL]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
 @pytest.mark.parametrize("block_size", [8, pytest.param(16, marks=pytest.mark.full), 64])
 def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size: int) -> None:

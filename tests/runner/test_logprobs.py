@@ -254,6 +254,7 @@ def test_rows_behind_one_whose_step_failed_keep_their_scores(
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("make", [Replayed, lambda: few_blocks()], ids=["replayed", "eager, preempted"])
 def test_requests_get_each_score_once_chunked_preempted_and_beside_others(

@@ -195,6 +195,7 @@ def squeezed() -> Served:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("make", [Replayed, squeezed])
 def test_outputs_equal_transformers_held_to_their_tables_and_others_notice_nothing(

@@ -23,6 +23,7 @@ def served(is_padded: bool) -> Served:
     return Served(model("llama")[0], cache=cache, scheduler=SchedulerConfig(max_num_seqs=NUM_SEQS))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("is_padded", [False, True], ids=["eager", "padded"])
 @pytest.mark.parametrize("kind", TENANTS)
 def test_garbage_in_every_field_of_a_slot_changes_nothing_once_it_is_admitted_to(kind: str, is_padded: bool) -> None:
