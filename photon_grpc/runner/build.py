@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.models.short import one_layer_of_each_kind
 from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.eager import EagerLaunch
@@ -67,8 +68,11 @@ def graph_runner(
     """
     table = _table(decoder, cache, max_num_seqs, speculation)
     buckets = Buckets(max_num_seqs, speculation.max_drafts)
-    step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
-    launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
+    step, short = (
+        Step(each, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.draws))
+        for each in (decoder, one_layer_of_each_kind(decoder))
+    )
+    launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture(), short)
     launch.warm_up(progress)
     # With memory of its own: a step may replay a draft's forwards between a body and its tail.
     drafter = speculation.drafter(table, decoder.kernels, cache, capture or CudaCapture())

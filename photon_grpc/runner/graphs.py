@@ -38,9 +38,16 @@ Replay = tuple[Callable[[], Any], Tensors]
 
 
 class Capture(Protocol):
-    """Makes a replay of a function, which takes no arguments and is called once."""
+    """Makes a replay of a function, which takes no arguments.
 
-    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]: ...
+
+    `before` launches the same kernels in less time, so that none is met for the first time in the function; None: the
+    function does so itself.
+    """
+
+    def __call__(
+        self, function: Callable[[], Tensors], before: Callable[[], Any] | None = None, /
+    ) -> Replay[Tensors]: ...
 
 
 class GraphLaunch:
@@ -51,10 +58,12 @@ class GraphLaunch:
         eager: launches every other batch.
         buckets: the shapes to capture.
         capture: makes a replay.
+        short: the step with fewer layers, which launches the same kernels as `step`.
     """
 
-    def __init__(self, step: Step, eager: Launch, buckets: Buckets, capture: Capture) -> None:
+    def __init__(self, step: Step, eager: Launch, buckets: Buckets, capture: Capture, short: Step) -> None:
         self._step = step
+        self._short = short
         self._eager = eager
         self._buckets = buckets
         self._capture = capture
@@ -124,9 +133,11 @@ class GraphLaunch:
         if shape.kind == "verify":
             rows, positions = self._verify_rows.first(shape.num_rows), self._rows.first(shape.num_draws)
             draws = SamplePositions(self._numbers[: shape.num_draws], positions.slots, positions.context_len)
-            return self._captured(lambda: self._step.verify(rows, draws, shape, bounds, out).last, shape)
-        rows = self._rows.first(shape.num_rows)
-        return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)
+            bodies = [partial(step.verify, rows, draws, shape, bounds, out) for step in (self._step, self._short)]
+        else:
+            rows = self._rows.first(shape.num_rows)
+            bodies = [partial(step.body, rows, shape, bounds, out) for step in (self._step, self._short)]
+        return self._captured(lambda: bodies[0]().last, shape, bodies[1])
 
     def _tail(self, num_rows: int, level: SamplingLevel, body: Replay[torch.Tensor]) -> Callable[[], SampledTokens]:
         """Return the tail of all bodies of `num_rows` rows, over the buffer of `body`; eager if it was not captured."""
@@ -138,13 +149,15 @@ class GraphLaunch:
             self._tails[key] = function if captured is None else partial(_replayed, *captured)
         return self._tails[key]
 
-    def _captured(self, function: Callable[[], Tensors], what: object) -> Replay[Tensors] | None:
+    def _captured(
+        self, function: Callable[[], Tensors], what: object, before: Callable[[], Any] | None = None
+    ) -> Replay[Tensors] | None:
         self._sent = None
         for column in (*self._rows, *self._verify_rows):
             # All rows are padding: a call changes no sequence's state.
             column.zero_()
         try:
-            return self._capture(function)
+            return self._capture(function, before)
         except StartupError:
             raise
         except Exception as error:
@@ -201,12 +214,12 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _capture_stream(torch.cuda.current_device())
 
-    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
-        # Call it once outside the graph: compiling, loading and allocating at a first call cannot be captured.
-        with launching_on(self._stream) as before:
-            self._stream.wait_stream(before)
-            function()
-        before.wait_stream(self._stream)
+    def __call__(self, function: Callable[[], Tensors], before: Callable[[], Any] | None = None, /) -> Replay[Tensors]:
+        # Launch once outside the graph: compiling, loading and allocating at a first call cannot be captured.
+        with launching_on(self._stream) as current:
+            self._stream.wait_stream(current)
+            (before or function)()
+        current.wait_stream(self._stream)
         torch.cuda.synchronize(self._stream.device)
         graph = torch.cuda.CUDAGraph()
         # Threads of NCCL ask for the state of events meanwhile.
@@ -221,9 +234,9 @@ class CaptureOrRefuse:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
 
-    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
+    def __call__(self, function: Callable[[], Tensors], before: Callable[[], Any] | None = None, /) -> Replay[Tensors]:
         try:
-            return self._capture(function)
+            return self._capture(function, before)
         except Exception as error:
             raise ConfigError(
                 f"a CUDA graph cannot be captured, which all ranks need ({type(error).__name__}: {error}); for want of "

@@ -22,6 +22,7 @@ from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.lang.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.models.short import one_layer_of_each_kind
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.drafting import NO_SPECULATION, Speculation
 from photon_grpc.runner.graphs import Capture, CaptureOrRefuse, CudaCapture
@@ -31,7 +32,6 @@ from photon_grpc.runner.ranks import ALONE, Ranks
 from photon_grpc.runner.warm_up import (
     call_once,
     largest_step,
-    one_layer_of_each_kind,
     warm_up,
     warm_up_drafts,
     warm_up_mixed,

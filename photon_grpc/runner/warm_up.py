@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from msgspec import structs
 
 from photon_grpc.config.sizes import Sizes
@@ -15,7 +13,7 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
-from photon_grpc.models.decoder import Decoder, DecoderLayer
+from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS, VERIFY_ROWS
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay, Tensors
@@ -118,30 +116,7 @@ def _row(plan: KVPlan, slot: int, length: int, num_computed: int = 0, sampling: 
     return Admission(slot, (0,) * length, length, num_computed, blocks, sampling)
 
 
-def call_once(function: Callable[[], Tensors]) -> Replay[Tensors]:
+def call_once(function: Callable[[], Tensors], before: Callable[[], Any] | None = None) -> Replay[Tensors]:
     """Call the function instead of capturing it; its replay does nothing."""
     out = function()
     return lambda: None, out
-
-
-def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
-    """Return the decoder without layers of a kind that an earlier one has, which launch the same kernels.
-
-    The cache keeps its shape.
-    """
-    short = copy.copy(decoder)
-    kinds = {_kind(layer): layer for layer in reversed(decoder.layers)}
-    short.layers = tuple(layer for layer in decoder.layers if kinds[_kind(layer)] is layer)
-    return short
-
-
-def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """Return the form, and types, shapes and numbers of everything that owns weights; text is the names of weights."""
-    traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
-    return layer.form, *traits
-
-
-def _trait(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, *value.shape
-    return value if isinstance(value, int | float) else type(value)

@@ -13,11 +13,12 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
+from photon_grpc.models.short import PassedOver, one_layer_of_each_kind
 from photon_grpc.runner.build import graph_runner
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.warm_up import call_once, one_layer_of_each_kind, warm_up, warm_up_drafts
-from tests.runner.models import greedy, model
+from photon_grpc.runner.warm_up import call_once, warm_up, warm_up_drafts
+from tests.runner.models import WINDOWED, greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
 
@@ -63,11 +64,23 @@ def test_layers_of_one_shape_are_run_once() -> None:
     load(decoder, card)
     assert len(decoder.layers) > 1
     short = one_layer_of_each_kind(decoder)
-    assert short.layers == decoder.layers[:1]
+    assert short.layers[0] is decoder.layers[0] and len(short.layers) == len(decoder.layers)
+    assert all(isinstance(layer, PassedOver) for layer in short.layers[1:])
     assert short.kv_groups == decoder.kv_groups and len(decoder.layers) == len(decoder.kv_groups[0].layers)
     wider = decoder.layers[1].mlp.down
     wider.in_features *= 2
-    assert len(one_layer_of_each_kind(decoder).layers) == 2
+    assert one_layer_of_each_kind(decoder).layers[:2] == decoder.layers[:2]
+
+
+def test_layers_with_other_windows_are_run_as_well() -> None:
+    """Their attention is another kernel, which must not be met within a capture."""
+    card = read_model_dir(model(WINDOWED)[0])
+    kernels = select("torch", "cpu")
+    decoder = build(card, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels, max_model_len=256)
+    load(decoder, card)
+    short = one_layer_of_each_kind(decoder)
+    places = [layer.attention.place for layer in short.layers if not isinstance(layer, PassedOver)]
+    assert len(set(places)) == len(places) == len(decoder.places) > 1
 
 
 def test_loading_imports_no_algebra() -> None:

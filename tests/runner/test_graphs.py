@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,10 @@ from tests.runner.test_greedy import prompts
 BLOCK_SIZE = 8
 
 
-def plain_call(function: Callable[[], Tensors]) -> Replay[Tensors]:
-    """Call the function instead of capturing it; every replay calls it again."""
+def plain_call(function: Callable[[], Tensors], before: Callable[[], Any] | None = None) -> Replay[Tensors]:
+    """Call both functions instead of capturing the first; every replay calls that again."""
+    if before is not None:
+        before()
     out = function()
 
     def replay() -> None:
@@ -88,7 +91,7 @@ def replayed_runner(num_seqs: int, family: str = "llama", drafts: int = 0) -> tu
     table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device, drafts)
     buckets = Buckets(num_seqs, drafts)
     step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.draws))
-    launch = GraphLaunch(step, EagerLaunch(step), buckets, torch.inference_mode()(plain_call))
+    launch = GraphLaunch(step, EagerLaunch(step), buckets, torch.inference_mode()(plain_call), step)
     drafter = NgramDrafter(drafts, table, kernels) if drafts else None
     return ModelRunner(launch, table, cache, depth=0, drafter=drafter), launch, cache
 
@@ -241,7 +244,7 @@ def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
     admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2))
     capture = launch._capture
 
-    def refuse_decode_steps_of_one(function: Callable[[], torch.Tensor]) -> Replay:
+    def refuse_decode_steps_of_one(function: Callable[[], torch.Tensor], before: object = None) -> Replay:
         replay, ids = capture(function)
         if len(ids) == 1:
             raise torch.OutOfMemoryError("no memory for a graph")
@@ -318,7 +321,7 @@ def test_what_cannot_be_captured_is_computed_eagerly() -> None:
     _, reference = model("llama")
     served = Replayed()
 
-    def refuse(function: object) -> None:
+    def refuse(*functions: object) -> None:
         raise torch.OutOfMemoryError("no memory for a graph")
 
     served.launch._capture = refuse  # type: ignore[assignment]
@@ -348,7 +351,7 @@ def test_a_start_survives_bodies_that_cannot_be_captured() -> None:
         capture, reported = launch._capture, []
         one_row = Admission(1, (1, 2, 3), 3, 0, ((1,),), SamplingParams(0.0))
 
-        def refuse(function, capture=capture, refused=refused):  # type: ignore[no-untyped-def]
+        def refuse(function, before=None, capture=capture, refused=refused):  # type: ignore[no-untyped-def]
             replay, out = capture(function)
             if isinstance(out, torch.Tensor) and out.shape[0] in refused:
                 raise torch.OutOfMemoryError("no room")
