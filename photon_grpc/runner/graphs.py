@@ -40,7 +40,6 @@ Replay = tuple[Callable[[], Any], Tensors]
 class Capture(Protocol):
     """Makes a replay of a function, which takes no arguments.
 
-
     `before` launches the same kernels in less time, so that none is met for the first time in the function; None: the
     function does so itself.
     """
