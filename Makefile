@@ -2,7 +2,7 @@
 #
 #   make run     the service with the embedded model: one generation, then gRPC on port 50051 and a page on port 8000
 #   make demo    the same on free ports, which ends after the generation
-#   make test    the tests that every change must pass: about nine minutes on two cores
+#   make test    the tests that every change must pass: 9 to 18 minutes on two cores, by machine
 #   make test-all  every test that needs no GPU, with all hypothesis examples: an estimated 25 minutes on two cores
 #   make attack  the attack tests in their long form, against a separate service: some minutes, and a table of figures
 #   make soak    half an hour of mixed traffic, and a check for leaks
