@@ -8,7 +8,7 @@ An expert's rows are gathered through its pairs and written to theirs, so neithe
 the most entries that T tokens can have: it is fixed in a graph, and programs beyond the list leave. K is one chain of
 products whatever the tile, so a row has the same bits at any number of tokens.
 
-Many tokens of 16 bits are multiplied with stacks of 16 bits by `segments.py`, with the same bits.
+Many tokens of 16 bits are multiplied by `segments.py` and `segments8.py`, with the same bits.
 
 Stacks have any form of `stacks.py`; by activations of 8 bits x and y are quantized before they are multiplied, x of few
 tokens by the router.
