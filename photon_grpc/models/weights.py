@@ -110,9 +110,9 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
 
 
 def check_values(decoder: Decoder, config: ModelConfig) -> None:
-    """Raise as `checked`, and for wrong scales, zero points and orders of columns, and a tied head that differs.
+    """Raise as `checked`, for wrong scales, zero points, orders of columns and e4m3 values, and another tied head.
 
-    Reads these alone: other values are checked while they are loaded. The decoder need not be allocated.
+    Float weights that are to be quantized are checked while they are loaded. The decoder need not be allocated.
     """
     checkpoint = checked(decoder, config)
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
 from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.prepacked_quantized import pack_quantized
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import Decoder, build, dummy, load
 from photon_grpc.models.fused import FusedDecoderLayer, with_chains
@@ -267,15 +268,18 @@ def with_value(value: float, *at: int) -> Callable[[torch.Tensor], torch.Tensor]
     return change
 
 
-def with_nan(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.view(torch.uint8)[3, 5] = 0x7F
-    return tensor
+def with_byte(value: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(torch.uint8)[3, 5] = value
+        return tensor
+
+    return change
 
 
 WRONG: list[tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = [
-    ("gptq", put(".scales", with_value(torch.nan, 1, 5)), f"{Q}.scales: 1 of 256 scales are not .* is nan"),
+    ("gptq", put(".scales", with_value(torch.nan, 1, 5)), f"{Q}.scales: 1 of 256 scales are negative or .* is nan"),
     ("gptq", put(".scales", with_value(torch.inf, 0, 0)), f"{Q}.scales: 1 of 256 .* is inf"),
-    ("gptq", put(".scales", with_value(0.0, 0, 0)), f"{Q}.scales: 1 of 256 .* is 0.0"),
+    ("gptq", put(".scales", torch.zeros_like), f"{Q}.scales: all 256 scales are 0 in float32"),
     ("awq", put(".scales", with_value(-0.5, 1, 0)), f"{Q}.scales: 1 of 256 .* is -0.5"),
     ("gptq", put(".scales", lambda s: torch.full(s.shape, 1e38)), f"{Q}.scales: with the scale .* infinite"),
     ("gptq", put(".scales", lambda s: s[:1]), rf"{Q}.scales has shape \[1, 128\], config.json asks for \[2, 128\]"),
@@ -297,7 +301,9 @@ WRONG: list[tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = [
     ("w8a8", put(".weight_scale", with_value(-1.0, 3, 0)), f"{Q}.weight_scale: 1 of 128 .* is -1.0"),
     ("w8a8", put(".weight", lambda w: w.to(torch.uint8)), f"{Q}.weight has dtype U8; it must be I8"),
     ("w8a8", lambda t: t.update({Q + ".input_scale": torch.ones(1)}), f"do not belong to .*: {Q}.input_scale"),
-    ("fp8", put(".weight", with_nan), f"{Q}.weight: 1 of 16384 values are NaN"),
+    ("fp8", put(".weight", with_byte(0x7F)), f"{Q}.weight: 1 of 16384 values are NaN"),
+    ("fp8-whole", put(".weight", with_byte(0xFF)), f"{Q}.weight: 1 of 16384 values are NaN"),
+    ("fp8-whole", put(".weight_scale_inv", torch.zeros_like), f"{Q}.weight_scale_inv: all 1 scales are 0"),
     ("fp8", put(".weight", lambda w: w.float()), f"{Q}.weight has dtype F32; it must be F8_E4M3"),
     ("fp8", put(".weight_scale_inv", lambda s: s.view(())), ""),
     ("fp8", put(".weight_scale_inv", lambda s: s.expand(1, 2)), rf"{Q}.weight_scale_inv has shape \[1, 2\]"),
@@ -314,10 +320,8 @@ def test_wrong_tensors_are_refused_by_name(case: int, written: Any, tmp_path: Pa
     save_file(tensors, path / FILE, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=said):
         reference.load_decoder(path)
-    # doctor reads no values of weights.
-    if "values are NaN" not in said:
-        with pytest.raises(ModelLoadError, match=said):
-            check_start.check_model(resolve({"model": str(path), "device": "cpu"}, {}).config)
+    with pytest.raises(ModelLoadError, match=said):
+        check_start.check_model(resolve({"model": str(path), "device": "cpu"}, {}).config)
 
 
 CHANGED = [
@@ -343,6 +347,48 @@ def test_a_config_that_lies_about_its_tensors_is_refused(
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=said):
         reference.load_decoder(path)
+
+
+#: Layout -> the suffix of its scales, and some of them.
+ZERO = {
+    "gptq": (".scales", (0, 5)), "awq": (".scales", (1, slice(8))), "w4a16-asymmetric": (".weight_scale", (3, 0)),
+    "w8a16": (".weight_scale", (slice(4), 0)), "w8a16-rows": (".weight_scale", (127, 0)),
+    "w8a8": (".weight_scale", (2, 0)), "fp8-rows": (".weight_scale", (0, 0)),
+}  # fmt: skip
+ROWS_OF_0 = ("w8a16-rows", "w8a8", "fp8-rows")
+
+
+@pytest.mark.parametrize("layout", ZERO)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_weights_with_a_scale_of_0_are_0(
+    layout: str, is_packed: bool, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of padded rows and pruned channels; packed: for this CPU."""
+    if is_packed:
+        monkeypatch.setattr("photon_grpc.layers.quantization.weight_only.pack_quantized", pack_quantized)
+    path = Path(shutil.copytree(written(layout)[0], tmp_path / "copy"))
+    tensors = load_file(path / FILE)
+    suffix, at = ZERO[layout]
+    scales = tensors[Q + suffix]
+    assert scales[at].all()
+    scales[at] = 0.0
+    save_file(tensors, path / FILE, metadata={"format": "pt"})
+    check_start.check_model(resolve({"model": str(path), "device": "cpu"}, {}).config)
+    expected, found = (products_of(reference.load_decoder(one)) for one in (written(layout)[0], path))
+    is_zero = expected.ne(0) & found.eq(0)
+    assert is_zero.any()
+    assert found.isfinite().all()
+    if layout in ROWS_OF_0:
+        # A whole row is 0, and others are as they were.
+        assert torch.equal(torch.where(is_zero, 0, expected), found)
+
+
+def products_of(decoder: Decoder) -> torch.Tensor:
+    """Return q_proj's products with unit vectors, which are its columns, less its bias, which a packed weight has."""
+    (linear,) = (leaf for leaf in decoder.leaves() if isinstance(leaf, Linear) and Q in dict(leaf.slices()))
+    rows = dict(linear.slices())[Q]
+    whole = linear(torch.eye(linear.in_features), None) - linear(torch.zeros(1, linear.in_features), None)
+    return whole[:, rows]
 
 
 def test_tensors_that_follow_from_others_may_be_missing(written: Any, tmp_path: Path) -> None:

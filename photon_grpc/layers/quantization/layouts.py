@@ -28,11 +28,11 @@ from photon_grpc.layers.quantization.stored import (
     Codes,
     Stored,
     WeightSizes,
+    check_floats,
     check_order,
     check_scales,
     check_shape,
     check_zeros,
-    checked_floats,
 )
 
 #: Row of W among 8 that AWQ's nibble 0 … 7 holds.
@@ -151,13 +151,13 @@ def _int(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes) -> Cod
 
 def _float_stored(shape: WeightSizes, suffix: str) -> tuple[Stored, ...]:
     values = (shape.rows, shape.columns)
-    weight = Stored(".weight", values, torch.float8_e4m3fn, ("F8_E4M3",), random=random_codes.floats)
+    weight = Stored(".weight", values, torch.float8_e4m3fn, ("F8_E4M3",), random=random_codes.floats,
+                    check=check_floats)  # fmt: skip
     return weight, _scale(shape, suffix)
 
 
 def _float(name: str, tensors: dict[str, torch.Tensor], shape: WeightSizes, suffix: str) -> Codes:
-    values = checked_floats(name + ".weight", tensors[".weight"])
-    return Codes(values, _scales(tensors[suffix], shape))
+    return Codes(tensors[".weight"], _scales(tensors[suffix], shape))
 
 
 def _scale(shape: WeightSizes, suffix: str) -> Stored:

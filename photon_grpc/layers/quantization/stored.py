@@ -129,15 +129,22 @@ class _Side(NamedTuple):
 
 
 def check_scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> None:
-    """Raise ModelLoadError unless all scales, and the largest numbers that they stand for, are right in their dtype."""
+    """Raise ModelLoadError unless all scales, and the largest numbers that they stand for, are right in their dtype.
+
+    A scale of 0 is right: its weights are 0, as those of padded rows and pruned channels are. A weight whose scales
+    are all 0 is refused: it is damaged, or too small for the dtype. Not a rank's part of one: it may be all padding.
+    """
     form = name_of(scales.dtype)
-    wrong = ~(scales.isfinite() & (scales > 0))
+    wrong = ~(scales.isfinite() & (scales >= 0))
     if bool(wrong.any()):
         raise ModelLoadError(
-            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are not positive and finite in {form}, the first "
+            f"{name}: {int(wrong.sum())} of {scales.numel()} scales are negative or not finite in {form}, the first "
             f"is {float(scales[wrong][0])}",
             field=name,
         )
+    is_part = (shape.rows, shape.columns) != shape.whole
+    if not is_part and not bool(scales.any()):
+        raise ModelLoadError(f"{name}: all {scales.numel()} scales are 0 in {form}", field=name)
     most = float(scales.max())
     if most * LARGEST[shape.format.kind] > torch.finfo(scales.dtype).max:
         raise ModelLoadError(f"{name}: with the scale {most} weights are infinite in {form}", field=name)
@@ -160,12 +167,12 @@ def check_zeros(name: str, zeros: torch.Tensor, shape: WeightSizes) -> None:
         )
 
 
-def checked_floats(name: str, values: torch.Tensor) -> torch.Tensor:
-    """Return e4m3 values. Raise ModelLoadError if one is NaN."""
-    wrong = int(((values.view(torch.uint8) & 0x7F) == 0x7F).sum())
-    if wrong:
+def check_floats(name: str, values: torch.Tensor, shape: WeightSizes) -> None:
+    """Raise ModelLoadError if one of these e4m3 values is NaN."""
+    # NaN are the bytes 0x7F and 0xFF, the largest with and without a sign: looked for without a copy of the values.
+    if int(values.view(torch.int8).amax()) == 0x7F or int(values.view(torch.uint8).amax()) == 0xFF:
+        wrong = int(values.float().isnan().sum())
         raise ModelLoadError(f"{name}: {wrong} of {values.numel()} values are NaN", field=name)
-    return values
 
 
 def check_order(name: str, places: torch.Tensor, shape: WeightSizes) -> None:
