@@ -10,10 +10,13 @@ from photon_grpc.config.flags import DeviceConfig
 
 def skip_triton(device: DeviceConfig) -> None:
     """Make Triton appear missing in this process if it computes on a CPU. Call it before `kernels` is imported."""
-    import torch
-
-    on_cpu = device.device == "cpu" or not torch.cuda.is_available()
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     # With --kernels triton the error names the device, not a missing package.
-    if on_cpu and not is_interpreted and device.kernels != "triton":
+    if not is_interpreted and device.kernels != "triton" and (device.device == "cpu" or not _has_cuda()):
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -37,3 +37,12 @@ def test_an_engine_on_a_cpu_takes_triton_for_missing(
     assert ("triton" not in sys.modules) == imports
     # As with a package that is missing, not an error.
     assert imports or importlib.util.find_spec("triton") is None
+
+
+def test_an_engine_that_a_flag_places_on_a_cpu_asks_torch_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An import of it fails.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "triton", sys)
+    monkeypatch.delitem(sys.modules, "triton")
+    skip_triton(DeviceConfig(device="cpu", kernels="auto"))
+    assert sys.modules["triton"] is None

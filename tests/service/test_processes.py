@@ -126,6 +126,11 @@ def test_a_killed_engine_fails_what_runs_and_is_replaced(service_of_model, call_
     assert service.children()["engine"] != engine
 
 
+def test_an_engine_of_tests_without_a_model_imports_no_torch(service):
+    service.wait_ready()
+    assert "libtorch" not in mapped_files(service.children()["engine"])
+
+
 def test_a_killed_front_end_is_replaced_where_it_was(service, call):
     times = len(service.ready_lines())
     address = service.wait_ready()
