@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -10,13 +11,9 @@ from photon_grpc.config.flags import DeviceConfig
 
 def skip_triton(device: DeviceConfig) -> None:
     """Make Triton appear missing in this process if it computes on a CPU. Call it before `kernels` is imported."""
+    # Without torch where the flag says so.
+    on_cpu = device.device == "cpu" or not importlib.import_module("torch").cuda.is_available()
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     # With --kernels triton the error names the device, not a missing package.
-    if not is_interpreted and device.kernels != "triton" and (device.device == "cpu" or not _has_cuda()):
+    if on_cpu and not is_interpreted and device.kernels != "triton":
         sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
