@@ -41,7 +41,7 @@ class Capture(Protocol):
     """Makes a replay of a function, which takes no arguments.
 
     `before` launches the same kernels in less time, so that none is met for the first time in the function; None: the
-    function does so itself.
+    function does so itself. What kernels keep by weight may be new in the function: its memory was allocated before.
     """
 
     def __call__(

@@ -90,13 +90,50 @@ def launches(tensor: torch.Tensor) -> bool:
 
 
 def counters_of(weight: torch.Tensor, size: int) -> torch.Tensor:
-    """Return counters of the kernels that read a weight, zero before and after each; models side by side share none."""
+    """Return counters of the kernels that read a weight, zero before and after each; models side by side share none.
+
+    Raises:
+        RuntimeError: while a CUDA graph is captured, more are needed than were reserved before.
+    """
     return _counters(weight.data_ptr(), weight.device, size)
 
 
 @functools.cache
 def _counters(address: int, device: torch.device, size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.int32, device=device)
+    return _reserve(device).take(size)
+
+
+@functools.cache
+def _reserve(device: torch.device) -> CounterReserve:
+    return CounterReserve(device)
+
+
+class CounterReserve:
+    """Counters that are zero before any graph is captured.
+
+    A layer may ask for its counters for the first time during a capture. Memory allocated then belongs to the graphs,
+    whose replays write to it, and its fill with zeros would be a node of that graph only.
+    """
+
+    # Of one capture: 128 layers with five weights of 800 counters. 4 MiB.
+    SIZE = 1 << 20
+    # Counters of two weights share no line of the L2 cache, 128 bytes.
+    _LINE = 32
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rest = torch.empty(0, dtype=torch.int32, device=device)
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return `size` zeros, int32, which no other call returns."""
+        is_captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not is_captured and self._rest.numel() < self.SIZE // 2:
+            self._rest = torch.zeros(self.SIZE, dtype=torch.int32, device=self._device)
+        whole = cdiv(size, self._LINE) * self._LINE
+        if whole > self._rest.numel():
+            raise RuntimeError(f"a captured layer needs {whole} counters, and {self._rest.numel()} are left")
+        taken, self._rest = self._rest[:size], self._rest[whole:]
+        return taken
 
 
 @functools.cache
