@@ -130,6 +130,17 @@ def test_a_packed_weight_takes_less_time_than_16_bits_where_memory_is_waited_for
     )
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_gate_and_up_of_many_tiles_is_left_to_the_kernel_that_shares_out_steps(bits: int) -> None:
+    # Of a 14B, 272 tiles of 128 rows of W: 61.7 µs at 64 rows for 84.9 in 8 bits, 58.3 for 79.7 in 4.
+    product = Product(34816, 5120, 8, 17408, "swiglu", weight=WeightKind(bits, 128))
+    is_left = {rows: cost.choose(product._replace(rows=rows)) is None for rows in tiles.BUCKETS}
+    assert is_left == {8: False, 16: False, 32: False, 64: True, 128: True}
+    # Of a 1B, 128 tiles are those of one wave.
+    small = Product(16384, 2048, 128, 8192, "swiglu", weight=WeightKind(bits, 128))
+    assert cost.choose(small) is not None
+
+
 def test_what_the_table_does_not_know_is_left_to_the_library_above_64_rows() -> None:
     for product in PUBLIC:
         if (product.n, product.k) not in tiles.TABLE:

@@ -31,6 +31,7 @@ from photon_grpc.kernels.linear.tiles import (
     step_bytes,
 )
 from photon_grpc.kernels.linear.weight import WeightKind
+from photon_grpc.kernels.linear.wide_tiles import ROWS, fastest
 
 
 class Device(NamedTuple):
@@ -205,6 +206,12 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
     return max(1, min(device.shared_bytes // (shared_bytes(tile, product.problem(0)) + 2048), by_registers))
 
 
+#: Bits of W -> bucket -> how much longer than the model says a product with the end of `swiglu` took.
+DECODED = {8: {64: 1.38, 128: 1.57}, 4: {64: 1.72, 128: 1.78}}
+#: Microseconds of the kernel that makes the norms of rows of x for `wide.py`.
+NORMS_US = 3.0
+
+
 def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float:
     """Return the microseconds of the product by the matrix library and of the kernel that its epilogue needs."""
     c, (n, k, rows, _, end, slices, weight) = constants, product
@@ -338,7 +345,8 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
 
     Args:
         product: `rows` is one of `tiles.BUCKETS`.
-        may_decline: whether the library can take it. If it cannot, None means that no tile divides the product.
+        may_decline: whether the library, or `wide.py` for packed weights, can take it. If it cannot, None means that no
+            tile divides the product.
     """
     n, k, bits = product.n, product.k, product.weight.BITS
     of_16_bits = NORMED_TABLE if product.end == "normed" else TABLE
@@ -357,4 +365,16 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
     if best is None or not may_decline:
         return best
     # The library was faster for no product of few rows, and the model is not that exact.
-    return best if product.rows <= 32 or tile_us(best, product, device) < library_us(product) else None
+    if product.rows <= 32:
+        return best
+    is_of_wide = bits < 16 and device.has_wgmma and n % ROWS == 0 and product.end == "swiglu"
+    if is_of_wide and n // ROWS > device.num_multiprocessors:
+        us = DECODED[bits][product.rows] * tile_us(best, product, device)
+        return best if us < wide_us(product, device) else None
+    return best if tile_us(best, product, device) < library_us(product) else None
+
+
+def wide_us(product: Product, device: Device = H200) -> float:
+    """Return the microseconds of a product of packed weights by `wide.py`, and of the kernel that makes its norms."""
+    n, k, rows, _, _, slices, weight = product
+    return NORMS_US + fastest(rows, n, k, slices, weight.BITS, device.num_multiprocessors)[0]

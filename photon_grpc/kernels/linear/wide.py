@@ -1,5 +1,6 @@
-"""Products of packed weights with more rows of x than `fused_linear.py` takes (sm_90).
+"""Products of packed weights with many rows of x (sm_90).
 
+With more rows than `fused_linear.py` takes, and with 33 or more where W has more tiles than there are multiprocessors.
 `fused_linear.py` has the formulas, `epilogue.py` the ends. The bits are those of `wgmma.py`, and of the matrix library
 with the dequantized weight.
 

@@ -48,7 +48,7 @@ class StepCost(NamedTuple):
 
 #: Of tiles of all slices.
 WHOLE = {
-    WideTile(64, 8): StepCost(0.25, {8: 0.28, 4: 0.27}, {}),
+    WideTile(64, 8): StepCost(0.25, {8: 0.28, 4: 0.27}, {8: 0.315, 4: 0.285}),
     WideTile(128, 6): StepCost(0.335, {8: 0.415, 4: 0.41}, {8: 0.415, 4: 0.41}),
     WideTile(128, 6, MORE=32): StepCost(0.46, {8: 0.53, 4: 0.5}, {8: 0.585, 4: 0.51}),
     WideTile(128, 5, MORE=64): StepCost(0.49, {8: 0.55, 4: 0.54}, {8: 0.61, 4: 0.57}),
