@@ -43,12 +43,12 @@ demo: setup
 
 # .ci/run runs these tests and the linters.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not gpu and not full" --hypothesis-profile=quick $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not full" --ignore=tests/gpu --hypothesis-profile=quick $(IN_PARALLEL) $(ARGS)
 
 test-all: setup-dev
 	@echo "── Running every test that needs no GPU: an estimated 25 minutes on two cores, and about five more the first time, to"
 	@echo "   compile the Go and Java clients."
-	$(BIN)/python -m pytest -m "not gpu" $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --ignore=tests/gpu $(IN_PARALLEL) $(ARGS)
 
 test-gpu: setup-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx2
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import EngineFailure
 from photon_grpc.frontend.record import Observers, RequestRecord
 from tests.frontend.answer_templates import QWEN3
 from tests.gateway.scripted import SayingLink, Scripted, scripted
+from tests.late import Late
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = Late("anthropic"), Late("openai")
 
 ROOMY = {"max_model_len": 1 << 15, "num_blocks": 1 << 12, "max_queued_tokens": 1 << 16, "has_grammars": True}
 
@@ -53,11 +58,11 @@ class Talk(NamedTuple):
         self.link.reason = lines[0].reason or FinishReason.EOS
         self.link.fails_with = None if lines[0].reason else EngineFailure("the engine has failed")
 
-    def anthropic(self, **options: Any) -> AsyncAnthropic:
-        return AsyncAnthropic(base_url=self.made.url, http_client=self._client(), **_KEYLESS | options)
+    def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=self.made.url, http_client=self._client(), **_KEYLESS | options)
 
-    def openai(self, **options: Any) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.made.url}/v1", http_client=self._client(), **_KEYLESS | options)
+    def openai(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.made.url}/v1", http_client=self._client(), **_KEYLESS | options)
 
     def _client(self) -> httpx2.AsyncClient:
         async def keep(response: httpx2.Response) -> None:

@@ -7,20 +7,24 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-import openai
 import pydantic
 import pytest
-from openai import AsyncOpenAI, OpenAI
 
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import DeadlineUnreachable, EngineFailure, NumericFailure, QueueFull
 from tests.frontend.answer_templates import QWEN3
 from tests.frontend.tool_templates import QWEN
 from tests.gateway.scripted import Scripted, scripted
+from tests.late import Late
 from tests.server.keys import SECRETS, write_keys
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Late("openai")
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -45,8 +49,10 @@ async def qwen() -> AsyncIterator[Scripted]:
         yield made
 
 
-def client(made: Scripted, **options: Any) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{made.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": NEVER, **options})
+def client(made: Scripted, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"{made.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": NEVER, **options}
+    )
 
 
 async def chat(made: Scripted, messages: Any = MESSAGES, **options: Any) -> Any:
@@ -117,7 +123,7 @@ async def test_the_helper_for_streams_gathers_the_answer(plain: Scripted) -> Non
 
 async def test_the_synchronous_client(plain: Scripted) -> None:
     def talk() -> tuple[str, str, list[str]]:
-        with OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as calls:
+        with openai.OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as calls:
             answer = calls.chat.completions.create(model="small", messages=MESSAGES)
             stream = calls.chat.completions.create(model="small", messages=MESSAGES, stream=True)
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

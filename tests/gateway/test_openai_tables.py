@@ -7,9 +7,6 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
@@ -45,6 +42,11 @@ def fields_of(params: Any) -> set[str]:
 
 
 def test_every_field_of_openais_client_and_of_vllm_is_in_the_table() -> None:
+    # Here: it takes a second.
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+    from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+
     assert fields_of(chat_create_params) | {*VLLM.split(), *VLLM_CHAT.split()} <= set(chat.FIELDS)
     assert fields_of(completion_create_params) | {*VLLM.split(), "prompt_embeds"} <= set(completions.FIELDS)
     assert set(get_type_hints(ChatCompletionStreamOptionsParam)) <= set(EventOptions.__struct_fields__)

@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 
 from photon_grpc import LLM, demo
 from photon_grpc.gateway.app import application
@@ -18,6 +16,9 @@ from photon_grpc.gateway.calls.guard import HttpRules
 from photon_grpc.observe.failure_log import FailureLog
 from tests.frontend.tool_templates import QWEN
 from tests.gateway.scripted import NoPages
+from tests.late import Late
+
+anthropic, openai = Late("anthropic"), Late("openai")
 
 HI: Any = [{"role": "user", "content": "hi"}]
 CITY = {
@@ -54,7 +55,7 @@ def test_messages(llm: LLM) -> None:
     tools: Any = [{"name": "weather", "input_schema": CITY}]
 
     async def talk(options: dict[str, Any]) -> None:
-        client = AsyncAnthropic(base_url="http://localhost", **options)
+        client = anthropic.AsyncAnthropic(base_url="http://localhost", **options)
         whole = await client.messages.create(model="model", messages=HI, max_tokens=12, extra_body={"temperature": 0})
         assert whole.content[0].text == expected.text  # type: ignore[union-attr]
         assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 12)
@@ -79,7 +80,7 @@ def test_responses(llm: LLM) -> None:
     tools: Any = [{"type": "function", "name": "weather", "parameters": CITY, "strict": True}]
 
     async def talk(options: dict[str, Any]) -> None:
-        client = AsyncOpenAI(base_url="http://localhost/v1", **options)
+        client = openai.AsyncOpenAI(base_url="http://localhost/v1", **options)
         whole = await client.responses.create(model="model", input="hi", max_output_tokens=12, temperature=0)
         assert whole.output_text == expected.text and whole.status == "incomplete"
         forced: Any = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}

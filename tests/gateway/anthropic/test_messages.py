@@ -8,12 +8,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx2
 import pydantic
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
-from anthropic.types.beta import message_create_params as beta_params
 
 from photon_grpc import errors
 from photon_grpc.core.request import FinishReason
@@ -21,6 +18,9 @@ from photon_grpc.gateway.anthropic.messages import FIELDS, PROMPT
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3
 from tests.frontend.tool_templates import HERMES, QWEN
 from tests.gateway.talks import Line, Talk, talking
+from tests.late import Late
+
+anthropic = Late("anthropic")
 
 HI: Any = [{"role": "user", "content": "hi"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -447,6 +447,10 @@ def keys_of(*params: Any) -> set[str]:
 
 
 def test_the_table_has_every_field_of_the_client() -> None:
+    # Here: it takes a second.
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_create_params as beta_params
+
     plain_params = (message_create_params.MessageCreateParamsBase, message_create_params.MessageCreateParamsStreaming)
     assert set(FIELDS) >= keys_of(*plain_params, beta_params.MessageCreateParamsBase)
     assert set(PROMPT) >= keys_of(message_count_tokens_params.MessageCountTokensParams)
