@@ -37,6 +37,8 @@ settings.load_profile("untimed")
 
 # Folders by how long their longest files take: what begins last must be short, or the others wait for it.
 LONGEST_FIRST = ("kernels", "service", "attack", "clients", "runner", "properties", "models", "cli", "compose", "demo")
+#: Folders whose files share a service: one process runs them all.
+SHARING = ("attack", "clients")
 _CPU_S = pytest.StashKey[float]()
 
 
@@ -102,6 +104,21 @@ def _rank(item: pytest.Item) -> int:
 def _rank_of(path: Path) -> int:
     folder = path.relative_to(Path(__file__).parent).parts[0]
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process of pytest-xdist a file at a time, and those of a folder of SHARING together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((folder for folder in SHARING if file.startswith(f"tests/{folder}/")), file)
+
+    return ByFileOrFolder(config, log)
 
 
 def has_cuda() -> bool:

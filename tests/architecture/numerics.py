@@ -14,7 +14,8 @@ import ast
 import hashlib
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def recorded() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def digests(package: Path = PACKAGE) -> dict[str, str]:
+@cache
+def digests(package: Path = PACKAGE) -> Mapping[str, str]:
     """Return the digest of every source by its path in the package."""
     paths = sorted({path for pattern in SOURCES for path in package.glob(pattern)})
     return {str(path.relative_to(package)): digest_of(path.read_text(encoding="utf-8")) for path in paths}
@@ -73,7 +75,7 @@ def digest_of(source: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
-def changed(now: dict[str, str]) -> list[str]:
+def changed(now: Mapping[str, str]) -> list[str]:
     """Return the sources that differ from their record: changed, new or gone."""
     before = recorded()["sources"]
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

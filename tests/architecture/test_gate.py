@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import pytest
 
@@ -22,13 +23,45 @@ BANNED_ATTRIBUTES = {("torch", "load"), ("torch", "save"), ("os", "system"), ("o
 BANNED_BUILTINS = {"eval", "exec", "compile", "__import__"}
 BANNED_KEYWORDS = {"trust_remote_code", "allow_pickle"}
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 VAGUE_FILES = {"util", "utils", "common", "helper", "helpers", "misc"}
 VAGUE_SUFFIXES = ("Manager", "Helper", "Handler", "Util", "Utils", "Processor", "Wrapper", "Info")
 
 
-def offences(source: str) -> Iterator[str]:
-    """Every construct of `source` that the gate refuses, with its line."""
-    for node in ast.walk(ast.parse(source)):
+class Found(NamedTuple):
+    """What these tests look for in a source."""
+
+    offences: list[str]
+    reckonings: list[str]
+    classes: list[str]
+    docstrings: list[str]
+
+
+@cache
+def found_in(path: Path) -> Found:
+    """Parse a source once for all tests."""
+    nodes = nodes_of(path.read_text(encoding="utf-8"))
+    documented = (node for node in nodes if isinstance(node, DOCUMENTED))
+    return Found(
+        list(offences(nodes)),
+        list(reckonings(nodes)),
+        [node.name for node in nodes if isinstance(node, ast.ClassDef)],
+        [text for node in documented if (text := ast.get_docstring(node))],
+    )
+
+
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+def by_path(field: str) -> dict[str, list[str]]:
+    """Return a field of Found of every source that has some."""
+    return {str(path.relative_to(ROOT)): found for path in SOURCES if (found := getattr(found_in(path), field))}
+
+
+def offences(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Every construct that the gate refuses, with its line."""
+    for node in nodes:
         for found in offences_of(node):
             yield f"line {getattr(node, 'lineno', '?')}: {found}"
 
@@ -66,9 +99,8 @@ def is_banned_import(module: str, name: str) -> bool:
     return (root, name) in BANNED_ATTRIBUTES or (is_banned_module(module) and is_banned_module(f"{module}.{name}"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_turns_data_into_code(path: Path) -> None:
-    assert list(offences(path.read_text(encoding="utf-8"))) == []
+def test_nothing_turns_data_into_code() -> None:
+    assert by_path("offences") == {}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +124,7 @@ def test_nothing_turns_data_into_code(path: Path) -> None:
     ],
 )
 def test_gate_refuses(source: str) -> None:
-    assert list(offences(source))
+    assert list(offences(nodes_of(source)))
 
 
 @pytest.mark.parametrize(
@@ -109,16 +141,16 @@ def test_gate_refuses(source: str) -> None:
     ],
 )
 def test_gate_lets_pass(source: str) -> None:
-    assert not list(offences(source))
+    assert not list(offences(nodes_of(source)))
 
 
 #: Processes of the load generator agree by it on a moment to begin; `top` shows how long ago a server says it started.
 WALL_CLOCKS = {"cli/load/load.py", "cli/load/load_client.py", "cli/terminal/watching.py"}
 
 
-def reckonings(source: str) -> Iterator[str]:
+def reckonings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Sums, differences and comparisons of wall-clock times."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign):
             yield from (f"line {call.lineno}" for call in ast.walk(node) if is_wall_clock(call))
 
@@ -134,16 +166,15 @@ def is_wall_clock(node: ast.AST) -> TypeGuard[ast.Call]:
 
 def test_a_clock_that_is_stepped_changes_no_duration() -> None:
     """Wall-clock times are told, never reckoned with."""
-    paths = [path for path in SOURCES if str(path.relative_to(ROOT / "photon_grpc")) not in WALL_CLOCKS]
-    assert {str(path): found for path in paths if (found := list(reckonings(path.read_text())))} == {}
-    assert list(reckonings("left_s = end_s - time.time()")) and list(reckonings("if time.time() > end_s: pass"))
+    assert by_path("reckonings").keys() <= {f"photon_grpc/{name}" for name in WALL_CLOCKS}
+    for source in ("left_s = end_s - time.time()", "if time.time() > end_s: pass"):
+        assert list(reckonings(nodes_of(source)))
 
 
 def test_names_say_what_things_are() -> None:
     vague = [path for path in SOURCES if VAGUE_FILES & {path.stem, *path.relative_to(ROOT).parts}]
     assert vague == []
-    for path in SOURCES:
-        classes = (node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+    for path, classes in by_path("classes").items():
         assert [name for name in classes if name.endswith(VAGUE_SUFFIXES)] == [], path
 
 
@@ -175,24 +206,14 @@ def read_text(path: Path) -> str:
 ROUNDABOUT = re.compile(r"(What|Which|Who|Whose|How|Why)\b|.*\b(nobody|whoever|somebody|anybody)\b", re.DOTALL)
 
 
-def definitions() -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield str(path.relative_to(ROOT)), node
-
-
 def test_a_name_is_that_of_one_class() -> None:
     places: dict[str, list[str]] = {}
-    for path, node in definitions():
-        if isinstance(node, ast.ClassDef):
-            places.setdefault(node.name, []).append(path)
+    for path, classes in by_path("classes").items():
+        for name in classes:
+            places.setdefault(name, []).append(path)
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_docstrings_state_facts() -> None:
-    assert [
-        f"{path}: {text}"
-        for path, node in definitions()
-        if (text := ast.get_docstring(node)) and ROUNDABOUT.match(text)
-    ] == []
+    told = by_path("docstrings").items()
+    assert [f"{path}: {text}" for path, texts in told for text in texts if ROUNDABOUT.match(text)] == []

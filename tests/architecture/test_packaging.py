@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
@@ -70,8 +71,13 @@ def test_every_dependency_says_why_it_is_there() -> None:
         assert max(map(len, marks.split("#"))) <= 4, listing
 
 
-def third_party_imports(path: Path) -> Iterator[str]:
-    """Top-level names of the packages that a file of ours imports from elsewhere."""
+@cache
+def third_party_imports(path: Path) -> tuple[str, ...]:
+    """Names that a file of ours imports from elsewhere."""
+    return tuple(_third_party_imports(path))
+
+
+def _third_party_imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:

@@ -23,13 +23,13 @@ from .replicas import replicas, target_of
 
 KILLS = {"short": 3, "long": 200}
 
-#: Each has hundreds of tokens, long enough to be cut off.
+#: Each has 150 tokens, long enough to be cut off.
 REQUESTS: list[tuple[Any, dict[str, Any]]] = [
     ("def fib(n):", {"temperature": 0, "token_ids": True}),
     ("class Stack:", {"temperature": 1.0, "seed": 1, "top_p": 0.95, "repetition_penalty": 1.1}),
     ("import ", {"temperature": 1.3, "seed": 2, "token_ids": True, "logprobs": 1}),
     ([{"role": "user", "content": "Write a loop."}], {"temperature": 0.8, "seed": 3}),
-    ("x = ", {"temperature": 1.0, "seed": 4, "regex": "[a-zéü ]{250}"}),
+    ("x = ", {"temperature": 1.0, "seed": 4, "regex": "[a-zéü ]{150}"}),
     ("y = ", {"temperature": 1.2, "seed": 5, "json_schema": '{"type": "array", "items": {"type": "integer"}}'}),
 ]
 
@@ -93,7 +93,7 @@ async def test_a_killed_server_costs_no_token(
 def full(options: dict[str, Any]) -> Any:
     # JSON and regular expressions end by themselves; the others end at the limit.
     ends = "regex" in options or "json_schema" in options
-    return {"max_tokens": 250} | options | ({} if ends else {"ignore_eos": True})
+    return {"max_tokens": 150} | options | ({} if ends else {"ignore_eos": True})
 
 
 async def undisturbed(stream: Stream) -> Answer:

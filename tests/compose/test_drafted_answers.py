@@ -15,8 +15,9 @@ import pytest
 from photon_grpc import LLM, demo
 from photon_grpc.client import Client, Generation, SyncClient
 from photon_grpc.errors import InvalidRequest, RequestError
-from tests.compose.matrix import CONSTRAINTS, FEATURES, PROMPT, model
+from tests.compose.matrix import ALONE, FEATURES, PROMPT, model
 from tests.compose.over_grpc import over_grpc
+from tests.examples import examples
 from tests.properties.drawn_requests import DrawnRequest, scored
 from tests.runner.drafters import first_layer_dir
 
@@ -60,10 +61,9 @@ def asked(names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
 def wanted() -> list[tuple[str, ...]]:
     """Return every option, and some pairs and triples of those that go together."""
     drawn = random.Random(1)
-    pairs = drawn.sample(list(combinations(FEATURES, 2)), 30)
-    triples = drawn.sample(list(combinations(FEATURES, 3)), 30)
-    alone = CONSTRAINTS | {"continued", "outputs", "allowed"}
-    fit = [each for each in (*pairs, *triples) if len(alone & set(each)) < 2]
+    pairs = drawn.sample(list(combinations(FEATURES, 2)), examples(48))
+    triples = drawn.sample(list(combinations(FEATURES, 3)), examples(48))
+    fit = [each for each in (*pairs, *triples) if len(ALONE & set(each)) < 2]
     return [*((name,) for name in FEATURES), *fit]
 
 

@@ -33,7 +33,7 @@ from tests.compose.test_structured_output import COMPLETE, PROMPT, TOKENIZER, an
 from tests.server.described import enum, file, message, serialized
 
 #: Outputs of random types; the long form: NUM_TYPED_OUTPUTS=10000, ten minutes.
-NUM_DRAWN = int(os.environ.get("NUM_TYPED_OUTPUTS", "200"))
+NUM_DRAWN = int(os.environ.get("NUM_TYPED_OUTPUTS", "100"))
 
 
 @pytest.fixture(scope="module")

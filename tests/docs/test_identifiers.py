@@ -6,8 +6,10 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +18,7 @@ PACKAGE = ROOT / "photon_grpc"
 ROOMS = sorted(
     path for path in PACKAGE.iterdir() if path.name not in ("v1", "demo", "__pycache__") and path.suffix in ("", ".py")
 )
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "nouns.md"]
 #: Names of Python, transformers, torch and gRPC that the docstrings explain.
 FOREIGN = {*dir(builtins), *keyword.kwlist, "auto_map", "enable_gqa", "rotate_half", "v1alpha"}
@@ -26,15 +29,30 @@ def known() -> set[str]:
     names = set(FOREIGN)
     for path in PACKAGE.rglob("*.py"):
         names.update(path.relative_to(ROOT).with_suffix("").parts)
-        names.update(names_in(ast.parse(path.read_text())))
+        names.update(source(path).names)
     for path in (ROOT / "protos").rglob("*.proto"):
         names.update(re.findall(r"\w+", path.read_text()))
     # A kernel goes by its function's name, with or without the suffix.
     return names | {name.removesuffix("_kernel") for name in names}
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+class Source(NamedTuple):
+    """What a source names, and its docstrings."""
+
+    names: frozenset[str]
+    docstrings: list[str]
+
+
+@cache
+def source(path: Path) -> Source:
+    """Parse a source once for all tests."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    documented = (node for node in nodes if isinstance(node, DOCUMENTED))
+    return Source(frozenset(names_in(nodes)), [ast.get_docstring(node) or "" for node in documented])
+
+
+def names_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
                 yield from name.split(".")
@@ -54,10 +72,9 @@ def unknown(text: str, known: set[str]) -> list[str]:
 @pytest.mark.parametrize("room", ROOMS, ids=lambda path: path.stem)
 def test_docstrings_name_what_exists(room: Path, known: set[str]) -> None:
     for path in [room] if room.suffix else room.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                wrong = unknown(ast.get_docstring(node) or "", known)
-                assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
+        for text in source(path).docstrings:
+            wrong = unknown(text, known)
+            assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -46,7 +46,8 @@ def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size
         scheduler = SchedulerConfig(max_num_batched_tokens=24, async_depth=depth)
         assert Served(directory, cache=cache, scheduler=scheduler).complete(asked, 64) == greedily
     alone = Served(directory, cache=cache)
-    assert [alone.complete([prompt], 64)[0] for prompt in asked] == greedily
+    # Several blocks, and one token.
+    assert [alone.complete([prompt], 64)[0] for prompt in asked[2:4]] == greedily[2:4]
 
 
 COMMON = prompts(1, (20,))[0]

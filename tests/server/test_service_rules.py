@@ -18,6 +18,7 @@ from photon_grpc.server.services.rules.patterns import whole_text
 from photon_grpc.server.services.rules.ranges import decimals, integers
 from photon_grpc.server.services.service_set import ServedMethod, ServiceSet, read_services
 from photon_grpc.v1 import service_pb2
+from tests.examples import examples
 from tests.server.ruled import CASES, ruled
 from tests.server.test_services import random_answer
 
@@ -68,7 +69,7 @@ def test_random_answers_keep_all_rules_that_no_warning_names() -> None:
         if method.rules.only_checked(message, _forms(method)):
             continue
         num_held += 1
-        for text in {random_answer(method.constraint.text, seed + at) for at in (0, 1)}:
+        for text in {random_answer(method.constraint.text, seed + at) for at in range(examples(4))}:
             method.rules.check_answer(ParseDict(json.loads(text), method.response_class()))
     assert num_held > 500
 
@@ -156,7 +157,7 @@ HELD = {
 def test_the_grammar_holds_a_rule(case: str) -> None:
     found = replying(HELD[case])
     assert found.warnings == ()
-    for answer in answers(found.methods[0], 20):
+    for answer in answers(found.methods[0], examples(32)):
         found.methods[0].rules.check_answer(answer)
 
 

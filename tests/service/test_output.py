@@ -20,7 +20,7 @@ from tests.runner.models import greedy, model
 from tests.runner.test_greedy import prompts
 from tests.service.running import serving
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 CODE = ("def fib(n):", "class Stack:\n    def push(self, item):", "import os\nimport sys\n\n\ndef main():", "x")
 
 Stub = inference_pb2_grpc.InferenceServiceStub
@@ -52,7 +52,7 @@ async def together(address: str, requests: list[inference_pb2.GenerateRequest]) 
 
 
 async def under_load(address: str, requests: list[inference_pb2.GenerateRequest], vocab: int) -> list[list[int]]:
-    """Run the same while 48 others of random lengths come, most of which are cut off somewhere."""
+    """Run the same while 24 others of random lengths come, most of which are cut off somewhere."""
     draw = random.Random(5)
 
     async def noise(stub: Stub) -> None:
@@ -67,7 +67,7 @@ async def under_load(address: str, requests: list[inference_pb2.GenerateRequest]
                     call.cancel()
 
     async with grpc.aio.insecure_channel(address) as channel:
-        others = [asyncio.ensure_future(noise(Stub(channel))) for _ in range(48)]
+        others = [asyncio.ensure_future(noise(Stub(channel))) for _ in range(24)]
         outputs = [ids for ids, _ in await asyncio.gather(*(stream(Stub(channel), request) for request in requests))]
         await asyncio.gather(*others)
     return outputs

@@ -18,6 +18,6 @@ from tests.service.tiny import write_tiny_model
     [pytest.param(WITHOUT_MODEL, id="modelless"), pytest.param(WITH_MODEL, id="model", marks=pytest.mark.full)],
 )
 async def test_three_replicas_replaced_under_load_lose_no_call(tmp_path: Path, program: tuple[str, ...]) -> None:
-    result = await replaced_under_load(write_tiny_model(tmp_path / "tiny"), 6, 60, program)
+    result = await replaced_under_load(write_tiny_model(tmp_path / "tiny"), 3, 60, program)
     assert not result.failures, result.told()
     assert len(result.replaced_s) == NUM_REPLICAS and result.answered["unary"] and result.answered["stream"]

@@ -26,7 +26,7 @@ def parts_of(size: int, num_rows: int, turn: int) -> torch.Tensor:
 def test_every_rank_adds_the_parts_of_all_in_their_order(size: int, has_bias: bool) -> None:
     inboxes = tuple(torch.full((2, size - 1, ROWS, HIDDEN), exchange.EMPTY, dtype=torch.int32) for _ in range(size))
     bias = torch.randn(HIDDEN).half() if has_bias else None
-    for turn in range(5):
+    for turn in (2, 3, 5):
         num_rows = (turn + 2) % ROWS + 1
         parts, start = parts_of(size, num_rows, turn), torch.randn(num_rows, HIDDEN).half()
         meta = exchange.config() | {"HIDDEN": HIDDEN, "ROWS": ROWS, "SIZE": size}

@@ -43,10 +43,11 @@ def shared(batch: PagedBatch, splits: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_row_has_the_same_bits_however_many_programs_share_it(window: int) -> None:
-    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 700, 65], window=window)
+    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 530, 65], window=window)
     out = shared(batch, 1)
     check(batch, out)
-    for splits in (2, 3, 8):
+    # The longest row has three lanes.
+    for splits in (2, 8):
         torch.testing.assert_close(shared(batch, splits), out, rtol=0, atol=0)
 
 
