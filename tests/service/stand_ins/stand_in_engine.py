@@ -32,6 +32,10 @@ def main() -> None:
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(begin.config.server.max_message_size))
     # Before a test can stop this process: one that never beat is not missed.
     heartbeat.beat(ALLOWED_S)
+    if "in a step" in behaviour:
+        recorder = SharedFlightRecorder(*shared)
+        recorder.admitted(1, 1, b"s" * 16)
+        recorder.launching(3, (1,))
     control.send(Ready(FACTS))
     try:
         host.obey(said)
@@ -39,10 +43,6 @@ def main() -> None:
         if behaviour == "long step":
             heartbeat.beat(60.0, 2048)
             time.sleep(2 * ALLOWED_S)
-        if "in a step" in behaviour:
-            recorder = SharedFlightRecorder(*shared)
-            recorder.admitted(1, 1, b"s" * 16)
-            recorder.launching(3, (1,))
         if behaviour == "deaf":
             time.sleep(60)
         while True:
