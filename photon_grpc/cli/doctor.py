@@ -46,7 +46,8 @@ _PACKAGES = (
     *("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop"),
     *HTTP_LIBRARIES,
 )
-_TORCH_TIMEOUT_S = 120
+#: Longer than check_start reads values (`READING_TIME_S`).
+_TORCH_TIMEOUT_S = 180
 #: Settings that stay unset; the device and the model decide all others without a value.
 _NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
 
@@ -93,7 +94,7 @@ def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
 
 
 def _examine(resolved: Resolved) -> Report:
-    problems, numerics_version, torch = _start(resolved.config)
+    problems, numerics_version, torch, notes = _start(resolved.config)
     torch = torch or ask_torch()
     device = _device(torch, resolved.config.device.device)
     return Report(
@@ -102,7 +103,7 @@ def _examine(resolved: Resolved) -> Report:
         dict(_devices(torch, device, resolved)) | ({"numerics": numerics_version} if numerics_version else {}),
         dict(_model(resolved)),
         _addresses(resolved.config.server),
-        list(resolved.warnings),
+        [*resolved.warnings, *notes],
         problems,
     )
 

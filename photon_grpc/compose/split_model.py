@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from photon_grpc import demo
-from photon_grpc.compose.assemble import check_cache, mesh_sizes
+from photon_grpc.compose.assemble import check_cache, mesh_sizes, pick_dtype
 from photon_grpc.compose.speculation import check as check_speculation
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
@@ -33,10 +31,11 @@ def check_split(config: ServeConfig, *, on_cuda: bool) -> None:
 def decoders_of_ranks(config: ServeConfig, model_config: ModelConfig, sizes: Sizes) -> Iterator[Decoder]:
     """Return an unallocated decoder for each kind of rank, with the cache settings checked."""
     method, split = methods(format_of(model_config, config.model)), mesh_sizes(config.parallel)
+    dtype = pick_dtype(model_config, config)
     # Ranks that have parts of the same tensors are alike.
     for rank in range(0, config.parallel.num_ranks, split.tensor):
         decoder = build(
-            model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len,
+            model_config, dtype=dtype, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len,
             method=method, mesh=mesh_of(rank, split, LoneRank),
         )  # fmt: skip
         check_cache(config.cache, decoder, sizes)

@@ -38,8 +38,8 @@ class Target(NamedTuple):
     random: Callable[[torch.Tensor], torch.Tensor] | None = None
     #: For each row here its number in the checkpoint's tensor; None: rows have one order.
     order: torch.Tensor | None = None
-    #: Of what was read: raise ModelLoadError for wrong values. None: it has no wrong ones.
-    check: Callable[[torch.Tensor], None] | None = None
+    #: Of what the file has here and of what was read: raise ModelLoadError for wrong values. None: none are wrong.
+    check: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

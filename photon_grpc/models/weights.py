@@ -8,6 +8,7 @@ are packed by way of float32 (`layers/prepacked.py`).
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -58,9 +59,10 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
         for leaf in decoder.leaves():
             _allocate(leaf, decoder.device)
             for target in _present(leaf, checkpoint):
-                target.tensor.copy_(target.taken(_tensor(files, checkpoint.tensors[target.name], target.name)))
+                stored = target.taken(_tensor(files, checkpoint.tensors[target.name], target.name))
+                target.tensor.copy_(stored)
                 if target.check is not None:
-                    target.check(target.tensor)
+                    target.check(stored, target.tensor)
                 done += _num_bytes(target, checkpoint)
                 if progress is not None:
                     progress(done, total)
@@ -109,20 +111,26 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
             _check_entry(target, checkpoint.tensors[name])
 
 
-def check_values(decoder: Decoder, config: ModelConfig) -> None:
+def check_values(decoder: Decoder, config: ModelConfig, until_s: float = math.inf) -> int:
     """Raise as `checked`, for wrong scales, zero points, orders of columns and e4m3 values, and another tied head.
 
-    Float weights that are to be quantized are checked while they are loaded. The decoder need not be allocated.
+    Return the bytes of values that were not read because `until_s`, as time.monotonic() counts, was over: large tensors
+    are read last, which are weights. Float weights that are to be quantized are checked while they are loaded. The
+    decoder need not be allocated.
     """
     checkpoint = checked(decoder, config)
     with ExitStack() as stack:
         files = {name: _open(stack, config, name) for name in checkpoint.files}
         _check_tied_head(decoder, checkpoint, files)
-        for leaf in decoder.leaves():
-            for target in _present(leaf, checkpoint):
-                if target.check is not None:
-                    stored = target.taken(_tensor(files, checkpoint.tensors[target.name], target.name))
-                    target.check(stored.to(target.tensor.dtype))
+        targets = [target for leaf in decoder.leaves() for target in _present(leaf, checkpoint) if target.check]
+        targets.sort(key=lambda target: _num_bytes(target, checkpoint))
+        for number, target in enumerate(targets):
+            if time.monotonic() > until_s:
+                return sum(_num_bytes(left, checkpoint) for left in targets[number:])
+            stored = target.taken(_tensor(files, checkpoint.tensors[target.name], target.name))
+            if target.check is not None:
+                target.check(stored, stored.to(target.tensor.dtype))
+    return 0
 
 
 def _check_entry(target: Target, entry: TensorEntry) -> None:

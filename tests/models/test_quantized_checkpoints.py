@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -381,6 +382,30 @@ def test_weights_with_a_scale_of_0_are_0(
     if layout in ROWS_OF_0:
         # A whole row is 0, and others are as they were.
         assert torch.equal(torch.where(is_zero, 0, expected), found)
+
+
+def test_a_scale_that_the_models_type_cannot_hold_is_refused(written: Any, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(written("w8a16-rows")[0], tmp_path / "copy"))
+    tensors = load_file(path / FILE)
+    tensors[Q + ".weight_scale"][3:5] = 2e-9
+    save_file(tensors, path / FILE, metadata={"format": "pt"})
+    said = f"{Q}.weight_scale: 2 of 128 scales become 0 in float16, whose smallest .* is 6.1e-05; the first is 2.0e-09"
+    with pytest.raises(ModelLoadError, match=said):
+        reference.load_decoder(path, torch.float16)
+    for dtype, reasons in (("float16", 1), ("bfloat16", 0)):
+        config = resolve({"model": str(path), "device": "cpu", "dtype": dtype}, {}).config
+        assert len([reason for reason in check_start.reasons(config) if re.search(said, reason)]) == reasons
+
+
+def test_weights_that_are_not_read_in_time_are_said_to_be_left(
+    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(written("fp8")[0], tmp_path / "copy"))
+    config, notes = resolve({"model": str(path), "device": "cpu"}, {}).config, list[str]()
+    assert check_start.reasons(config, notes) == [] == notes
+    monkeypatch.setattr(check_start, "READING_TIME_S", -1.0)
+    assert check_start.reasons(config, notes) == []
+    assert len(notes) == 1 and re.search("0.0 GB of weights were not searched for NaN within -1 s; loading", notes[0])
 
 
 def products_of(decoder: Decoder) -> torch.Tensor:

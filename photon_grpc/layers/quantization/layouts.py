@@ -27,6 +27,7 @@ from photon_grpc.layers.quantization.stored import (
     SCALES,
     Codes,
     Stored,
+    StoredNumbers,
     WeightSizes,
     check_floats,
     check_order,
@@ -66,9 +67,9 @@ def _word_tensors(shape: WeightSizes, qweight: Stored, zero_offset: int) -> tupl
     )  # fmt: skip
 
 
-def _check_words(name: str, words: torch.Tensor, shape: WeightSizes, zero_offset: int) -> None:
+def _check_words(name: str, values: StoredNumbers, shape: WeightSizes, zero_offset: int) -> None:
     """Check zero points [groups, N / p]."""
-    check_zeros(name, _unpacked(words, shape.format.bits).int() + zero_offset, shape)
+    check_zeros(name, _unpacked(values.read, shape.format.bits).int() + zero_offset, shape)
 
 
 def _gptq_stored(shape: WeightSizes, zero_offset: int) -> tuple[Stored, ...]:
@@ -135,8 +136,8 @@ def _packed_zeros(words: torch.Tensor, shape: WeightSizes) -> torch.Tensor:
     return _unpacked(words.t(), shape.format.bits)[:, : shape.rows].contiguous()
 
 
-def _check_packed(name: str, words: torch.Tensor, shape: WeightSizes) -> None:
-    check_zeros(name, _packed_zeros(words, shape), shape)
+def _check_packed(name: str, values: StoredNumbers, shape: WeightSizes) -> None:
+    check_zeros(name, _packed_zeros(values.read, shape), shape)
 
 
 def _int_stored(shape: WeightSizes) -> tuple[Stored, ...]:

@@ -16,6 +16,8 @@ from photon_grpc.layers.parameter_owner import Part, Target
 SCALES = ("F32", "BF16", "F16")
 #: The largest |q - z|.
 LARGEST = {"int8": 128, "int4": 15, "fp8": 448}
+#: Weights are searched for NaN so many at a time, by the type of the device: a copy of a part stays in a CPU's caches.
+_PARTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 class Stored(NamedTuple):
@@ -33,7 +35,14 @@ class Stored(NamedTuple):
     columns: int | None = 1
     default: torch.Tensor | None = None
     random: Callable[[torch.Tensor], torch.Tensor] | None = None
-    check: Callable[[str, torch.Tensor, WeightSizes], None] | None = None
+    check: Callable[[str, StoredNumbers, WeightSizes], None] | None = None
+
+
+class StoredNumbers(NamedTuple):
+    """The numbers of a stored tensor, or of a rank's part: as the checkpoint has them, and as they were read."""
+
+    stored: torch.Tensor
+    read: torch.Tensor
 
 
 class Codes(NamedTuple):
@@ -77,7 +86,7 @@ class WeightSizes(NamedTuple):
 
     @property
     def per_word(self) -> int:
-        """Values in a packed word."""
+        """StoredNumbers in a packed word."""
         return 32 // self.format.bits
 
 
@@ -128,13 +137,13 @@ class _Side(NamedTuple):
             raise ModelLoadError(f"{self.name}: {problem}", field=self.name)
 
 
-def check_scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> None:
+def check_scales(name: str, values: StoredNumbers, shape: WeightSizes) -> None:
     """Raise ModelLoadError unless all scales, and the largest numbers that they stand for, are right in their dtype.
 
     A scale of 0 is right: its weights are 0, as those of padded rows and pruned channels are. A weight whose scales
-    are all 0 is refused: it is damaged, or too small for the dtype. Not a rank's part of one: it may be all padding.
+    are all 0 is refused as damaged. Not a rank's part of one: it may be all padding.
     """
-    form = name_of(scales.dtype)
+    scales, form = values.read, name_of(values.read.dtype)
     wrong = ~(scales.isfinite() & (scales >= 0))
     if bool(wrong.any()):
         raise ModelLoadError(
@@ -145,6 +154,14 @@ def check_scales(name: str, scales: torch.Tensor, shape: WeightSizes) -> None:
     is_part = (shape.rows, shape.columns) != shape.whole
     if not is_part and not bool(scales.any()):
         raise ModelLoadError(f"{name}: all {scales.numel()} scales are 0 in {form}", field=name)
+    lost = values.stored[(values.stored != 0) & (scales == 0).to(values.stored.device)]
+    if len(lost):
+        least = torch.finfo(scales.dtype).smallest_normal
+        raise ModelLoadError(
+            f"{name}: {len(lost)} of {scales.numel()} scales become 0 in {form}, whose smallest normal number is "
+            f"{least:.1e}; the first is {float(lost[0]):.1e}",
+            field=name,
+        )
     most = float(scales.max())
     if most * LARGEST[shape.format.kind] > torch.finfo(scales.dtype).max:
         raise ModelLoadError(f"{name}: with the scale {most} weights are infinite in {form}", field=name)
@@ -167,16 +184,18 @@ def check_zeros(name: str, zeros: torch.Tensor, shape: WeightSizes) -> None:
         )
 
 
-def check_floats(name: str, values: torch.Tensor, shape: WeightSizes) -> None:
+def check_floats(name: str, values: StoredNumbers, shape: WeightSizes) -> None:
     """Raise ModelLoadError if one of these e4m3 values is NaN."""
-    # NaN are the bytes 0x7F and 0xFF, the largest with and without a sign: looked for without a copy of the values.
-    if int(values.view(torch.int8).amax()) == 0x7F or int(values.view(torch.uint8).amax()) == 0xFF:
-        wrong = int(values.float().isnan().sum())
-        raise ModelLoadError(f"{name}: {wrong} of {values.numel()} values are NaN", field=name)
+    codes = values.read.view(torch.uint8).flatten()
+    # NaN are the bytes 0x7F and 0xFF.
+    if any(int((part & 0x7F).amax()) == 0x7F for part in codes.split(_PARTS[codes.device.type])):
+        wrong = int(values.read.float().isnan().sum())
+        raise ModelLoadError(f"{name}: {wrong} of {codes.numel()} values are NaN", field=name)
 
 
-def check_order(name: str, places: torch.Tensor, shape: WeightSizes) -> None:
+def check_order(name: str, values: StoredNumbers, shape: WeightSizes) -> None:
     """Raise ModelLoadError unless each column is in the group that its number says."""
+    places = values.read
     expected = (torch.arange(shape.columns, device=places.device) + shape.begin) // shape.group
     wrong = (places != expected).nonzero()
     if len(wrong):
@@ -188,11 +207,12 @@ def check_order(name: str, places: torch.Tensor, shape: WeightSizes) -> None:
         )
 
 
-def check_shape(name: str, stored: torch.Tensor, shape: WeightSizes) -> None:
+def check_shape(name: str, values: StoredNumbers, shape: WeightSizes) -> None:
     """Raise ModelLoadError if weight_shape is not that of the weight."""
-    if tuple(stored.tolist()) != shape.whole:
+    said = values.read.tolist()
+    if tuple(said) != shape.whole:
         raise ModelLoadError(
-            f"{name}: says that the weight has shape {stored.tolist()}, config.json asks for {list(shape.whole)}",
+            f"{name}: says that the weight has shape {said}, config.json asks for {list(shape.whole)}",
             field=name,
         )
 
@@ -201,9 +221,9 @@ def target_of(name: str, stored: Stored, tensor: torch.Tensor, part: Part | None
     """Return the place of a stored tensor of a weight of this shape."""
     full = name + stored.suffix
 
-    def check(values: torch.Tensor) -> None:
+    def check(of_file: torch.Tensor, read: torch.Tensor) -> None:
         if stored.check is not None:
-            stored.check(full, values, shape)
+            stored.check(full, StoredNumbers(of_file, read), shape)
 
     return Target(
         full,

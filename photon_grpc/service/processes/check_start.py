@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,10 +41,14 @@ from photon_grpc.service.endpoints.http import HttpEndpoint
 from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_service
 from photon_grpc.service.processes.start_report import StartReport, torch_devices
 
+#: Values of weights are read for so long; loading checks the others.
+READING_TIME_S = 60.0
+
 
 def report(config: ServeConfig) -> StartReport:
-    """Return the reasons why `serve` would not start, and the version of its numerics."""
-    return StartReport(reasons(config), numerics_version(config))
+    """Return the reasons why `serve` would not start, what was not checked, and the version of its numerics."""
+    notes: list[str] = []
+    return StartReport(reasons(config, notes), numerics_version(config), notes=tuple(notes))
 
 
 def numerics_version(config: ServeConfig) -> str:
@@ -66,10 +71,13 @@ def numerics_version(config: ServeConfig) -> str:
     return ""
 
 
-def reasons(config: ServeConfig) -> list[str]:
-    """Return the reasons why `serve` would not start, each once; a check that fails unexpectedly is one, too."""
+def reasons(config: ServeConfig, notes: list[str] | None = None) -> list[str]:
+    """Return the reasons why `serve` would not start, each once; a check that fails unexpectedly is one, too.
+
+    What was not checked is added to `notes`.
+    """
     found: dict[str, None] = {}
-    for check in _checks(config):
+    for check in _checks(config, [] if notes is None else notes):
         try:
             check()
         except StartupError as error:
@@ -80,7 +88,7 @@ def reasons(config: ServeConfig) -> list[str]:
     return list(found)
 
 
-def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
+def _checks(config: ServeConfig, notes: list[str]) -> Iterator[Callable[[], object]]:
     """Yield the checks of supervisor, front end and engine, without those of a model that is not downloaded yet."""
     server = config.server
     yield partial(check_distinct, server)
@@ -95,10 +103,10 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     yield lambda: check_parallel(config.parallel, pick_device(config.device.device))
     yield partial(pick_kernels, config)
     if not resolve.is_model_id(config.model.model):
-        yield from _model_checks(config)
+        yield from _model_checks(config, notes)
 
 
-def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
+def _model_checks(config: ServeConfig, notes: list[str]) -> Iterator[Callable[[], object]]:
     """Yield the checks of the model; only the first if the directory holds no model."""
     holds_model = partial(resolve.check_model, config.model.model, random_weights=config.model.load_format == "dummy")
     try:
@@ -107,7 +115,7 @@ def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
         yield holds_model
     else:
         yield partial(read_served_model, config)
-        yield partial(check_model, config)
+        yield lambda: notes.extend(check_model(config))
 
 
 def check_metrics(address: str) -> None:
@@ -122,8 +130,8 @@ def check_metrics(address: str) -> None:
         asyncio.run(listen())
 
 
-def check_model(config: ServeConfig) -> None:
-    """Check sizes, what drafts, and tensors, the latter by the headers of their files and by small ones' values.
+def check_model(config: ServeConfig) -> list[str]:
+    """Check sizes, what drafts, and tensors by the headers of their files and by values; return what was not read.
 
     Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
     missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError if that tensor is a drafter's.
@@ -138,10 +146,14 @@ def check_model(config: ServeConfig) -> None:
         refuse_without_room(model_config, config.model, torch.cuda.mem_get_info()[1], config.parallel.num_ranks)
     decoders = list(decoders_of_ranks(config, model_config, sizes))
     if config.model.load_format == "dummy":
-        return
-    for decoder in decoders:
-        weights.check_values(decoder, model_config)
+        return []
+    until_s = time.monotonic() + READING_TIME_S
+    unread = sum(weights.check_values(decoder, model_config, until_s) for decoder in decoders)
     check_drafter(config, model_config, sizes, decoders[0])
+    said = (
+        f"{unread / 1e9:.1f} GB of weights were not searched for NaN within {READING_TIME_S:.0f} s; loading does that"
+    )
+    return [said] if unread else []
 
 
 def main() -> None:

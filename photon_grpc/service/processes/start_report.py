@@ -14,6 +14,8 @@ class StartReport(NamedTuple):
     numerics_version: str
     #: What `torch_devices` returned; None if it was not called.
     torch: dict[str, Any] | None = None
+    #: What was not checked, for people.
+    notes: tuple[str, ...] = ()
 
 
 def torch_devices() -> dict[str, Any]:
