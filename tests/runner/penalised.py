@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,6 +72,11 @@ class Expected:
         return self.ids[self.num_prompt :]
 
 
-@torch.inference_mode()
 def expected(prompt: list[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
+    return list(_expected(tuple(prompt), sampling, max(num_tokens, 24))[:num_tokens])
+
+
+@cache
+@torch.inference_mode()
+def _expected(prompt: tuple[int, ...], sampling: SamplingParams, num_tokens: int) -> list[int]:
     return Expected(model("llama")[1], sampling, list(prompt), len(prompt)).sample(num_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,18 @@ def outputs(served: Served, **more: object) -> list[list[int]]:
     return [served.outputs[handle].ids for handle in handles]
 
 
+@cache
+def without_drafts(family: str = "llama", **more: int) -> list[list[int]]:
+    return outputs(Served(model(family)[0]), **more)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("family", ["llama", WINDOWED])
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_a_draft_model_equal_to_the_model_has_every_draft_kept(family: str, num_drafts: int) -> None:
     directory, _ = model(family)
-    plain, drafting = Served(directory), Served(directory, speculation=str(directory), num_drafts=num_drafts)
-    assert outputs(drafting) == outputs(plain)
+    drafting = Served(directory, speculation=str(directory), num_drafts=num_drafts)
+    assert outputs(drafting) == without_drafts(family)
     # The prompts' step, and then 23 ids a row.
     assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1
 
@@ -73,11 +79,10 @@ def test_a_draft_model_that_disagrees_changes_nothing(small: Path, num_blocks: i
     directory, _ = model("llama")
     cache, limits = CacheConfig(num_blocks=num_blocks, block_size=8), SchedulerConfig(max_num_seqs=8, **scheduler)
     drafting = Served(directory, cache=cache, scheduler=limits, speculation=str(small), num_drafts=3)
-    plain = Served(directory)
-    assert outputs(drafting) == outputs(plain)
+    assert outputs(drafting) == without_drafts()
     assert bool(drafting.engine.scheduler.num_preemptions) == (num_blocks == 12)
     # From the prefix cache, and with several outputs.
-    assert outputs(drafting, num_outputs=2) == outputs(plain, num_outputs=2)
+    assert outputs(drafting, num_outputs=2) == without_drafts(num_outputs=2)
 
 
 def changed(directory: Path, to: Path, **keys: object) -> Path:
@@ -111,11 +116,11 @@ def test_numbers_of_drafts_that_no_step_has_are_refused() -> None:
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_drafts_in_replays_are_those_of_single_launches(num_drafts: int) -> None:
     directory, _ = model("llama")
-    plain, drafting = Served(directory), Served(directory, speculation=str(directory), num_drafts=num_drafts)
+    drafting = Served(directory, speculation=str(directory), num_drafts=num_drafts)
     runner = drafting.assembled.runner
     assert isinstance(runner, ModelRunner)
     graphs = replay_drafts(runner)
-    assert outputs(drafting) == outputs(plain) and {size for _, size in graphs._replays} == {4}
+    assert outputs(drafting) == without_drafts() and {size for _, size in graphs._replays} == {4}
     # It agrees with itself: a draft of a replay that differed would cost a step.
     assert drafting.engine.stats.steps <= 1 + -(-23 // (num_drafts + 1)) + 1
 
@@ -140,7 +145,7 @@ def test_rows_with_other_numbers_of_drafts_and_plain_steps_between_are_replayed_
         late = [served.add(prompt, 12) for prompt in PROMPTS]
         served.run()
         steps.append(served.engine.stats.steps)
-        assert [served.outputs[handle].ids for handle in handles] == outputs(Served(directory))
+        assert [served.outputs[handle].ids for handle in handles] == without_drafts()
         assert all(len(served.outputs[handle].ids) == 12 for handle in late)
         assert graphs is None or {name for name, _ in graphs._replays} == {2, 8, "further"}
     # It agrees with itself: drafts of a replay that differed would cost steps.
