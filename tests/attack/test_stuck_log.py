@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.attack.answers import answers, raw_call, strangers, tally
 from tests.attack.figures import Figures
 from tests.attack.size import Size
 from tests.attack.victim import FLAGS
-from tests.service.running import READINESS, ROOT, SERVING, client, wait_until
+from tests.service.running import READINESS, ROOT, SERVING, WITHOUT_MODEL, client, wait_until
 
 GENERATE = "/photon_grpc.v1.InferenceService/Generate"
 REFUSED = inference_pb2.GenerateRequest(text="def", request_id="x" * 1_000).SerializeToString()
@@ -67,20 +66,8 @@ def log_to(kind: str) -> Iterator[int]:
 @contextlib.contextmanager
 def silent_service(address: str, model: str, stderr: int) -> Iterator[None]:
     """Asks the service itself whether it is ready: what it says cannot be read. Ends it by SIGTERM."""
-    command = [
-        sys.executable,
-        "-m",
-        "photon_grpc",
-        "serve",
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--listen",
-        address,
-        *FLAGS,
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=stderr)
+    flags = ("--model", model, "--device", "cpu", "--listen", address, *FLAGS)
+    process = subprocess.Popen([*WITHOUT_MODEL, "serve", *flags], cwd=ROOT, stderr=stderr)
     try:
         with client(address) as call:
             wait_until(lambda: call.health(READINESS) == SERVING, "ready")

@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,24 +33,22 @@ import yaml
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.deploy.dockerfile import Dockerfile
 from tests.service.kubelet import Kubelet, Probe, grpc_serves
+from tests.service.running import WITH_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENT = ROOT / "docs" / "deploy" / "kubernetes" / "base" / "deployment.yaml"
-
-#: The image's entry point, without the image.
-_PROGRAM = [sys.executable, "-m", "photon_grpc"]
 
 
 class Pod:
     """One pod of a Deployment, its only container running here."""
 
-    def __init__(self, deployment: Mapping[str, Any], directory: Path) -> None:
+    def __init__(self, deployment: Mapping[str, Any], directory: Path, program: Sequence[str]) -> None:
         self._spec = deployment["spec"]["template"]["spec"]
         (self._container,) = self._spec["containers"]
         self._directory = directory
         self._ports = {port["containerPort"]: free_port() for port in self._container["ports"]}
         self._names = {port["name"]: port["containerPort"] for port in self._container["ports"]}
-        command = [*_PROGRAM, *(self._here(argument) for argument in self._container["args"])]
+        command = [*program, *(self._here(argument) for argument in self._container["args"])]
         self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment())
         self.kubelet = Kubelet(self._process)
 
@@ -161,10 +159,10 @@ class Stream:
 
 
 @contextlib.contextmanager
-def pod_of(deployment: Mapping[str, Any]) -> Iterator[Pod]:
-    """Yield a pod that has been started."""
+def pod_of(deployment: Mapping[str, Any], program: Sequence[str] = WITH_MODEL) -> Iterator[Pod]:
+    """Yield a pod that has been started; `program`: the image's entry point, without the image."""
     with TemporaryDirectory() as directory:
-        pod = Pod(deployment, Path(directory))
+        pod = Pod(deployment, Path(directory), program)
         with pod.started():
             yield pod
 

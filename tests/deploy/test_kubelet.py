@@ -8,6 +8,7 @@ import grpc
 
 from tests.deploy.kubelet import Stream, pod_of
 from tests.deploy.manifests import base
+from tests.service.running import WITHOUT_MODEL
 
 
 def test_a_pod_starts_serves_and_ends_in_order_and_an_open_stream_ends_well() -> None:
@@ -16,7 +17,7 @@ def test_a_pod_starts_serves_and_ends_in_order_and_an_open_stream_ends_well() ->
     # The rest is played as it stands there.
     container["lifecycle"]["preStop"]["exec"]["command"] = ["sleep", "0.1"]
     container["args"] += ["--device=cpu", "--num-blocks=64"]
-    with pod_of(deployment) as pod:
+    with pod_of(deployment, WITHOUT_MODEL) as pod:
         pod.wait_ready()
         with grpc.insecure_channel(pod.address) as channel:
             stream = Stream(channel, num_tokens=200)
