@@ -73,7 +73,7 @@ class Expected:
 
 
 def expected(prompt: list[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
-    return list(_expected(tuple(prompt), sampling, max(num_tokens, 24))[:num_tokens])
+    return list(_expected(tuple(prompt), sampling, max(num_tokens, 16))[:num_tokens])
 
 
 @cache

@@ -28,17 +28,17 @@ def served() -> Served:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_outputs_are_those_of_transformers_logits(served: Served, way: str) -> None:
-    handles = [served.add(prompt, 24, WAYS[way]) for prompt in PROMPTS]
+    handles = [served.add(prompt, 16, WAYS[way]) for prompt in PROMPTS]
     served.run()
     for prompt, handle in zip(PROMPTS, handles, strict=True):
-        assert served.outputs[handle].ids == expected(prompt, WAYS[way], 24), prompt
+        assert served.outputs[handle].ids == expected(prompt, WAYS[way], 16), prompt
 
 
 def test_ways_differ() -> None:
     """What changes no output tests nothing."""
-    plain = [greedy(model("llama")[1], prompt, 24) for prompt in PROMPTS]
+    plain = [greedy(model("llama")[1], prompt, 16) for prompt in PROMPTS]
     for way, sampling in WAYS.items():
-        assert any(expected(prompt, sampling, 24) != each for prompt, each in zip(PROMPTS, plain, strict=True)), way
+        assert any(expected(prompt, sampling, 16) != each for prompt, each in zip(PROMPTS, plain, strict=True)), way
 
 
 def test_all_ways_at_once_beside_plain_rows(served: Served) -> None:
@@ -99,11 +99,11 @@ def test_allowed_ids_that_are_banned_leave_nothing_to_sample(served: Served) -> 
 
 
 def test_frequencies_of_samples_are_those_of_the_changed_softmax(served: Served) -> None:
-    """Chi-square of the first token over 1,500 seeds, against the softmax of the formula."""
+    """Chi-square of the first token over 1,000 seeds, against the softmax of the formula."""
     kept = tuple(range(0, 320, 40))
     way: dict[str, Any] = {"repetition_penalty": 1.5, "logit_bias": ((40, 1.0), (80, -1.0))}
     way |= {"allowed_token_ids": kept}
-    prompt, num_samples, seen = [40, 120, 40, 7], 1500, Counter[int]()
+    prompt, num_samples, seen = [40, 120, 40, 7], 1000, Counter[int]()
     for first in range(0, num_samples, 500):
         samplings = [SamplingParams(temperature=1.0, seed=first + seed, **way) for seed in range(500)]
         handles = [served.add(prompt, 1, each) for each in samplings]
