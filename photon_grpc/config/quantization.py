@@ -26,9 +26,9 @@ class WeightFormat:
     block: rows and columns of W [out, in] that share a scale, ALL for all of them: (1, ALL) is a scale a row, (1, 128)
     groups of 128 columns, (ALL, ALL) one scale, (128, 128) blocks. activation_bits: 16, or 8: then activations are
     quantized per token, with blocks per token and 128 columns. has_zeros: each scale has a zero point. ignored: names
-    of modules that stay 16 bits, or "re:" and a pattern that matches their beginning. head: the kind of the head's
-    weights where they have 8 bits on request, with a scale a row and 16-bit activations; "": as `ignored` says.
-    embedding: the same of the embedding, which else has 16 bits.
+    of modules that stay 16 bits, parts of such names, or "re:" and a pattern that matches their beginning. head: the
+    kind of the head's weights where they have 8 bits on request, with a scale a row and 16-bit activations; "": as
+    `ignored` says. embedding: the same of the embedding, which else has 16 bits.
     """
 
     kind: Kind
@@ -79,10 +79,10 @@ class WeightBytes(NamedTuple):
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Return whether the pattern is the module's name, one above it, its last part, or a regular expression for it."""
+    """Return whether the pattern is the module's name, some whole parts of it, or a regular expression for it."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
-    return name == pattern or name.startswith(pattern + ".") or name.endswith("." + pattern)
+    return f".{pattern}." in f".{name}."
 
 
 def groups(columns: int) -> tuple[int, int]:

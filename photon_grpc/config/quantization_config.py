@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from photon_grpc.config.json_file import refusal, shown
+from photon_grpc.config.left_out import FILE, KEY, all_but, checked_pattern, left_out, outside, refused
 from photon_grpc.config.quantization import ALL, BLOCK, PER_ROW, PER_TENSOR, Kind, WeightFormat, groups
-from photon_grpc.errors import ModelLoadError
 
-FILE, KEY = "config.json", "quantization_config"
 GROUP_SIZES = (32, 64, 128)
 
 #: Of compressed-tensors, for weights.
@@ -48,7 +47,7 @@ class GptqJson(Struct, kw_only=True):
     pack_dtype: str = "int32"
     block_name_to_quantize: str | None = None
     modules_in_block_to_quantize: Any = None
-    #: Settings of GPTQModel: for each module, a LoRA beside the weights, a rotation of them.
+    #: Settings of GPTQModel: rules for some modules, a LoRA beside the weights, a rotation of them.
     dynamic: Any = None
     adapter: Any = None
     rotation: Any = None
@@ -134,12 +133,12 @@ def read_quantization(value: Any) -> WeightFormat | None:
     read = _READERS.get(method) if isinstance(method, str) else None
     if read is None:
         if method is None:
-            raise _refusal("quant_method", f"is missing; supported: {', '.join(_READERS)}")
+            raise refused("quant_method", f"is missing; supported: {', '.join(_READERS)}")
         remedy = _REMEDIES.get(str(method), f"supported: {', '.join(_READERS)}")
-        raise _refusal("quant_method", f"is {shown(method)}, which is not supported; {remedy}")
+        raise refused("quant_method", f"is {shown(method)}, which is not supported; {remedy}")
     found = read(value)
     for pattern in () if found is None else found.ignored:
-        _check_pattern(pattern)
+        checked_pattern("ignore", pattern)
     return found
 
 
@@ -147,22 +146,23 @@ def _gptq(value: dict[str, Any]) -> WeightFormat:
     keys = _struct(value, GptqJson)
     layout = _agreed(keys, "checkpoint_format", "format", "gptq")
     if keys.is_marlin_format:
-        raise _refusal("is_marlin_format", "is true; supported: false. Use the GPTQ source of the checkpoint")
+        raise refused("is_marlin_format", "is true; supported: false. Use the GPTQ source of the checkpoint")
     if layout not in ("gptq", "gptq_v2"):
         problem = f"is {shown(layout)}; supported: gptq, gptq_v2. Of a repacked checkpoint (marlin) use the GPTQ source"
-        raise _refusal("checkpoint_format", problem)
+        raise refused("checkpoint_format", problem)
     _only("bits", keys.bits, (4, 8))
     _only("pack_dtype", keys.pack_dtype.removeprefix("torch."), ("int32",))
     _only("block_name_to_quantize", keys.block_name_to_quantize, (None, "model.layers"))
     if keys.desc_act:
         problem = "is true: columns in the order of their activations are not supported; quantize with desc_act false"
-        raise _refusal("desc_act", problem)
+        raise refused("desc_act", problem)
     if keys.bits == 8 and not keys.sym:
-        raise _refusal("sym", "is false: zero points are supported with 4 bits only")
-    for name in ("dynamic", "modules_in_block_to_quantize", "adapter", "rotation"):
+        raise refused("sym", "is false: zero points are supported with 4 bits only")
+    for name in ("adapter", "rotation"):
         if getattr(keys, name):
-            raise _refusal(name, "is set, which is not supported: all modules have one format and nothing beside it")
+            raise refused(name, "is set, which is not supported: all modules have one format and nothing beside it")
     ignored = (*(keys.modules_to_not_convert or ()), *(() if keys.lm_head else ("lm_head",)))
+    ignored += left_out(keys.dynamic) + outside(keys.modules_in_block_to_quantize, has_head=keys.lm_head)
     # Symmetric checkpoints store zero points, too; they are checked when they are read.
     return WeightFormat(_int(keys.bits), _group(keys.group_size), 16, not keys.sym, layout, ignored)
 
@@ -172,9 +172,9 @@ def _awq(value: dict[str, Any]) -> WeightFormat:
     _only("w_bit" if keys.bits is None else "bits", _agreed(keys, "bits", "w_bit", 4), (4,))
     _only("format" if keys.version is None else "version", _agreed(keys, "version", "format", "gemm"), ("gemm",))
     if keys.backend == "llm-awq":
-        raise _refusal("backend", "is 'llm-awq', another order of values; supported: version gemm of AutoAWQ")
+        raise refused("backend", "is 'llm-awq', another order of values; supported: version gemm of AutoAWQ")
     if not keys.zero_point:
-        raise _refusal("zero_point", "is false; supported: true")
+        raise refused("zero_point", "is false; supported: true")
     ignored = (*(keys.modules_to_not_convert or ()), "lm_head")
     size_key = "q_group_size" if keys.group_size is None else "group_size"
     size = _group(_agreed(keys, "group_size", "q_group_size", 128), size_key)
@@ -187,13 +187,13 @@ def _fp8(value: dict[str, Any]) -> WeightFormat:
     _only("fmt", keys.fmt, ("e4m3", "float8_e4m3fn"))
     _only("scale_fmt", keys.scale_fmt, ("float",))
     if keys.modules_to_convert:
-        raise _refusal("modules_to_convert", "is set: only linear layers are read in FP8")
+        raise refused("modules_to_convert", "is set: only linear layers are read in FP8")
     size, supported = keys.weight_block_size, f"supported: [{BLOCK}, {BLOCK}], and null for one scale a tensor"
     # Tools differ in what a missing key means: transformers reads blocks, AutoFP8 wrote one scale a tensor.
     if "weight_block_size" not in value:
-        raise _refusal("weight_block_size", f"is missing; {supported}")
+        raise refused("weight_block_size", f"is missing; {supported}")
     if size not in (None, (BLOCK, BLOCK)):
-        raise _refusal("weight_block_size", f"is {list(size)}; {supported}")
+        raise refused("weight_block_size", f"is {list(size)}; {supported}")
     ignored = (*(keys.modules_to_not_convert or ()), *(keys.ignored_layers or ()), "lm_head")
     return WeightFormat("fp8", (BLOCK, BLOCK) if size else PER_TENSOR, 8, False, "fp8", ignored)
 
@@ -209,19 +209,18 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
         if getattr(keys, name) not in (None, {}) and not (
             name == "sparsity_config" and _is_dense(keys.sparsity_config)
         ):
-            raise _refusal(name, "is set, which is not supported; supported: null")
+            raise refused(name, "is set, which is not supported; supported: null")
     if len(keys.config_groups) != 1:
         problem = f"has {len(keys.config_groups)} groups; one format for all linear layers is supported"
-        raise _refusal("config_groups", problem)
+        raise refused("config_groups", problem)
     name, group = next(iter(keys.config_groups.items()))
     at = f"config_groups.{name}"
     scheme = _struct(group, Scheme, at)
-    if scheme.targets != ("Linear",):
-        raise _refusal(f"{at}.targets", f'is {shown(str(list(scheme.targets)))}; supported: ["Linear"] with `ignore`')
+    ignored = (*(keys.ignore or ()), *all_but(scheme.targets, f"{at}.targets"))
     if scheme.weights is None:
-        raise _refusal(f"{at}.weights", "is missing")
+        raise refused(f"{at}.weights", "is missing")
     if scheme.output_activations is not None:
-        raise _refusal(f"{at}.output_activations", "is set, which is not supported")
+        raise refused(f"{at}.output_activations", "is set, which is not supported")
     layout = scheme.format or keys.format
     kind, block = _weights(scheme.weights, f"{at}.weights")
     activation_bits = _activations(scheme.input_activations, kind, block, f"{at}.input_activations")
@@ -229,8 +228,8 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
     layout = "float-quantized" if kind == "fp8" else "pack-quantized" if layout == "pack-quantized" else "int-quantized"
     has_zeros = not scheme.weights.symmetric
     if has_zeros and kind != "int4":
-        raise _refusal(f"{at}.weights.symmetric", "is false: zero points are supported with 4 bits only")
-    return WeightFormat(kind, block, activation_bits, has_zeros, layout, keys.ignore or ())  # type: ignore[arg-type]
+        raise refused(f"{at}.weights.symmetric", "is false: zero points are supported with 4 bits only")
+    return WeightFormat(kind, block, activation_bits, has_zeros, layout, ignored)  # type: ignore[arg-type]
 
 
 def _check_kv_cache(scheme: Any) -> None:
@@ -243,13 +242,13 @@ def _check_kv_cache(scheme: Any) -> None:
     _only(f"{at}.num_bits", args.num_bits, (8,))
     for key, value, wanted in (("symmetric", args.symmetric, True), ("dynamic", args.dynamic, False)):
         if value is not wanted:
-            raise _refusal(f"{at}.{key}", f"is {shown(value)}; supported: {str(wanted).lower()}")
+            raise refused(f"{at}.{key}", f"is {shown(value)}; supported: {str(wanted).lower()}")
     _only(f"{at}.strategy", args.strategy, (None, "tensor", "attn_head"))
 
 
 def _weights(args: QuantizationArgs, at: str) -> tuple[Kind, tuple[int, int]]:
     if args.dynamic is not False:
-        raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}: weights have scales of their own")
+        raise refused(f"{at}.dynamic", f"is {shown(args.dynamic)}: weights have scales of their own")
     if args.actorder is not False:
         _only(f"{at}.actorder", args.actorder, (None, "static", "weight"))
     scale_dtype = args.scale_dtype and args.scale_dtype.removeprefix("torch.")
@@ -279,16 +278,16 @@ def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, in
     """Return the bits of the activations."""
     if args is None:
         if kind == "fp8":
-            raise _refusal(at, "is missing: FP8 weights are multiplied with FP8 activations")
+            raise refused(at, "is missing: FP8 weights are multiplied with FP8 activations")
         return 16
     _only(f"{at}.num_bits", args.num_bits, (8,))
     _only(f"{at}.type", args.type, ("float" if kind == "fp8" else "int",))
     if args.dynamic is not True:
-        raise _refusal(f"{at}.dynamic", f"is {shown(args.dynamic)}; supported: true (scales found while running)")
+        raise refused(f"{at}.dynamic", f"is {shown(args.dynamic)}; supported: true (scales found while running)")
     if args.actorder not in (None, False):
-        raise _refusal(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null")
+        raise refused(f"{at}.actorder", f"is {shown(args.actorder)}; supported: null")
     if not args.symmetric:
-        raise _refusal(f"{at}.symmetric", "is false; supported: true")
+        raise refused(f"{at}.symmetric", "is false; supported: true")
     has_blocks = block[0] > 1
     strategy = "group" if has_blocks else "token"
     _only(f"{at}.strategy", args.strategy, (strategy,))
@@ -296,7 +295,7 @@ def _activations(args: QuantizationArgs | None, kind: Kind, block: tuple[int, in
     if has_blocks:
         _only(f"{at}.group_size", args.group_size, (BLOCK,))
     if kind == "int4" or (kind == "int8" and block[1] != ALL):
-        raise _refusal(at, "is set: 8-bit activations are supported with a scale a row of 8-bit weights")
+        raise refused(at, "is set: 8-bit activations are supported with a scale a row of 8-bit weights")
     return 8
 
 
@@ -329,7 +328,7 @@ def _group(size: int, key: str = "group_size") -> tuple[int, int]:
 def _only(key: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed or isinstance(value, bool):
         names = ", ".join("null" if item is None else str(item) for item in allowed)
-        raise _refusal(key, f"is {shown(str(value) if isinstance(value, list) else value)}; supported: {names}")
+        raise refused(key, f"is {shown(str(value) if isinstance(value, list) else value)}; supported: {names}")
 
 
 def _agreed(keys: Any, name: str, other: str, default: Any) -> Any:
@@ -338,25 +337,14 @@ def _agreed(keys: Any, name: str, other: str, default: Any) -> Any:
         value.lower() if isinstance(value, str) else value for value in (getattr(keys, name), getattr(keys, other))
     )
     if None not in (one, two) and one != two:
-        raise _refusal(name, f"is {shown(one)} and {other}, the same setting, is {shown(two)}; they must agree")
+        raise refused(name, f"is {shown(one)} and {other}, the same setting, is {shown(two)}; they must agree")
     return next((value for value in (one, two) if value is not None), default)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Refuse a name that would ignore everything, and a pattern that is no regular expression."""
-    if not pattern.removeprefix("re:"):
-        raise _refusal("ignore", "holds an empty name")
-    if pattern.startswith("re:"):
-        try:
-            re.compile(pattern[3:])
-        except (re.error, OverflowError, RecursionError) as error:
-            raise _refusal("ignore", f"holds {shown(pattern)}, which is no regular expression ({error})") from None
 
 
 def _struct(value: Any, kind: type[Any], at: str = "") -> Any:
     """Convert; null counts as absent. `at` is the path of the value."""
     if not isinstance(value, dict):
-        raise _refusal(at, f"must be an object, is {shown(value)}")
+        raise refused(at, f"must be an object, is {shown(value)}")
     present = {key: item for key, item in value.items() if item is not None}
     try:
         return msgspec.convert(present, kind)
@@ -365,11 +353,7 @@ def _struct(value: Any, kind: type[Any], at: str = "") -> Any:
         missing = re.fullmatch("Object missing required field (.+)", problem)
         parts = (at, path, missing[1] if missing else "")
         key = ".".join(part for part in parts if part)
-        raise _refusal(key, "is missing" if missing else f"is malformed: {problem}") from None
-
-
-def _refusal(key: str, problem: str) -> ModelLoadError:
-    return refusal(FILE, f"{KEY}.{key}", problem)
+        raise refused(key, "is missing" if missing else f"is malformed: {problem}") from None
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], WeightFormat | None]] = {

@@ -53,6 +53,8 @@ GOOD = [
     (GPTQ | {"group_size": -1, "sym": False}, "int4 (gptq)",
      WeightFormat("int4", (1, 0), 16, True, "gptq", ("lm_head",))),
     (GPTQ | {"checkpoint_format": "gptq_v2", "lm_head": True}, "int4-g128 (gptq_v2)", None),
+    (GPTQ | {"dynamic": {"-:.*mlp.gate$": {}}}, "int4-g128 (gptq)",
+     WeightFormat("int4", (1, 128), 16, False, "gptq", ("lm_head", "re:.*mlp.gate$"))),
     (AWQ, "int4-g128 (awq)", WeightFormat("int4", (1, 128), 16, True, "awq", ("lm_head",))),
     (AWQ | {"version": "GEMM", "modules_to_not_convert": ["o_proj"]}, "int4-g128 (awq)", None),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "int4-g64 (awq)", None),
@@ -92,7 +94,10 @@ WRONG = [
     (GPTQ | {"bits": 3}, "bits is 3", "4, 8"),
     (GPTQ | {"bits": 8, "sym": False}, "sym", "4 bits"),
     (GPTQ | {"group_size": 96}, "group_size is 96", "32, 64, 128"),
-    (GPTQ | {"dynamic": {"+:.*": {}}}, "dynamic", "module"),
+    (GPTQ | {"dynamic": {"-:.*gate$": {}, "+:.*": {}}}, "dynamic has the rule '+:.*'", "module"),
+    (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic", "regular expression"),
+    (GPTQ | {"modules_in_block_to_quantize": [["q_proj"], 3]}, "modules_in_block_to_quantize", "lists of names"),
+    (GPTQ | {"modules_in_block_to_quantize": [[]]}, "modules_in_block_to_quantize", "no module"),
     (GPTQ | {"checkpoint_format": "gptq_v2", "format": "gptq"}, "checkpoint_format is 'gptq_v2'", "must agree"),
     (GPTQ | {"is_marlin_format": True}, "is_marlin_format", "GPTQ source"),
     (GPTQ | {"pack_dtype": "int16"}, "pack_dtype is 'int16'", "int32"),
@@ -167,7 +172,10 @@ def is_right(key: str, value: object) -> bool:
     """Return whether a value of WRONG_VALUES may stand under the key."""
     is_unset = key in ("modules_in_block_to_quantize", "actorder") and value in (False, "", [])
     is_switch = key in SWITCHES and isinstance(value, bool)
-    return key in MEANINGLESS or is_switch or is_unset or (key in NAMES and value in ([], ["a"]))
+    # What stands under a rule that leaves modules out has no meaning.
+    return (
+        key in MEANINGLESS or key.startswith("-:") or is_switch or is_unset or (key in NAMES and value in ([], ["a"]))
+    )
 
 
 def keys_of(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -224,6 +232,9 @@ def test_what_is_no_description_is_refused(value: object) -> None:
         (("model.layers.1",), "model.layers.10.mlp.up_proj", True),
         (("model.layers.1",), "model.layers.1.mlp.up_proj", False),
         (("o_proj",), "model.layers.1.self_attn.o_proj", False),
+        (("layers.1.self_attn",), "model.layers.1.self_attn.o_proj", False),
+        (("layers.1",), "model.layers.11.self_attn.o_proj", True),
+        (("gate",), "model.layers.1.mlp.gate_proj", True),
         (("re:.*down_proj",), "model.layers.1.mlp.down_proj", False),
         (("re:down_proj",), "model.layers.1.mlp.down_proj", True),
     ],

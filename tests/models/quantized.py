@@ -53,21 +53,24 @@ def is_quantized(name: str) -> bool:
     return "_proj.weight" in name
 
 
-def write(path: Path, layout: str) -> Any:
-    """Write a checkpoint in the layout; return transformers' model with the same weights, float32."""
+def write(path: Path, layout: str, left_out: str = "", **keys: Any) -> Any:
+    """Write a checkpoint in the layout; return transformers' model with the same weights, float32.
+
+    left_out: a part of the names of weights that are not quantized. keys: of quantization_config.
+    """
     written, model = LAYOUTS[layout], make_model()
     model.save_pretrained(path)
     tensors = load_file(path / FILE)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if is_quantized(name):
+            if is_quantized(name) and not (left_out and left_out in name):
                 del tensors[name]
                 stored, weight = written.quantize(parameter)
                 tensors |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in stored.items()}
                 parameter.copy_(weight)
     save_file(tensors, path / FILE, metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": written.config}))
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": written.config | keys}))
     return model
 
 

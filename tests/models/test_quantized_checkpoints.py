@@ -60,6 +60,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 def dequantized(weight: Any) -> torch.Tensor:
     """Return W, float32 [N, K]."""
+    if isinstance(weight, torch.Tensor):
+        return weight
     if isinstance(weight, QuantizedWeight):
         return dequantize(weight, torch.float32)
     scales = weight.scales
@@ -101,6 +103,32 @@ def test_a_checkpoint_has_the_weights_that_its_format_says(layout: str, written:
 def test_logits_equal_those_of_the_dequantized_model(layout: str, written: Any) -> None:
     path, model = written(layout)
     assert_logits_equal(reference.load_decoder(path), model)
+
+
+def with_targets(layout: str, *targets: str) -> dict[str, Any]:
+    """Return the config_groups of a layout of compressed-tensors with these targets."""
+    return {"config_groups": {"group_0": LAYOUTS[layout].config["config_groups"]["group_0"] | {"targets": targets}}}
+
+
+ATTENTION = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+LEFT_OUT: list[tuple[str, str, dict[str, Any]]] = [
+    ("awq", "self_attn", {"modules_to_not_convert": ["self_attn"]}),
+    ("awq", "layers.1.mlp", {"modules_to_not_convert": ["layers.1.mlp"]}),
+    ("gptq", ".mlp.", {"modules_in_block_to_quantize": ATTENTION}),
+    ("gptq", ".o_proj", {"dynamic": {r"-:.*\.o_proj$": {}}}),
+    ("w4a16", ".mlp.", with_targets("w4a16", "re:.*self_attn.*")),
+    ("w8a8", "layers.0.", {"ignore": ["lm_head", r"re:.*layers\.0\..*"]}),
+    ("fp8", "down_proj", {"modules_to_not_convert": ["lm_head", *(f"model.layers.{n}.mlp.down_proj" for n in (0, 1))]}),
+]
+
+
+@pytest.mark.parametrize(("layout", "part", "keys"), LEFT_OUT, ids=lambda value: value if type(value) is str else "")
+def test_modules_that_are_left_out_keep_their_weights(
+    layout: str, part: str, keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
+    model = quantized.write(tmp_path, layout, part, **keys)
+    assert_weights_equal(reference.load_decoder(tmp_path), model)
 
 
 class Rounding(torch.nn.Module):

@@ -86,7 +86,7 @@ class WeightSizes(NamedTuple):
 
     @property
     def per_word(self) -> int:
-        """StoredNumbers in a packed word."""
+        """Values in a packed word."""
         return 32 // self.format.bits
 
 

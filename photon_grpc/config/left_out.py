@@ -1,0 +1,76 @@
+"""The modules that a quantized checkpoint leaves out, as its tool names them: patterns for `WeightFormat.ignored`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from photon_grpc.config.json_file import refusal, shown
+from photon_grpc.errors import ModelLoadError
+
+FILE, KEY = "config.json", "quantization_config"
+
+
+def left_out(dynamic: Any) -> tuple[str, ...]:
+    """Return the modules that GPTQModel's rules leave out; refuse rules that give modules formats of their own."""
+    if dynamic is None:
+        return ()
+    if not isinstance(dynamic, dict):
+        raise refused("dynamic", f"must be an object, is {shown(dynamic)}")
+    for rule in dynamic:
+        if not rule.startswith("-:"):
+            problem = "'-:' and a pattern, which leaves modules out: all others have one format"
+            raise refused("dynamic", f"has the rule {shown(rule)}; supported: {problem}")
+    return tuple(checked_pattern("dynamic", "re:" + rule[2:]) for rule in dynamic)
+
+
+def outside(groups_of_names: Any, *, has_head: bool) -> tuple[str, ...]:
+    """Return a pattern of all modules but those in `modules_in_block_to_quantize`, [["self_attn.q_proj", ...], ...]."""
+    if not groups_of_names:
+        return ()
+    key = "modules_in_block_to_quantize"
+    try:
+        names = msgspec.convert([["lm_head"]] * has_head + groups_of_names, list[list[str]])
+    except (msgspec.ValidationError, TypeError):
+        raise refused(key, f"must be lists of names of modules, is {shown(str(groups_of_names))}") from None
+    found = "|".join(re.escape(name) for group in names for name in group if name)
+    if not found:
+        raise refused(key, "names no module")
+    return (rf"re:(?!(?:.*\.)?(?:{found})$)",)
+
+
+def all_but(targets: tuple[str, ...], at: str) -> tuple[str, ...]:
+    """Return a pattern of the modules that are no targets: names, patterns, or all linear layers by their class."""
+    if targets == ("Linear",):
+        return ()
+    found = []
+    for target in targets:
+        if target.startswith("re:"):
+            found.append(f"(?:{checked_pattern(at, target)[3:]})")
+        elif "." in target:
+            found.append(re.escape(target) + "$")
+        else:
+            problem = f"holds {shown(target)}; supported: [\"Linear\"], or names of modules and patterns ('re:')"
+            raise refused(at, problem)
+    if not found:
+        raise refused(at, "is empty")
+    return (checked_pattern(at, f"re:(?!{'|'.join(found)})"),)
+
+
+def checked_pattern(key: str, pattern: str) -> str:
+    """Return it. Refuse a name that would be that of everything, and a pattern that is no regular expression."""
+    if not pattern.removeprefix("re:"):
+        raise refused(key, "holds an empty name")
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except (re.error, OverflowError, RecursionError) as error:
+            raise refused(key, f"holds {shown(pattern)}, which is no regular expression ({error})") from None
+    return pattern
+
+
+def refused(key: str, problem: str) -> ModelLoadError:
+    """Return the error about a key of quantization_config."""
+    return refusal(FILE, f"{KEY}.{key}", problem)
