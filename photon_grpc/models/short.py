@@ -47,7 +47,7 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
     """Return the form, the place of its keys, and types, shapes and numbers of everything that owns weights.
 
-    Text is the names of weights.
+    Strings are left out: they are only names of weights.
     """
     traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
     return layer.form, layer.attention.place, *traits

@@ -382,7 +382,7 @@ _SCRIPT = """
 import contextlib, os, signal, sys, threading
 from photon_grpc import LLM
 from photon_grpc.errors import Closed
-import photon_grpc.compose.program, torch
+import photon_grpc.compose.assemble, photon_grpc.compose.program, torch
 
 def read():
     with contextlib.suppress(Closed):
