@@ -55,6 +55,14 @@ def open_llm(model: Path) -> Iterator[Callable[[], LLM]]:
     assert set(threading.enumerate()) <= before
 
 
+@pytest.fixture(autouse=True, scope="module")
+def sigint_is_not_ignored() -> Iterator[None]:
+    """As it is where a shell has started pytest in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Caller(threading.Thread):
     """A thread that calls, and how that ended."""
 
@@ -331,8 +339,8 @@ def test_a_fork_ends_and_is_told_whose_the_program_is(model: Path) -> None:
                     try:
                         llm.generate("x", max_tokens=1)
                     except Closed:
-                        sys.exit(0)
-                    sys.exit(1)
+                        os._exit(0)
+                    os._exit(1)
                 sys.exit(0)
             assert os.waitpid(pid, 0)[1] == 0, what
         assert llm.generate("x", max_tokens=1)

@@ -117,7 +117,9 @@ def path() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("paged", "quantized") else pytest.mark.full) for name in SERVERS]
+    # tests/compose/test_sparse_matrix.py has every option with prompt lookup.
+    "name",
+    [pytest.param(name, marks=[] if name == "quantized" else pytest.mark.full) for name in SERVERS],
 )
 def test_every_option_answers_as_without_drafts(name: str, path: str) -> None:
     many, (flags, shared) = wanted(), SERVERS[name]

@@ -95,8 +95,8 @@ def _run(context: ChildContext) -> None:
         engine.run()
         if config.parallel.num_ranks > 1:
             ranks.close()
-            # What libraries release at the end of a process may wait for the other ranks.
-            os._exit(0)
+        # What libraries release at the end of a process takes a second, and may wait for the other ranks.
+        os._exit(0)
     finally:
         # The last collection must see all objects: nanobind, in Triton, reports others as leaked.
         gc.unfreeze()
