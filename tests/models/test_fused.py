@@ -27,6 +27,10 @@ from photon_grpc.models.kv_scales import KVScales, set_kv_scales
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
 from tests.runner import eight_bits
 
+#: How `prompts` are cut, row by row and step by step: after most of the longest, five tokens beside one of the others,
+#: which are more than the bucket, and one token a row, which is a decode step.
+MIXED = [5, 1, 50, *[5, 1, 1] * 20]
+DECODED = [30, 1, 58, *[1, 1, 1] * 12]
 #: A CPU does not look into it.
 TILE = Tile("gemv", 16, 32, 1, 2)
 ALL = ("q_proj", "qkv_proj", "o_proj", "gate_proj", "gate_up_proj", "down_proj")
@@ -67,8 +71,7 @@ def loaded(path: Path, method: Unquantized, kv_dtype: torch.dtype | None = None)
 
 
 def assert_equals(decoder: Decoder, model: Any) -> None:
-    # One token a row is a decode step; chunks of five of every row are more tokens than the bucket.
-    for chunks in ([5, 1, 1], [1]):
+    for chunks in (MIXED, DECODED):
         for ids, logits in zip(prompts(), paged_logits(decoder, prompts(), block_size=8, chunks=chunks), strict=True):
             torch.testing.assert_close(logits, reference_logits(model, ids), rtol=2e-4, atol=2e-4)
 
@@ -122,7 +125,7 @@ def test_pages_of_8_bits_are_written_by_fused_layers_too(variant: str, names: tu
     set_kv_scales(unfused, KVScales(scales, "here", offsets))
     fused = with_chains(unfused)
     assert fused is not None and num_fused(fused) == len(fused.layers)
-    for chunks in ([5, 1, 1], [1]):
+    for chunks in (MIXED, DECODED):
         found = paged_logits(fused, prompts(), block_size=8, chunks=chunks)
         for ids, logits in zip(prompts(), found, strict=True):
             difference = (logits - eight_bits.logits_of(model, ids, scales, offsets)).abs()
@@ -178,7 +181,7 @@ def test_each_layer_of_a_mixed_model_takes_its_own_path(number: int, names: tupl
     assert [type(layer) is FusedDecoderLayer for layer in mixed.layers] == [at != number for at in range(3)]
     assert num_fused(mixed) == 2
     assert type(mixed.layers[number]) is PostNormLayer
-    for chunks in ([5, 1, 1], [1]):
+    for chunks in (MIXED, DECODED):
         pairs = (paged_logits(decoder, prompts(), block_size=8, chunks=chunks) for decoder in (plain, mixed))
         for expected, found in zip(*pairs, strict=True):
             torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
