@@ -32,8 +32,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
     return get
 
 
+#: Most of two prompts, then one token a row.
+BY_ONE = [30, 1, 58, *[1] * 36]
 #: Block size, tokens of each row in a step: whole prompts, parts of them, single tokens.
-CUTS: list[tuple[int, list[int]]] = [(16, [1000]), (8, [11, 3, 1, 26]), (64, [1])]
+CUTS: list[tuple[int, list[int]]] = [(16, [1000]), (8, [11, 3, 1, 26]), (64, BY_ONE)]
 #: In `make test` of MIXED alone, which has layers of each kind: with windows and without.
 MORE_CUTS: list[tuple[int, list[int]]] = [
     (8, [1000]),

@@ -235,7 +235,8 @@ def test_fused_layers_equal_others_where_weights_were_quantized_with_their_norms
     fused = with_chains(decoder)
     assert fused is not None
     assert all(isinstance(layer, FusedDecoderLayer) for layer in fused.layers)
-    for chunks in ([5, 1, 1], [1]):
+    # Few tokens beside others, and one token a row.
+    for chunks in ([5, 1, 50, *[5, 1, 1] * 20], [30, 1, 58, *[1] * 36]):
         pairs = (
             reference.paged_logits(one, reference.prompts(), block_size=8, chunks=chunks) for one in (decoder, fused)
         )
