@@ -53,13 +53,18 @@ class KnownAnswers(NoDrafter):
     ) -> None:
         self.max_drafts = runner.drafter.max_drafts
         self._runner = runner
-        self._answers = answers
-        self._acceptance = acceptance
-        self._rng = random.Random(5)
+        rng = random.Random(5)
         table = runner.table
         self._table = table
         #: What is drafted for every position of a slot.
         self._drafts = torch.zeros_like(table.token_ids)
+        #: Output -> its row in `_known`, which is on the device before a request comes: an admission costs one copy.
+        self._row_of = {key: row for row, key in enumerate(answers)}
+        known = torch.zeros((len(answers) + 1, self._drafts.shape[1]), dtype=torch.int32)
+        for row, (key, answer) in enumerate(answers.items()):
+            ids = [token if rng.random() < acceptance else token ^ 1 for token in (*key.prompt, *answer)]
+            known[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        self._known = known.to(table.device)
         self._numbers = torch.arange(self.max_drafts, device=table.device)
         self._before = runner.drafter
         self._works: Drafter = runner.drafter if is_dear else NoDrafts()
@@ -74,10 +79,11 @@ class KnownAnswers(NoDrafter):
 
     def submit(self, batch: Batch) -> Pending:
         with torch.inference_mode():
-            for admission in batch.admissions:
-                ids = [*admission.ids[: admission.num_prompt], *self._answers.get(Key.of(admission), ())]
-                drafts = [token if self._rng.random() < self._acceptance else token ^ 1 for token in ids]
-                self._drafts[admission.slot, : len(ids)] = self._table.to_device(drafts, torch.int32)
+            if batch.admissions:
+                rows = [self._row_of.get(Key.of(each), len(self._row_of)) for each in batch.admissions]
+                slots = [each.slot for each in batch.admissions]
+                sent = self._table.to_device((*slots, *rows), torch.int64).view(2, len(rows))
+                self._drafts[sent[0]] = self._known[sent[1]]
         return self._submit(batch)
 
     @torch.inference_mode()

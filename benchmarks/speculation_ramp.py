@@ -14,6 +14,7 @@ nothing; then for each phase: the median of the rounds' tokens a second, the med
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import statistics
 import sys
@@ -29,8 +30,7 @@ from benchmarks.known_answers import Key, KnownAnswers
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.speculation import drafter_dir
 from photon_grpc.core.batch import DRAFT_COUNTS
-from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
-from photon_grpc.engine.scheduler.drafting import NoDrafting
+from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
 from photon_grpc.runner.model_runner import ModelRunner
 
 Prompts = list[list[int]]
@@ -80,13 +80,13 @@ def idle(pair: Pair, prompts: Prompts, streams: Sequence[int], tokens: int, roun
         print(f"| {count} | {off:.3f} | {held:.3f} | {held / off:.4f} |", flush=True)
 
 
-def measure(pair: Pair, args: argparse.Namespace, prompts: Prompts, acceptance: float) -> None:
+def measure(pair: Pair, args: argparse.Namespace, prompts: Prompts, acceptance: float, fresh: Drafting) -> None:
     runner = pair.drafting.runner
     assert isinstance(runner, ModelRunner)
     pair.off.run(prompts, [args.tokens] * len(prompts))
     answers = {Key(tuple(prompt), 0, 0): ids for prompt, ids in zip(prompts, pair.off.ids.values(), strict=True)}
     drafter = KnownAnswers(runner, answers, acceptance, is_dear=bool(args.beside))
-    pair.drafting.scheduler.drafting = AdaptiveDrafting(tuple(k for k in DRAFT_COUNTS if k <= args.drafts))
+    pair.drafting.scheduler.drafting = copy.deepcopy(fresh)
     rounds = []
     try:
         # The first ramp warms up, and teaches the choice what steps cost.
@@ -140,11 +140,13 @@ def run(args: argparse.Namespace, drafter: str) -> int:
         vocab_size = off.facts.vocab_size
         prompts = [[rng.randrange(vocab_size) for _ in range(args.prompt)] for _ in range(most)]
         pair = Pair(off, drafting)
+        # What was never asked has learnt nothing.
+        fresh = drafting.scheduler.drafting
         idle(pair, prompts, args.streams, min(48, args.tokens), args.rounds)
         print("\n| right | streams | tokens/s, no drafter | with drafts | ratio | least of a round | answers differ |")
         print("|--:|--:|--:|--:|--:|--:|--:|")
         for acceptance in args.acceptance:
-            measure(pair, args, prompts, acceptance)
+            measure(pair, args, prompts, acceptance, fresh)
     return 0
 
 

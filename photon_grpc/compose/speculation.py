@@ -13,10 +13,11 @@ from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir, 
 from photon_grpc.config.flags import ModelFlags, ServeConfig, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.config.weight_bytes import format_of
+from photon_grpc.config.weight_bytes import format_of, linear_bytes
 from photon_grpc.core.batch import DRAFT_COUNTS
 from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting, AdaptiveForcedDrafting
 from photon_grpc.engine.scheduler.drafting import Drafting, FixedDrafting, ForcedDrafting, NoDrafting
+from photon_grpc.engine.scheduler.step_costs import DraftCost
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, weights
@@ -31,6 +32,8 @@ from photon_grpc.runner.eagle3 import Eagle3Speculation
 NGRAM, GRAMMAR = "ngram", "grammar"
 _FIELD = "speculative_model"
 _DEFAULT_COUNT = 3
+#: Until it is measured: seconds to launch a pass of a drafter, and a head's part of the bytes of a step.
+_LAUNCH_S, _HEAD_SHARE = 2.5e-4, 0.03
 
 
 def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stages: int = 1) -> None:
@@ -171,14 +174,24 @@ def speculation(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, dr
 
 
 def drafting(config: SpeculationConfig, step_bytes: Callable[[int], float]) -> Drafting:
-    """Return the scheduler's Drafting; `step_bytes` is that of AdaptiveDrafting."""
-    count = num_drafts(config)
+    """Return the scheduler's Drafting; `step_bytes` is that of AdaptiveDrafting, of the served model."""
+    count, name = num_drafts(config), config.speculative_model
     if not count:
         return NoDrafting()
     counts, is_fixed = tuple(each for each in DRAFT_COUNTS if each <= count), config.speculation_control == "fixed"
-    if config.speculative_model == GRAMMAR:
+    if name == GRAMMAR:
         return ForcedDrafting(count) if is_fixed else AdaptiveForcedDrafting(counts, step_bytes)
-    return FixedDrafting(count) if is_fixed else AdaptiveDrafting(counts, step_bytes)
+    if is_fixed:
+        return FixedDrafting(count)
+    return AdaptiveDrafting(counts, step_bytes, DraftCost() if name == NGRAM else _of_passes(name, step_bytes))
+
+
+def _of_passes(directory: str, step_bytes: Callable[[int], float]) -> DraftCost:
+    """Return what passes of a head or a draft model are assumed to cost: by what they read, and to launch them."""
+    if _is_head(directory):
+        return DraftCost(_LAUNCH_S, _LAUNCH_S, _HEAD_SHARE)
+    read = linear_bytes(read_model_dir(Path(directory)), None) / step_bytes(1)
+    return DraftCost(_LAUNCH_S, _LAUNCH_S, read)
 
 
 def _is_head(directory: str) -> bool:

@@ -18,6 +18,7 @@ from photon_grpc.config.eagle3 import read_eagle3_dir
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.layers.embedding import ScaledEmbedding
@@ -180,7 +181,7 @@ def test_a_plain_step_keeps_the_streams_that_any_step_keeps(directory: Path) -> 
 class Prepared(NoDrafting):
     """Drafts nothing, and might."""
 
-    def prepares(self, num_running: int) -> bool:
+    def computes_prompt(self, seq: Sequence, num_running: int) -> bool:
         return num_running < 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch, Growth
 from photon_grpc.core.sequence import Flight, Sequence
@@ -18,7 +18,6 @@ class BatchBuilder:
         "budget",
         "pool",
         "drafts",
-        "prepares",
         "rows",
         "slots",
         "counts",
@@ -36,8 +35,6 @@ class BatchBuilder:
         self.budget = budget
         self.pool = pool
         self.drafts = drafts
-        #: Drafting.prepares.
-        self.prepares: Callable[[int], bool] = bool
         self.rows: list[Sequence] = []
         self.slots: list[int] = []
         self.counts: list[int] = []

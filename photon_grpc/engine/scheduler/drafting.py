@@ -18,8 +18,8 @@ class Drafting(Protocol):
             has_prompts: says whether prompts may be computed in the step.
         """
 
-    def prepares(self, num_running: int) -> bool:
-        """Return whether drafters compute the prompt of the last of so many sequences, for drafts behind it."""
+    def computes_prompt(self, seq: Sequence, num_running: int) -> bool:
+        """Return whether drafters compute the prompt of a sequence, the last of so many, for drafts behind it."""
 
     def of(self, seq: Sequence, k: int) -> int:
         """Return the most drafts that the runner makes for a sequence in a step with k.
@@ -31,7 +31,7 @@ class Drafting(Protocol):
         """Learn how many of a row's drafts were right, one after the other."""
 
     def stepped(self, batch: Batch, duration_s: float) -> None:
-        """Learn how long a step took, from its launch until it was read."""
+        """Learn that a step was read just now, and how long it took from its launch on; 0: it failed."""
 
 
 class NoDrafting:
@@ -40,7 +40,7 @@ class NoDrafting:
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return 0
 
-    def prepares(self, num_running: int) -> bool:
+    def computes_prompt(self, seq: Sequence, num_running: int) -> bool:
         return False
 
     def of(self, seq: Sequence, k: int) -> int:
@@ -66,7 +66,7 @@ class FixedDrafting(NoDrafting):
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
         return self._count
 
-    def prepares(self, num_running: int) -> bool:
+    def computes_prompt(self, seq: Sequence, num_running: int) -> bool:
         return True
 
     def of(self, seq: Sequence, k: int) -> int:

@@ -104,11 +104,10 @@ class Scheduler:
     def _plan(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
         drafts = self.drafting.num_drafts(len(self.live.running), self._has_prompts)
         plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, self.pool, drafts)
-        plan.prepares = self.drafting.prepares
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self.slot_assigner.admit(plan, now_s, report)
+            self.slot_assigner.admit(plan, now_s, report, self.drafting)
         return plan
 
     def _has_prompts(self) -> bool:

@@ -12,6 +12,7 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunking
 from photon_grpc.engine.scheduler.deadline import Deadlines
+from photon_grpc.engine.scheduler.drafting import Drafting
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
@@ -46,8 +47,11 @@ class SlotAssigner:
         self._deadlines = deadlines
         self._quarantine = quarantine
 
-    def admit(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
-        """Admit waiting sequences in order, until one does not fit into the step."""
+    def admit(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder, drafting: Drafting) -> None:
+        """Admit waiting sequences in order, until one does not fit into the step.
+
+        `drafting`: says whose prompts drafters compute.
+        """
         while plan.budget > 0 and self._live.has_free_slot() and len(self._live.waiting):
             seq = self._live.waiting.first()
             if not self._policy.admits(seq.rank, self._live.newest, len(self._live.running)):
@@ -61,7 +65,7 @@ class SlotAssigner:
             copies = self._take_blocks(seq)
             if copies is None:
                 return
-            self._admit(plan, seq, copies, now_s)
+            self._admit(plan, seq, copies, now_s, drafting)
 
     def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
         """Fail the sequence if its deadline is out of reach; return whether it did."""
@@ -93,7 +97,14 @@ class SlotAssigner:
         """Return the tokens of `seq` that would be found in the prefix cache if it were admitted now."""
         return self._pool.num_known(seq, _root(seq.request))
 
-    def _admit(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+    def _admit(
+        self,
+        plan: BatchBuilder,
+        seq: Sequence,
+        copies: tuple[tuple[int, int], ...],
+        now_s: float,
+        drafting: Drafting,
+    ) -> None:
         self._live.assign_slot(seq)
         seq.admitted_step = plan.step
         self._quarantine.admitted(seq, plan.step)
@@ -114,7 +125,7 @@ class SlotAssigner:
                 min_tokens=stop.min_tokens,
                 banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
                 logprobs=seq.request.logprobs,
-                is_drafted=seq.request.max_drafts > 0 and plan.prepares(len(self._live.running)),
+                is_drafted=seq.request.max_drafts > 0 and drafting.computes_prompt(seq, len(self._live.running)),
             )
         )
         plan.copies.extend(copies)
