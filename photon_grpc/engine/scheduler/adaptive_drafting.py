@@ -17,7 +17,7 @@ _REMEMBERED, _REMEMBERED_STEPS = 50, 8
 _MOST_TOKENS = 256
 #: The gain from which on steps draft: where the cost of such a step was measured, where it is assumed, and where they
 #: draft already. Another number of drafts gains so much more than the present one.
-_GAIN_MEASURED, _GAIN_ASSUMED, _GAIN_KEPT, _GAIN_OTHER = 1.08, 1.15, 1.05, 1.03
+_GAIN_MEASURED, _GAIN_ASSUMED, _GAIN_KEPT, _GAIN_OTHER = 1.15, 1.20, 1.10, 1.03
 #: The share of the time without drafts that may be lost by trying some: at first, and after many tries in vain.
 _FIRST_LOSS, _LEAST_LOSS = 0.01, 0.001
 #: Steps of a probe at most, and the steps without drafts that it may cost.
