@@ -12,28 +12,22 @@ import stat
 import tempfile
 
 from photon_grpc.errors import ConfigError
+from photon_grpc.runner.kernel_cache import VARIABLE, directory
 
 log = logging.getLogger(__name__)
-
-_VARIABLE = "TRITON_CACHE_DIR"
 
 
 def ensure_writable() -> None:
     """Set TRITON_CACHE_DIR to a temporary directory if Triton's is not writable. Raise ConfigError if neither is."""
-    chosen = os.environ.get(_VARIABLE) or _default()
+    chosen = directory()
     if _is_writable(chosen):
         return
     try:
-        os.environ[_VARIABLE] = own = _own_directory()
+        os.environ[VARIABLE] = own = _own_directory()
     except OSError as error:
         problem = f"kernels cannot be cached in {chosen} or in a temporary directory ({error})"
-        raise ConfigError(f"{problem}; set {_VARIABLE} to a writable one", field="kernels") from None
-    log.warning("kernels are cached in %s, since %s is not writable; set %s to choose", own, chosen, _VARIABLE)
-
-
-def _default() -> str:
-    """Return Triton's default directory, which begins with `~` if there is no home."""
-    return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
+        raise ConfigError(f"{problem}; set {VARIABLE} to a writable one", field="kernels") from None
+    log.warning("kernels are cached in %s, since %s is not writable; set %s to choose", own, chosen, VARIABLE)
 
 
 def _is_writable(path: str) -> bool:

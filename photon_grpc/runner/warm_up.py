@@ -17,6 +17,7 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay, Tensors
+from photon_grpc.runner.kernel_cache import damage
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -102,6 +103,8 @@ def compute(runner: ModelRunner, batch: Batch) -> float:
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
         if fault.reason == NumericFailure.reason:
             raise NumericFailure(f"{step} gave NaN or infinite logits")
+        if damaged := damage():
+            raise ConfigError(f"{step} failed: {damaged}", field="kernels")
         raise ConfigError(
             f"{step} failed: {fault.message}; "
             "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs",
