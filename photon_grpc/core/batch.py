@@ -16,8 +16,6 @@ NAN_LOGITS, NOTHING_TO_SAMPLE = -1, -2
 
 #: `Batch.drafts` that runners have shapes for; any other number is computed as well.
 DRAFT_COUNTS = (1, 3, 5, 7)
-#: Rows of steps with drafts that runners have shapes for; a step of others is padded to the next.
-VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from photon_grpc.core.batch import DRAFT_COUNTS, VERIFY_ROWS, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Batch
 from photon_grpc.runner.step import StepShape, is_decode, is_verify
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -30,6 +30,7 @@ LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 
 MAX_VERIFY_TOKENS = 256
 #: Steps of few tokens have no shape of their own where one with more drafts has as few.
 FEW_TOKENS = 16
+VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
 class Buckets:

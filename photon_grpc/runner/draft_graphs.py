@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from photon_grpc.core.batch import VERIFY_ROWS
 from photon_grpc.errors import StartupError
+from photon_grpc.runner.buckets import VERIFY_ROWS
 from photon_grpc.runner.graphs import Capture, Tensors
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Rows

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec import structs
 
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.core.batch import DRAFT_COUNTS, VERIFY_ROWS, Admission, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS
+from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS, VERIFY_ROWS
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay, Tensors
 from photon_grpc.runner.kernel_cache import damage

@@ -30,10 +30,12 @@ _PROBE_PAUSE, _PLAIN_PAUSE = 32, 256
 _MOST_GAINED, _MOST_LOST = 6.0, 0.5
 #: No debt is larger, and a step that was never measured counts as at most so many without drafts.
 _MOST_OWED, _MOST_COUNTED = 2.0, 4.0
+#: A step with drafts counts as at most so many times what is known of it: longer ones waited for something else.
+_LONGEST = 1.5
 #: A row drafts nothing while its share is below the first, once it had so many drafts; it tries again every so many
 #: steps.
 _LEAST_SHARE, _LEAST_TRIED, _TRY_AGAIN = 0.1, 16.0, 64
-#: Of running sequences one, and one of so many, has its prompt computed by the drafter while none drafts.
+#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay.
 _PREPARED_PART = 8
 
 
@@ -72,6 +74,7 @@ class AdaptiveDrafting:
         self._of: dict[Sequence, _Share] = {}
         #: Sequences whose prompts the drafter has computed, where it needs that.
         self._prepared: set[Sequence] = set()
+        self._num_unprepared = 0
         self._chosen = 0
         #: k of the step planned last, and of the one read last; right drafts of the one being read.
         self._planned = self._read = self._num_right = 0
@@ -102,7 +105,10 @@ class AdaptiveDrafting:
             return True
         # Beside more nothing is drafted, and those of them that are left later draft with what they have.
         counts = self._allowed(num_running)
-        is_prepared = bool(counts) and (self._pays(num_running, counts) or self._lacks_prepared(num_running))
+        is_prepared = bool(counts) and (self._num_unprepared == 0 or self._pays(num_running, counts))
+        self._num_unprepared = (self._num_unprepared + 1) % _PREPARED_PART
+        if len(self._prepared) > 2 * num_running:
+            self._prepared = {each for each in self._prepared if each.slot}
         (self._prepared.add if is_prepared else self._prepared.discard)(seq)
         return is_prepared
 
@@ -142,7 +148,9 @@ class AdaptiveDrafting:
             self._end_probe()
             self._account_s = min(self._account_s + self._growth * min(took_s, 2 * plain_s), self._limit_s)
         else:
-            longest = 1.5 * self._costs.ratio(kind) if self._costs.is_measured(kind) else _MOST_COUNTED
+            # A step without drafts beside one with them waits for its launches.
+            is_known = batch.drafts and self._costs.is_measured(kind)
+            longest = _LONGEST * self._costs.ratio(kind) if is_known else _MOST_COUNTED
             excess_s = min(took_s, longest * plain_s) - plain_s
             self._account_s += plain_s * num_right / num_rows - excess_s
             self._account_s = max(min(self._account_s, self._limit_s), -_MOST_OWED * plain_s)
@@ -157,7 +165,7 @@ class AdaptiveDrafting:
             self._growth = max(self._growth / 2, _LEAST_LOSS)
         if 0 < self._num_drafted < 3:
             kind = self._probed_kind
-            plain_s = self._costs.plain_s(kind.rows)
+            plain_s = self._costs.near_plain_s(kind.rows)
             self._costs.learn(kind, plain_s + max(self._excess_s, 0.0) / self._num_drafted)
         self._num_drafted, self._excess_s = 0, 0.0
 
@@ -226,11 +234,6 @@ class AdaptiveDrafting:
         """Return whether so many rows are expected to draft once their prompts are computed."""
         return bool(self._best(rows_of_shape(num_running), counts, self._prepared_share))
 
-    def _lacks_prepared(self, num_running: int) -> bool:
-        """Return whether probes need one more sequence whose prompt the drafter has computed."""
-        self._prepared = {seq for seq in self._prepared if seq.slot}
-        return len(self._prepared) < 1 + num_running // _PREPARED_PART
-
     def _tells(self) -> bool:
         """Return whether a probe now tells what drafts are worth."""
         return not self._needs_prompts or any(seq.slot for seq in self._prepared)
@@ -238,7 +241,6 @@ class AdaptiveDrafting:
     def _forget_ended(self) -> None:
         if len(self._of) > 64 and len(self._of) > 2 * sum(seq.slot > 0 for seq in self._of):
             self._of = {seq: share for seq, share in self._of.items() if seq.slot}
-            self._prepared = {seq for seq in self._prepared if seq.slot}
 
 
 class AdaptiveForcedDrafting(AdaptiveDrafting):

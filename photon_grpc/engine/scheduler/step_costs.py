@@ -1,4 +1,4 @@
-"""What steps with drafts cost beside steps without: measured by the wall time of whole steps, or assumed."""
+"""Costs of steps with drafts beside those of steps without: measured by the wall time of whole steps, or assumed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from photon_grpc.core.batch import VERIFY_ROWS, Batch
+from photon_grpc.core.batch import Batch
 
+#: Rows of the shapes that runners have for steps with drafts; a step of others is padded to the next.
+SHAPE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 #: The tokens whose arithmetic is assumed to take as long as reading the weights once; a step takes the time of both.
 _BALANCE = 200
 #: The least weight of a new duration.
@@ -20,7 +22,7 @@ _ALIKE = 3
 
 
 class DraftCost(NamedTuple):
-    """What making drafts is assumed to cost until it is measured.
+    """The cost of making drafts that is assumed until it is measured.
 
     step_s: seconds of each step that drafts. draft_s, draft_share: seconds of each draft, and its share of a step.
     """
@@ -133,5 +135,5 @@ class StepCosts:
 
 def rows_of_shape(num_rows: int) -> int:
     """Return the rows that a step of `num_rows` is padded to if it drafts."""
-    at = bisect_left(VERIFY_ROWS, num_rows)
-    return VERIFY_ROWS[at] if at < len(VERIFY_ROWS) else num_rows
+    at = bisect_left(SHAPE_ROWS, num_rows)
+    return SHAPE_ROWS[at] if at < len(SHAPE_ROWS) else num_rows
