@@ -50,7 +50,7 @@ def make_model(**changes: Any) -> Any:
 
 
 def is_quantized(name: str) -> bool:
-    return "_proj.weight" in name
+    return name.endswith("_proj.weight")
 
 
 def write(path: Path, layout: str, left_out: str = "", **keys: Any) -> Any:

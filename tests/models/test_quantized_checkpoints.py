@@ -173,6 +173,14 @@ def test_transformers_reads_the_same_fp8_weights(block: bool, written: Any, monk
     assert_weights_equal(reference.load_decoder(path), theirs)
 
 
+@pytest.mark.parametrize("layout", ["w4a16-asymmetric", "w8a8", "fp8-rows"])
+def test_transformers_reads_the_same_compressed_tensors(layout: str, written: Any) -> None:
+    path, _ = written(layout)
+    config = transformers.CompressedTensorsConfig(dequantize=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, quantization_config=config, dtype=torch.float32)
+    assert_weights_equal(reference.load_decoder(path), theirs)
+
+
 @pytest.mark.parametrize("layout", ["awq", "w4a16-asymmetric"])
 def test_greedy_ids_equal_those_of_the_dequantized_model(layout: str, written: Any) -> None:
     path, model = written(layout)
