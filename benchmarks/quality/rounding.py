@@ -101,8 +101,9 @@ def round_weight(weight: torch.Tensor, rounding: Rounding) -> torch.Tensor:
 
 def _least_error(blocks: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the scales of 4 bits with the least squared error: of five that end at a share of the largest number, each
-    fitted to its codes once."""
+    fitted to its codes once. The code of the largest number is negative, so that its scale has the other sign."""
     exact = blocks.double()
+    largest = largest * torch.where(blocks.amax(3, True) >= -blocks.amin(3, True), -1.0, 1.0)
     tried = []
     for share in (0.7, 0.78, 0.86, 0.93, 1.0):
         codes = _cast(blocks / (largest * (share / 7.5)), "int4").double()

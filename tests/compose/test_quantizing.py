@@ -69,9 +69,13 @@ def test_the_root_is_that_of_the_inverse() -> None:
 
 def test_inputs_that_do_not_go_together_leave_rounding_to_the_nearest() -> None:
     w = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    # Scales of checkpoints are positive. Those of weights quantized at load are, too, if the numbers of the largest
+    # size are negative.
+    w[:, ::128] = -4.5
     nearest = quantized([("w", slice(0, 32))], w, FORMATS["int4-g128"], torch.bfloat16)
     found = gptq.rounded(w, torch.eye(256), 128, torch.bfloat16)
     assert torch.equal(found.values, nearest.values) and torch.equal(found.scales, nearest.scales)
+    assert bool((gptq.rounded(-w, torch.eye(256), 128, torch.bfloat16).scales > 0).all())
 
 
 def test_inputs_that_were_always_zero_do_no_harm() -> None:

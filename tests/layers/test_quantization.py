@@ -80,10 +80,14 @@ def by_formula(weight: torch.Tensor, form: WeightFormat, dtype: torch.dtype) -> 
 
 
 def least_error(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale of 4 bits with the least squared error, of five that suit their codes."""
+    """Return the scale of 4 bits with the least squared error, of five that suit their codes.
+
+    The largest number has a negative code.
+    """
     best, least = None, math.inf
     for share in (0.7, 0.78, 0.86, 0.93, 1.0):
-        first = block.float().abs().max() * (share / 7.5)
+        extreme = max(float(block.max()), float(block.min()), key=abs)
+        first = -torch.tensor(extreme) * (share / 7.5)
         codes = (block.float() / first).round().clamp(-8, 7).double()
         scale = (float((block * codes).sum()) / float((codes * codes).sum())) * torch.ones(())
         scale = scale.to(dtype).double()
