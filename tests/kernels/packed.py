@@ -17,12 +17,15 @@ KINDS += [
 def packed_weight(
     n: int, k: int, kind: WeightKind, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", *, seed: int = 0
 ) -> QuantizedWeight:
-    """Return a random weight in natural order."""
+    """Return a random weight in natural order, of four bits with scales of both signs."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 256, (n, k * kind.BITS // 8), generator=generator, dtype=torch.uint8)
     values = values.view(torch.int8) if kind.BITS == 8 else values
     groups = k // kind.GROUP if kind.GROUP else 1
     scales = torch.rand((groups, n), generator=generator) * 0.02 / 2 ** (kind.BITS - 4)
+    if kind.BITS == 4:
+        # As weights have that are quantized at load.
+        scales *= torch.randint(0, 2, scales.shape, generator=generator) * 2 - 1
     zeros = torch.randint(0, 17, (groups, n), generator=generator) if kind.HAS_ZEROS else None
     norm = torch.randn(k, generator=generator) if kind.HAS_NORM else None
     sides = [None if side is None else side.to(dtype).to(device) for side in (scales, zeros, norm)]

@@ -205,7 +205,6 @@ def test_the_peak_of_loading_is_the_quantized_weights_and_one_float_leaf(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("photon_grpc.layers.quantization.rounding._PARTS", {"cpu": 1 << 10})
-    monkeypatch.setattr("photon_grpc.layers.quantization.rounding._ROWS", 1)
     monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     config = read_model_dir(reference.save(quantized.make_model(), tmp_path))
     decoder = build(

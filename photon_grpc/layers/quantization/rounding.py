@@ -26,12 +26,9 @@ LIMITS = {"int8": (-127.0, 127.0), "int4": (-8.0, 7.0), "fp8": (-448.0, 448.0)}
 #: Shares of max |W| at which scales of 4 bits end, and the number of q between that and 0.
 SHARES, HALF_RANGE = (0.7, 0.78, 0.86, 0.93, 1.0), 7.5
 _DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
-#: Rows are quantized so many numbers at a time, by the type of the device: copies of a part are in float32 and
-#: float64. On a CPU they stay in its caches (ns a number in 4 bits: 34, with parts of 1 << 22 233); a GPU needs few
-#: launches.
+#: Rows are quantized so many numbers at a time, by the type of the device: copies of a part are in float32 and float64.
+#: On a CPU they stay in its caches; a GPU needs few launches.
 _PARTS = {"cpu": 1 << 18, "cuda": 1 << 22}
-#: Parts are whole blocks of this many rows.
-_ROWS = 128
 
 
 def quantized(
@@ -42,7 +39,7 @@ def quantized(
     group = block_columns or columns
     values = torch.empty(rows, columns * form.bits // 8, dtype=_DTYPES[form.kind], device=weight.device)
     scales = torch.empty(-(-columns // group), -(-rows // block_rows), dtype=dtype, device=weight.device)
-    size = max(1, _PARTS[weight.device.type] // (columns * _ROWS)) * _ROWS
+    size = max(1, _PARTS[weight.device.type] // (columns * block_rows)) * block_rows
     for name, of in outputs:
         for begin in range(of.start, of.stop, size):
             part = slice(begin, min(begin + size, of.stop))
@@ -80,20 +77,25 @@ def least_error(
     """
     best, least = torch.ones_like(largest).to(dtype), torch.full_like(largest, torch.inf, dtype=torch.float64)
     # In float64 the order of a sum does not show in the scale.
-    exact = groups.double()
+    exact = groups.double() * importance
+    # Memory of results is used again: on a CPU new memory takes longer than the computation.
+    codes, products = torch.empty_like(groups), torch.empty_like(exact)
+
+    def sums(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return Σ W q and Σ q² of the codes q for these scales."""
+        torch.div(groups, scales[..., None], out=codes).round_().clamp_(*LIMITS["int4"])
+        weighted = torch.mul(exact, codes, out=products).sum(-1)
+        return weighted, torch.mul(codes.square_(), importance, out=products).sum(-1)
+
     for share in SHARES:
-        codes = _codes(groups, largest * (share / HALF_RANGE)).double()
-        scales = ((exact * codes * importance).sum(-1) / (codes * codes * importance).sum(-1)).float().to(dtype)
-        error = (_codes(groups, scales.float()).double() * scales.double()[..., None]).sub_(exact).square_()
-        error = (error * importance).sum(-1)
-        # Those of zeros are no number, and stay 1.
+        weighted, squares = sums(largest * (share / HALF_RANGE))
+        scales = (weighted / squares).float().to(dtype)
+        weighted, squares = sums(scales.float())
+        # Σ (q s - W)², less Σ W². Those of zeros are no number, and stay 1.
+        error = scales.double() * (scales.double() * squares - 2 * weighted)
         is_less = error < least
         best, least = torch.where(is_less, scales, best), torch.where(is_less, error, least)
     return best
-
-
-def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (groups / scales[..., None]).round_().clamp_(*LIMITS["int4"])
 
 
 def _rounded(weight: torch.Tensor, form: WeightFormat) -> torch.Tensor:
