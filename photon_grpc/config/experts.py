@@ -114,11 +114,11 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
 def refuse_other_layers(experts: ExpertSpec, architecture: str, names: Iterable[str]) -> None:
     """Raise ModelLoadError if tensors of these names show experts in other layers than config.json."""
     stored = {int(found[1]) for name in names if (found := _EXPERT_TENSOR.match(name))}
-    is_deepseek = "Deepseek" in architecture
+    of_family = {"Deepseek": "first_k_dense_replace, moe_layer_freq", "Mixtral": "architectures"}
+    keys = next((of_family[name] for name in of_family if name in architecture), "decoder_sparse_step, mlp_only_layers")
     for layer, is_sparse in enumerate(experts.layers if stored else ()):
         if is_sparse != (layer in stored):
             said, held = ("experts", "has none") if is_sparse else ("no experts", "has some")
-            keys = "first_k_dense_replace, moe_layer_freq" if is_deepseek else "decoder_sparse_step, mlp_only_layers"
             raise refusal(CONFIG_FILE, keys, f"give layer {layer} {said}, but the checkpoint {held} there")
 
 

@@ -250,3 +250,12 @@ def test_experts_in_other_layers_than_config_json_says_are_refused_by_its_keys(
     (path / "config.json").write_text(json.dumps(config | keys))
     with pytest.raises(ModelLoadError, match=said):
         reference.load_decoder(path)
+
+
+def test_a_layer_without_the_experts_that_its_architecture_has_is_refused_by_that(tmp_path: Path) -> None:
+    path = reference.save(reference.make_model("mixtral"), tmp_path)
+    file = path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.block_sparse_moe" not in name}
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"architectures give layer 1 experts, but the checkpoint has none there"):
+        reference.load_decoder(path)
