@@ -166,3 +166,14 @@ def greedy(reference: torch.nn.Module, prompt: list[int], num_tokens: int) -> li
         pad_token_id=0,
     )  # type: ignore[operator]
     return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def most_likely(reference: torch.nn.Module, prompt: list[int], output: list[int]) -> list[int]:
+    """Return what the reference says after the prompt and each beginning of the output.
+
+    A greedy output is the reference's own if this is the output.
+    """
+    logits = reference(torch.tensor([prompt + output])).logits[0]
+    ids: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return ids

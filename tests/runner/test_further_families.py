@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
-from tests.runner.models import FURTHER, WINDOW, model
+from tests.runner.models import FURTHER, WINDOW, model, most_likely
 from tests.runner.served import Served
 
 BLOCK = 16
@@ -39,14 +38,6 @@ OUTPUT = 40
 def prompts(seed: int = 3) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(320) for _ in range(length)] for length in LENGTHS]
-
-
-@torch.inference_mode()
-def most_likely(reference: torch.nn.Module, prompt: list[int], output: list[int]) -> list[int]:
-    """Return what transformers' model says after the prompt and each beginning of the output."""
-    logits = reference(torch.tensor([prompt + output])).logits[0]
-    ids: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-    return ids
 
 
 def served(directory: Path, num_blocks: int = 400, **scheduler: Any) -> Served:
