@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.kernels.sweep import BLOCK_SIZE, CHAIN_BYTES, EPS, Projection, projections
+from benchmarks.kernels.sweep import BLOCK_SIZE, CHAIN_BYTES, EPS, Projection, multiply, projections
 from benchmarks.kernels.timing import measure_us, needs_gpu, print_header
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.lang import squares
@@ -107,13 +107,7 @@ class Case:
         bucket = tiles8.bucket(self.rows)
         tile = cost.choose(self.p.product(bucket)) if bucket and bucket <= 128 else None
         if tile is None:
-            operands = DenseOperands(w, None, num_slices(self.p.n, self.p.k))
-            if self.heads is not None:
-                operands.qkv(self.x, EPS, self.heads)
-            elif self.p.end == "swiglu":
-                operands.swiglu(self.x, EPS, self.y)
-            else:
-                operands.add_to(self.residual, self.x)
+            multiply(self, self.p.end, DenseOperands(w, None, num_slices(self.p.n, self.p.k)))
         elif self.heads is not None:
             fused_linear.qkv_launch(of_x, linear, EPS, self.heads, tile, self.counters)
         elif self.p.end == "swiglu":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -34,6 +34,7 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.kernels.sampling import sample
+from photon_grpc.layers.operands import Operands
 
 SWEPT = (
     "3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-4b", "qwen3-8b", "70b/8",
@@ -179,6 +180,25 @@ class Chain:
         if self.heads is not None:
             return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten())).float()
         return (self.y if self.projection.end == "swiglu" else self.residual).float()
+
+
+class Ended(Protocol):
+    """What a product with an end reads and writes."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    residual: torch.Tensor
+    heads: HeadOutput | None
+
+
+def multiply(of: Ended, end: str, operands: Operands) -> None:
+    """Multiply with an end, as a layer does."""
+    if of.heads is not None:
+        operands.qkv(of.x, EPS, of.heads)
+    elif end == "swiglu":
+        operands.swiglu(of.x, EPS, of.y)
+    else:
+        operands.add_to(of.residual, of.x)
 
 
 def candidates(product: cost.Product) -> list[Tile]:

@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.kernels.packed_sweep import KINDS, PackedChain
-from benchmarks.kernels.sweep import CHAIN_BYTES, EPS, Chain, Projection, projections
+from benchmarks.kernels.sweep import CHAIN_BYTES, Chain, Projection, multiply, projections
 from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.lang.jit import num_multiprocessors
@@ -33,23 +33,13 @@ from photon_grpc.kernels.linear import wide, wide_tiles
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wide_tiles import WideTile
-from photon_grpc.layers.operands import DenseOperands, Operands, PackedOperands
-
-
-def multiply(chain: Chain, operands: Operands) -> None:
-    """Multiply with the end, as a layer does."""
-    if chain.heads is not None:
-        operands.qkv(chain.x, EPS, chain.heads)
-    elif chain.projection.end == "swiglu":
-        operands.swiglu(chain.x, EPS, chain.y)
-    else:
-        operands.add_to(chain.residual, chain.x)
+from photon_grpc.layers.operands import DenseOperands, PackedOperands
 
 
 def by(chain: Chain, tile: WideTile | None, w: QuantizedWeight) -> None:
     """Multiply by a tile, or by the library from the dequantized weight."""
     with patch.object(wide, "choose", lambda *_: tile), patch.object(wide, "compiled_once", lambda *_, **__: None):
-        multiply(chain, PackedOperands(w, None, chain.slices))
+        multiply(chain, chain.projection.end, PackedOperands(w, None, chain.slices))
 
 
 def what_is_wrong(projection: Projection, name: str, tile: WideTile) -> str:
@@ -79,7 +69,7 @@ def timed(projection: Projection, rows: int, name: str, right: list[WideTile], d
 
     def of_16_bits() -> float:
         operands = [DenseOperands(w, None, plain.num_slices) for w in dense.weights]
-        return measure_us([partial(multiply, dense, one) for one in operands], device, repeats=7)
+        return measure_us([partial(multiply, dense, projection.end, one) for one in operands], device, repeats=7)
 
     for w in chain.packed:
         by(chain, right[0], w)
