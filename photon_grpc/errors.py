@@ -40,9 +40,10 @@
         ├── ConfigError                a flag or PHOTON_ variable
         └── ModelLoadError             a file of the model directory; names the tensor or the key
 
-An error carries what was requested and what is possible (`needed`, `limit`, in the unit that the message names). The
-reason of a group (REQUEST_ERROR, NOT_ALLOWED, OVERLOADED, UNAVAILABLE) is for failures of which no more is known, such
-as those of a proxy; the server itself gives the reason of a member. Status codes belong to `server`.
+An error carries what was requested and what is possible (`needed`, `limit`, in the unit that the message names; the
+limit of a value that is too small is the least one). The reason of a group (REQUEST_ERROR, NOT_ALLOWED, OVERLOADED,
+UNAVAILABLE) is for failures of which no more is known, such as those of a proxy; the server itself gives the reason of
+a member. Status codes belong to `server`.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class PhotonError(Exception):
         message: str,
         *,
         field: str = "",
-        needed: int | None = None,
-        limit: int | None = None,
+        needed: float | None = None,
+        limit: float | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -295,8 +296,8 @@ def from_reason(
     message: str,
     *,
     field: str = "",
-    needed: int | None = None,
-    limit: int | None = None,
+    needed: float | None = None,
+    limit: float | None = None,
     retry_after_s: float | None = None,
 ) -> PhotonError:
     """Return the error that `reason` names, rebuilt on the other side of a process boundary."""

@@ -110,8 +110,8 @@ def _rebuilt(
         info.reason,
         message,
         field=_field(details) or info.metadata.get("field", ""),
-        needed=_number(info.metadata.get("needed")),
-        limit=_number(info.metadata.get("limit")),
+        needed=_number(info.metadata.get("needed"), float),
+        limit=_number(info.metadata.get("limit"), float),
         retry_after_s=retry_after_s,
     )
     return error if error.reason == info.reason else _newer(code, info.reason, error)
@@ -207,8 +207,8 @@ def _is_final(trailers: Mapping[str, str | bytes]) -> bool:
     return milliseconds is None or milliseconds < 0
 
 
-def _number(text: str | bytes | None) -> int | None:
+def _number(text: str | bytes | None, of_fraction: type[float] = int) -> float | None:
     try:
-        return int(text) if text else None
+        return (of_fraction if "." in str(text) else int)(text) if text else None
     except ValueError:
         return None

@@ -31,19 +31,21 @@ class IdList(NamedTuple):
     max_count: int | None = None
     #: `max_count` is the context, which must also hold an output.
     is_prompt: bool = False
+    #: The place of a wrong id within `field`, as `check_ids` has it.
+    at: str = "[{index}]"
 
 
 def check_given(request_id: str, lists: Iterable[IdList], vocab_size: int) -> None:
     """Check the id of a request and the token ids in its fields. Raise InvalidRequest, PromptTooLong."""
     check_request_id(request_id)
-    for field, ids, max_count, is_prompt in lists:
+    for field, ids, max_count, is_prompt, at in lists:
         if not ids:
             raise InvalidRequest(f"{field}: must not be empty", field=field)
         if max_count is not None and is_prompt:
             check_prompt(len(ids), max_count, field)
         elif max_count is not None:
             check_count(len(ids), max_count, field)
-        check_ids(ids, vocab_size, field)
+        check_ids(ids, vocab_size, field, at=at)
 
 
 def check_request_id(request_id: str, field: str = "request_id") -> None:
@@ -129,12 +131,13 @@ def missing_room(num_prompt: int, load: Load, facts: Facts) -> tuple[int, int]:
     return max(load.queued + 1 - facts.max_queue_size, 0), max(num_tokens, 0)
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
-    """Raise InvalidRequest for an id outside the vocabulary."""
+def check_ids(ids: Sequence[int], vocab_size: int, field: str, *, at: str = "[{index}]") -> None:
+    """Raise InvalidRequest for an id outside the vocabulary. `at` is its place in `field`, by its index or itself."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(id for id in ids if not 0 <= id < vocab_size)
-        message = f"{field}: holds the id {wrong}; ids are below {vocab_size}"
-        raise InvalidRequest(message, field=field, needed=wrong, limit=vocab_size - 1)
+        index, wrong = next((index, id) for index, id in enumerate(ids) if not 0 <= id < vocab_size)
+        path = field + at.format(index=index, id=wrong)
+        message = f"{path}: holds the id {wrong}; ids are from 0 to {vocab_size - 1}"
+        raise InvalidRequest(message, field=path, needed=wrong, limit=0 if wrong < 0 else vocab_size - 1)
 
 
 def check_count(count: int, limit: int, field: str) -> None:

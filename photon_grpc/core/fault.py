@@ -13,8 +13,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str
     message: str
     field: str = ""
-    needed: int | None = None
-    limit: int | None = None
+    needed: int | float | None = None
+    limit: int | float | None = None
     retry_after_s: float | None = None
     is_final: bool = False
 

@@ -6,6 +6,7 @@ Standard library only: the client installs without msgspec.
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ class Interval:
             return True
         is_enough = self.least < value if self.is_open else self.least <= value
         return is_enough and value <= most and value != math.inf
+
+    def nearest(self, value: float, most: float) -> float:
+        """Return the bound that a value outside the range breaks."""
+        return most if value > most else self.least
 
     def rule(self, most: float) -> str:
         """Say what a value must be, for an error message."""
@@ -133,15 +138,31 @@ class Field:
         is_named = isinstance(bounds.most, str)
         most = getattr(limits, bounds.most, math.inf) if is_named else bounds.most
         if not bounds.holds(value, most):
-            unit = f" {self.unit}" if self.unit else ""
+            value, unit = _shortest(value), f" {self.unit}" if self.unit else ""
             message = f"{self.path}{at}: must {bounds.rule(most)}{unit}, is {value}{unit}"
-            numbers: Any = {"needed": value, "limit": most} if is_named and most != math.inf else {}
+            numbers = {"needed": value, "limit": bounds.nearest(value, most)} if math.isfinite(value) else {}
             raise InvalidRequest(message, field=f"{self.path}{at}", **numbers)
 
     def check_each(self, pairs: Sequence[tuple[int, float]]) -> None:
         """Check the numbers of a map. Raise InvalidRequest."""
         for key, value in pairs:
             self._check_number(value, None, f"[{key}]")
+
+
+def _shortest(number: float) -> float:
+    """Return a number of 32 bits as the one with the fewest digits that rounds to it: 1.1, not 1.100000023841858."""
+    if isinstance(number, float) and math.isfinite(number) and _as_float32(number) == number:
+        return next(
+            (short for digits in range(1, 9) if _as_float32(short := float(f"{number:.{digits}g}")) == number), number
+        )
+    return number
+
+
+def _as_float32(number: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:
+        return math.inf
 
 
 def _shown(number: float) -> str:

@@ -72,7 +72,7 @@ def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]
         yield IdList("token_ids.ids", ask.input.token_ids, facts.max_model_len, is_prompt=True)
     if ask.sampling.logit_bias:
         biased = [token_id for token_id, _ in ask.sampling.logit_bias]
-        yield IdList("sampling.logit_bias", biased, limits.max_logit_bias)
+        yield IdList("sampling.logit_bias", biased, limits.max_logit_bias, at="[{id}]")
     if ask.sampling.allowed_token_ids is not None:
         yield IdList("sampling.allowed_token_ids.ids", ask.sampling.allowed_token_ids)
     if ask.stop.stop_token_ids:
@@ -89,7 +89,7 @@ def check_encoded(ask: Ask, prompt_ids: tuple[int, ...], facts: Facts) -> None:
         field = "text" if isinstance(ask.input, TextInput) else "chat"
         if not prompt_ids:
             raise _invalid(field, "gives no tokens")
-        check_ids(prompt_ids, facts.vocab_size, field)
+        check_ids(prompt_ids, facts.vocab_size, field, at="")
         check_prompt(len(prompt_ids), facts.max_model_len, field)
     if _is_late(ask.origin):
         raise DeadlinePassed(_LATE)

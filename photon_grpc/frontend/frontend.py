@@ -140,14 +140,16 @@ class Frontend:
         """Return the facts of all models, the default model first."""
         return (self._model_facts(self._link.facts),)
 
-    async def stream(self, ask: Ask, write: WriteConstraint | None = None) -> TokenStream:
+    async def stream(
+        self, ask: Ask, write: WriteConstraint | None = None, *, options: StreamAsk | None = None
+    ) -> TokenStream:
         """Check, encode and send `ask`; return before any token. The caller closes the stream.
 
         `write` returns the constraint of an ask whose own is UNWRITTEN, and is called once the request has its place in
-        the queue. Raise PhotonError.
+        the queue. `options` replace those of its stream, which are checked nevertheless. Raise PhotonError.
         """
         try:
-            return await self._stream(ask, write)
+            return await self._stream(ask, write, options)
         except BaseException as error:
             self.refused(ask.origin, error)
             raise
@@ -156,11 +158,13 @@ class Frontend:
         """Record a request that failed before it had a stream."""
         self._observers.ended(refused(origin, error))
 
-    async def _stream(self, ask: Ask, write: WriteConstraint | None) -> TokenStream:
+    async def _stream(self, ask: Ask, write: WriteConstraint | None, options: StreamAsk | None) -> TokenStream:
         origin, model = ask.origin, self.model(ask.model)
         origin.model = model.name
         facts = self._readiness.facts()
         checks.check(ask, self._model, facts, model.limits)
+        if options is not None:
+            ask = replace(ask, stream=options)
         if ask.input is None:
             raise RuntimeError("an ask without input passed the checks")
         with self._shares.share(origin.owner, origin.deadline_s) as share:
@@ -191,7 +195,7 @@ class Frontend:
 
     async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
         """Return the whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
-        async with await self.stream(_gathering(ask), write) as stream:
+        async with await self.stream(ask, write, options=_GATHER_ALL) as stream:
             updates = [update async for update in stream]
         return gathered(stream.start, updates)
 
@@ -341,7 +345,3 @@ def _prompt_logprobs(request: Request, model: ServedModel) -> PromptLogprobs:
     if request.logprobs is NO_LOGPROBS:
         return NO_PROMPT_LOGPROBS
     return PromptLogprobs(request.prompt_ids, request.logprobs.num_prompt_records, model.token_bytes)
-
-
-def _gathering(ask: Ask) -> Ask:
-    return replace(ask, stream=_GATHER_ALL)

@@ -102,7 +102,7 @@ def test_an_ending_before_min_tokens_is_none(llm: LLM) -> None:
     ("options", "error", "words"),
     [
         ({"continue_from": [1, 2, 3], "max_tokens": 2}, InvalidRequest, "has 3 tokens; the output ends after 2"),
-        ({"continue_from": [1, 999]}, InvalidRequest, "continue_from.ids: holds the id 999"),
+        ({"continue_from": [1, 999]}, InvalidRequest, r"continue_from.ids\[1\]: holds the id 999"),
         ({"continue_from": [1], "num_outputs": 2}, InvalidRequest, "num_outputs is 2"),
         ({"continue_from": [9, 1], "stop_token_ids": [9]}, InvalidRequest, "the output had ended"),
         ({"continue_from": [1] * 5000}, InvalidRequest, "has 5000 entries; 4096 are allowed"),

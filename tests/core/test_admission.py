@@ -96,10 +96,10 @@ def test_a_retry_waits_for_the_queue_to_drain_within_bounds(queued: int, ended_p
 
 def test_ids_and_counts_name_the_field_and_both_numbers() -> None:
     assert raised(admission.check_ids, (0, 511), 512, "x") is raised(admission.check_ids, (), 512, "x") is None
-    for wrong in (512, -1):
+    for wrong, limit in ((512, 511), (-1, 0)):
         error = raised(admission.check_ids, (1, wrong, 600), 512, "stop.stop_token_ids")
-        assert isinstance(error, InvalidRequest) and error.field == "stop.stop_token_ids"
-        assert (error.needed, error.limit) == (wrong, 511)
+        assert isinstance(error, InvalidRequest) and error.field == "stop.stop_token_ids[1]"
+        assert (error.needed, error.limit) == (wrong, limit)
     assert raised(admission.check_count, 64, 64, "x") is None
     error = raised(admission.check_count, 65, 64, "stop.stop_strings")
     assert isinstance(error, InvalidRequest) and (error.field, error.needed, error.limit) == (

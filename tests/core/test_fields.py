@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,29 @@ def test_values_within_the_sure_range_pass_the_check(field: Field) -> None:
         except InvalidRequest as error:
             assert not (least <= value <= most) and error.field == field.path
             assert str(value) in str(error) or str(field.max_chars) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed", "limit"),
+    [
+        ("num_outputs", 0, 0, 1),
+        ("num_outputs", 65, 65, 64),
+        ("speculation", 8, 8, 7),
+        ("temperature", -1.0, -1.0, 0.0),
+        ("top_p", struct.unpack("f", struct.pack("f", 1.1))[0], 1.1, 1),
+        ("top_p", 1.100000001, 1.100000001, 1),
+        ("top_k", 0, 0, 1),
+        ("repetition_penalty", 0.0, 0.0, 0.001),
+        ("temperature", math.inf, None, None),
+    ],
+)
+def test_an_error_has_the_value_and_the_bound_that_it_breaks(
+    name: str, value: float, needed: float | None, limit: float | None
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        FIELDS[name].check(value, RequestLimits())
+    assert (caught.value.needed, caught.value.limit) == (needed, limit)
+    assert needed is None or str(caught.value).endswith(f" is {needed}")
 
 
 def declared_range(field: Field) -> Range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -300,6 +301,18 @@ async def test_max_tokens_per_message_gathers(pair: tuple[Frontend, FakeLink]) -
     assert text_of(await rest(stream)) == "a", "nor is the last"
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_tokens_per_message": 0}, {"heartbeat_interval_s": 0.5}, {"min_interval_s": -1.0}]
+)
+async def test_a_whole_answer_has_no_use_for_options_of_a_stream_but_checks_them(
+    pair: tuple[Frontend, FakeLink], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await pair[0].generate(ask("a", stream=StreamAsk(**options)))
+    (name,) = options
+    assert caught.value.field == f"stream.{name.removesuffix('_s')}"
+
+
 async def test_min_interval_holds_and_releases_by_itself(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     token = ids("a")[0]
@@ -559,7 +572,7 @@ async def test_tokenize_is_what_generate_sees_and_detokenize_its_text(pair: tupl
     for wrong in ((512,), (-1,)):
         with pytest.raises(InvalidRequest) as caught:
             await front.detokenize("", wrong, True)
-        assert caught.value.field == "token_ids.ids"
+        assert caught.value.field == "token_ids.ids[0]"
     with pytest.raises(InvalidRequest):
         await front.tokenize("", TextInput(""))
 

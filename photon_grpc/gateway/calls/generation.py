@@ -36,6 +36,12 @@ _MAX_SALT = FIELDS["salt"].max_chars
 #: Called with the number of the request, its Start and each Update.
 OnUpdate = Callable[[int, Start, Update], Awaitable[None]]
 Input = TextInput | IdsInput | ChatInput
+#: Called with the number of a request; the errors raised within it are about that one.
+Naming = Callable[[int], contextlib.AbstractContextManager[None]]
+
+
+def _no_naming(number: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 class FrontendEndpoints:
@@ -129,11 +135,16 @@ def _without_strictness(call: HttpCall, chat: ChatInput) -> ChatInput:
     return replace(chat, tools=tuple([replace(tool, strict=None) for tool in chat.tools]))
 
 
-async def gather(frontend: Frontend, asks: Sequence[Ask]) -> list[Result]:
+async def gather(frontend: Frontend, asks: Sequence[Ask], naming: Naming = _no_naming) -> list[Result]:
     """Return the results of all. The first failure aborts the others. Raise PhotonError."""
+
+    async def generate(number: int) -> Result:
+        with naming(number):
+            return await frontend.generate(asks[number])
+
     if len(asks) == 1:
-        return [await frontend.generate(asks[0])]
-    return await _AllRequests(frontend, asks, lambda number: frontend.generate(asks[number])).run()
+        return [await generate(0)]
+    return await _AllRequests(frontend, asks, generate).run()
 
 
 async def gather_one(frontend: Frontend, ask: Ask, *, has_one_call: bool) -> Result:
@@ -155,12 +166,17 @@ async def gather_one(frontend: Frontend, ask: Ask, *, has_one_call: bool) -> Res
     return gathered(starts[-1], kept)
 
 
-async def stream(frontend: Frontend, asks: Sequence[Ask], on_update: OnUpdate) -> None:
+async def stream(frontend: Frontend, asks: Sequence[Ask], on_update: OnUpdate, naming: Naming = _no_naming) -> None:
     """Pass on the updates of all as they come. The first failure aborts the others. Raise PhotonError."""
+
+    async def pass_on(number: int) -> None:
+        with naming(number):
+            await _streamed(frontend, asks[number], number, on_update)
+
     if len(asks) == 1:
-        await _streamed(frontend, asks[0], 0, on_update)
+        await pass_on(0)
     else:
-        await _AllRequests(frontend, asks, lambda number: _streamed(frontend, asks[number], number, on_update)).run()
+        await _AllRequests(frontend, asks, pass_on).run()
 
 
 async def _streamed(frontend: Frontend, ask: Ask, number: int, on_update: OnUpdate) -> None:

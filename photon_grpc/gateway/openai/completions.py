@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from photon_grpc.core.ask import Ask, IdsInput, Origin, TextInput
 from photon_grpc.core.generation import Start, TokenScore, Usage
-from photon_grpc.errors import InvalidRequest
+from photon_grpc.errors import InvalidRequest, KVCapacity
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.output.logprobs import TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
@@ -61,6 +62,8 @@ class _WantedTexts:
     """A call, read and checked."""
 
     asks: tuple[Ask, ...]
+    #: The place of each prompt in the body.
+    places: tuple[str, ...]
     #: The prompts as text; empty texts unless they come first.
     echoes: tuple[str, ...]
     #: Whether the only output token is left out: with echo, max_tokens may be 0.
@@ -83,12 +86,12 @@ class Completions(generation.FrontendEndpoints):
         with generation.recording_refusals(self._frontend, wanted.asks[0].origin):
             wanted = await self._with_echoes(call, wanted)
         if not wanted.stream:
-            results = await generation.gather(self._frontend, wanted.asks)
+            results = await generation.gather(self._frontend, wanted.asks, partial(_naming, call, wanted))
             num_scored = sum(each.num_ids for result in results for each in _scores_of(result))
             body = await off_the_loop(partial(_body, call, wanted, results), num_scored)
             return Response(body, media_type="application/json")
         chunks = _TextChunks(call, wanted)
-        await generation.stream(self._frontend, wanted.asks, chunks.write)
+        await generation.stream(self._frontend, wanted.asks, chunks.write, partial(_naming, call, wanted))
         await chunks.end()
         return None
 
@@ -104,6 +107,7 @@ class Completions(generation.FrontendEndpoints):
             asks.append(generation.ask_of(call, origin, prompt, options, model=facts.name, constraint=constraint))
         return _WantedTexts(
             tuple(asks),
+            _places(values.get("prompt"), len(asks)),
             ("",) * len(asks) if values.get("echo") else (),
             _is_prompt_only(values),
             values.get("n", 1),
@@ -113,13 +117,31 @@ class Completions(generation.FrontendEndpoints):
 
     async def _with_echoes(self, call: HttpCall, wanted: _WantedTexts) -> _WantedTexts:
         if wanted.echoes:
-            return replace(wanted, echoes=tuple([await self._text(call, ask) for ask in wanted.asks]))
+            return replace(wanted, echoes=tuple([await self._text(call, wanted, i) for i in range(len(wanted.asks))]))
         return replace(wanted, echoes=("",) * len(wanted.asks))
 
-    async def _text(self, call: HttpCall, ask: Ask) -> str:
+    async def _text(self, call: HttpCall, wanted: _WantedTexts, number: int) -> str:
+        ask = wanted.asks[number]
         if isinstance(ask.input, IdsInput):
-            return await self._frontend.detokenize(ask.model, ask.input.token_ids, False, call.caller)
+            with _naming(call, wanted, number):
+                return await self._frontend.detokenize(ask.model, ask.input.token_ids, False, call.caller)
         return ask.input.text if isinstance(ask.input, TextInput) else ""
+
+
+@contextmanager
+def _naming(call: HttpCall, wanted: _WantedTexts, number: int) -> Iterator[None]:
+    """Have the call's first refusal name the place of the prompt that it is about."""
+    try:
+        yield
+    except (InvalidRequest, KVCapacity):
+        call.places = call.places or dict.fromkeys(("text", "token_ids", "token_ids.ids"), wanted.places[number])
+        raise
+
+
+def _places(prompt: Any, count: int) -> tuple[str, ...]:
+    """Return the places of the prompts in a body."""
+    is_one = isinstance(prompt, str) or _is_ids(prompt)
+    return ("prompt",) if is_one else tuple([f"prompt[{i}]" for i in range(count)])
 
 
 def _is_prompt_only(values: Values) -> bool:

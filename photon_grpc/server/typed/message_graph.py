@@ -203,7 +203,7 @@ def value_type(field: FieldDescriptor) -> Descriptor | None:
     return value_of(field).message_type
 
 
-def refused(problem: str, *, needed: int | None = None, limit: int | None = None) -> InvalidConstraint:
+def refused(problem: str, *, needed: float | None = None, limit: float | None = None) -> InvalidConstraint:
     return InvalidConstraint(f"{FIELD}: {problem}", field=FIELD, needed=needed, limit=limit)
 
 

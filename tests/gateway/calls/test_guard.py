@@ -186,6 +186,24 @@ async def test_an_empty_object_is_a_wrong_request(path: str) -> None:
     assert answer.status_code == 400 and answer.json()["error"]["code"] != "INTERNAL_FAILURE"
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"echo": True}])
+@pytest.mark.parametrize(
+    ("prompt", "place", "needed", "limit"),
+    [
+        ([1, 512], "prompt[1]", 512, 511),
+        ([[1], [2, -2]], "prompt[1][1]", -2, 0),
+        ([[1] * 128], "prompt[0]", 129, 128),
+    ],
+)
+async def test_a_wrong_prompt_is_named_by_its_place(
+    prompt: list[Any], place: str, needed: int, limit: int, more: dict[str, Any]
+) -> None:
+    with frontend(served()) as (real, _):
+        answer = await in_memory(real).client.post(COMPLETIONS, json={"prompt": prompt, **more})
+    body = answer.json()["error"]
+    assert (answer.status_code, body["param"], body["needed"], body["limit"]) == (400, place, needed, limit)
+
+
 async def test_tools_that_the_template_cannot_write_are_refused() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
