@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from photon_grpc.config.json_file import parse_object, read_bytes, shown
+from photon_grpc.config.json_file import no_file, parse_object, read_bytes, shown
 from photon_grpc.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
@@ -105,7 +105,7 @@ def _read_header(path: Path) -> tuple[int, bytes]:
     """Return the size of the file and its raw header."""
     try:
         if not path.is_file():
-            raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
+            raise no_file(path)
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -18,11 +18,18 @@ MAX_JSON_BYTES = 64 * 2**20
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+def no_file(path: Path) -> ModelLoadError:
+    """Return the error for a path that is no regular file, whatever it is."""
+    if path.is_dir():
+        return ModelLoadError(f"{path.name}: is a directory in {path.parent}, not a file")
+    return ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
+
+
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     """Return the content of a regular file. Raise ModelLoadError if it is missing, unreadable or over `limit` bytes."""
     try:
         if not path.is_file():  # a pipe would block the open
-            raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
+            raise no_file(path)
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:

@@ -132,10 +132,11 @@ def read_quantization(value: Any) -> WeightFormat | None:
     method = value.get("quant_method")
     read = _READERS.get(method) if isinstance(method, str) else None
     if read is None:
+        supported = f"supported: {', '.join(_READERS)}"
         if method is None:
-            raise refused("quant_method", f"is missing; supported: {', '.join(_READERS)}")
-        remedy = _REMEDIES.get(str(method), f"supported: {', '.join(_READERS)}")
-        raise refused("quant_method", f"is {shown(method)}, which is not supported; {remedy}")
+            raise refused("quant_method", f"is missing; {supported}")
+        remedy = f"; {_REMEDIES[str(method)]}" if str(method) in _REMEDIES else ""
+        raise refused("quant_method", f"is {shown(method)}, which is not supported; {supported}{remedy}")
     found = read(value)
     for pattern in () if found is None else found.ignored:
         checked_pattern("ignore", pattern)

@@ -309,7 +309,7 @@ class Frontend:
     def _on_lost(self) -> None:
         """Fail all streams: the engine is gone."""
         for stream in self._streams.forget():
-            stream.fail_lost()
+            stream.fail_lost(is_last=self.state is State.DRAINING)
         self._controls.lost()
         self._watchers.lost()
         self._readiness.lost()

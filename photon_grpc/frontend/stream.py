@@ -19,7 +19,7 @@ from photon_grpc.core.ask import Ask
 from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import RETRY_AFTER_S, DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
+from photon_grpc.errors import RETRY_AFTER_S, DeadlinePassed, Draining, EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, PromptLogprobs
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import OutputDelta, Update
@@ -201,10 +201,17 @@ class TokenStream:
             self._is_urgent = self._has_news
             self._wake()
 
-    def fail_lost(self) -> None:
-        """Fail the stream because the engine is lost; if nothing was read, drop all, so that the reader may retry."""
-        if self._is_whole or not self._has_sent:
+    def fail_lost(self, *, is_last: bool = False) -> None:
+        """Fail the stream because the engine is lost; if nothing was read, drop all, so that the reader may retry.
+
+        With `is_last` the service was being stopped, and starts no other engine.
+        """
+        is_unread = self._is_whole or not self._has_sent
+        if is_unread:
             self.drop()
+        if is_last:
+            self.fail(Draining("the server was stopped"))
+        elif is_unread:
             self.fail(EngineRestarting(f"{EngineRestarting.text}; nothing was sent yet"))
         else:
             self.fail(EngineFailure("the engine was lost after output began", retry_after_s=RETRY_AFTER_S))

@@ -145,6 +145,8 @@ class Supervisor:
                 return 1
             finally:
                 await self._clean_up()
+        if self._hurry.is_set():
+            log.info("stopped at once")
         return self._exit_code
 
     @property
@@ -326,7 +328,10 @@ class Supervisor:
     async def _drain(self) -> None:
         """End the front ends, which first answer running requests, then the engine."""
         timeout_s = self._drain_timeout_s
-        log.info("draining: running requests have %g s to finish (press Ctrl-C again to stop at once)", timeout_s)
+        if self._facts is None:
+            log.info("stopping: no engine is ready, so no request is running")
+        else:
+            log.info("draining: running requests have %g s to finish (press Ctrl-C again to stop at once)", timeout_s)
         drains = [
             FrontendDrain(
                 process.child,

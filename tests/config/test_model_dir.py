@@ -479,7 +479,7 @@ def test_missing_and_irregular_files_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     assert "config.json: there is no such file" in refusal(tmp_path)
     (tmp_path / "config.json").mkdir()
-    assert "config.json: there is no such file" in refusal(tmp_path)
+    assert "config.json: is a directory" in refusal(tmp_path)
     (tmp_path / "config.json").rmdir()
     os.mkfifo(tmp_path / "config.json")  # opening it would wait forever
     assert "config.json: there is no such file" in refusal(tmp_path)

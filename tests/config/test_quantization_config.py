@@ -87,7 +87,7 @@ def test_a_dialect_says_how_weights_are_stored(
 
 
 WRONG = [
-    ("bitsandbytes", "quant_method is 'bitsandbytes'", "16-bit"),
+    ("bitsandbytes", "quant_method is 'bitsandbytes'", "awq, compressed-tensors, fp8; load the 16-bit"),
     (GPTQ | {"quant_method": "marlin"}, "quant_method is 'marlin'", "GPTQ"),
     (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format", "GPTQ source"),
     (GPTQ | {"desc_act": True}, "desc_act", "desc_act false"),

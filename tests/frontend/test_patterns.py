@@ -10,6 +10,7 @@ import llguidance
 import pytest
 
 from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.constraints.json_schema import exact_schema
 from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
 
@@ -51,6 +52,14 @@ def test_patterns_of_names_and_of_schemas_within() -> None:
     }
     schema["additionalProperties"] = False
     assert takes(schema, {"a": 'x"'}) and not takes(schema, {'a"': "x"}) and not takes(schema, {"a": "\\"})
+
+
+@pytest.mark.parametrize("pattern", ["(", "a/\n[b", '"a"(', "(?<=a)b"])
+def test_an_error_quotes_the_callers_pattern_alone(pattern: str) -> None:
+    with pytest.raises(InvalidConstraint) as caught:
+        try_out(ConstraintAsk("regex", pattern))
+    assert caught.value.message.startswith("structured_output.regex: regex parse error:")
+    assert "start:" not in caught.value.message and "^" in caught.value.message
 
 
 def test_invalid_patterns_are_left_alone() -> None:

@@ -480,6 +480,22 @@ async def test_drain_lets_running_requests_finish(pair: tuple[Frontend, FakeLink
     assert await asyncio.wait_for(draining, 120) == 0
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_an_engine_that_ends_in_a_drain_was_stopped(pair: tuple[Frontend, FakeLink], is_read: bool) -> None:
+    front, link = pair
+    stream = await front.stream(ask())
+    if is_read:
+        link.step((1, ids("a")[0]))
+        await ready(stream)
+    draining = asyncio.ensure_future(front.drain(30))
+    await asyncio.sleep(0)
+    link.lose()
+    with pytest.raises(Draining, match="the server was stopped"):
+        await rest(stream)
+    stream.close()
+    await asyncio.wait_for(draining, 120)
+
+
 async def test_drain_fails_unfinished_streams(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     left = await front.stream(ask())

@@ -35,7 +35,6 @@ def body_of(answer: bytes) -> Any:
 REFUSED = [
     (get(more=CLOSE + ID).replace(b"localhost", b"evil.example"), "GET", 421),
     (get(more=CLOSE + ID + EVIL), "GET", 403),
-    (post(b"x", more=CLOSE + ID).replace(b"application/json", b"text/plain"), "POST", 415),
     (post(b"x" * 2000, more=ID), "POST", 413),
     (post(b"x", more=ID)[:-1], "POST", 408),
     (get(more=ID + b"X: x\r\n" * 101), "GET", 431),

@@ -286,6 +286,7 @@ async def test_a_second_signal_ends_at_once(caplog, monkeypatch, signum):
         pids = run.service.pids
         assert await run.signalled(signal.SIGINT, signum) == 128 + signum
         assert not any(map(is_alive, pids.values()))
+        assert run.lines("stopped at once")
 
 
 async def test_a_hangup_is_left_alone_where_it_was_ignored_at_the_start(caplog):

@@ -32,6 +32,8 @@ _MAX_SUBSCHEMAS = 64
 _MAX_SEARCHED_CHARS = 32 * 1024
 #: A hint of the compiler to an option that callers do not have.
 _ONE_OF = "Enable 'coerce_one_of' option"
+#: What precedes the regex parser's own words.
+_IN_REGEX = " (in regex): "
 
 
 def try_out(ask: ConstraintAsk) -> Constraint:
@@ -107,7 +109,13 @@ def _located(ask: ConstraintAsk, problem: str) -> tuple[str, str]:
             if its_problem:
                 _, words = _located(alone, its_problem)
                 return tool.field, f"the parameters of the {tool.label}: {words}"
-    return field, _cut(problem)
+    return field, _cut(_without_wrapper(problem) if ask.kind == "regex" else problem)
+
+
+def _without_wrapper(problem: str) -> str:
+    """Return a message about a regular expression without the rule that holds it, and without its place in that."""
+    inner = problem.partition(_IN_REGEX)[2] or problem
+    return inner.rpartition("\n   1 | start: /")[0] or inner
 
 
 def _cut(problem: str) -> str:

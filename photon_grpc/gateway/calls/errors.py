@@ -54,8 +54,12 @@ Headers = dict[str, str]
 class HttpError(errors.InvalidRequest):
     """A request that is wrong as HTTP, whichever fields its body has."""
 
-    def __init__(self, status: HTTPStatus, message: str, *, headers: Headers | None = None, **facts: Any) -> None:
+    def __init__(
+        self, status: HTTPStatus, message: str, *, reason: str = "", headers: Headers | None = None, **facts: Any
+    ) -> None:
+        """Take what PhotonError takes, and a reason that only HTTP has."""
         super().__init__(message, **facts)
+        self.reason = reason or self.reason
         self.status = status
         self.headers = headers or {}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import msgspec
 
@@ -102,7 +103,22 @@ def converted(value: Any, kind: Any, field: str) -> Any:
         what, _, place = str(error).partition(" - at `")
         # The place of a key is "key` in `$".
         path = field + place.rpartition("`$" if "`$" in place else "$")[2].rstrip("`")
+        if isinstance(value, dict) and (key := _wrong_key(value, kind)) is not None:
+            path = f"{field}[{json.dumps(key[:_MAX_NAME])}]"
+            what = "The name must be a whole number" if place.startswith("key`") else what
         raise InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", field=path) from None
+
+
+def _wrong_key(value: Mapping[str, Any], kind: Any) -> str | None:
+    """Return the first key of an object that is no `kind` alone with its value; None if `kind` has names of its own."""
+    if get_origin(kind) not in (dict, Mapping):
+        return None
+    for key, each in value.items():
+        try:
+            msgspec.convert({key: each}, kind, str_keys=True)
+        except msgspec.ValidationError:
+            return key
+    return None
 
 
 def unknown_field(name: str, table: Mapping[str, Any], within: str = "") -> InvalidRequest:

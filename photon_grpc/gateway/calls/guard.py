@@ -26,6 +26,7 @@ from photon_grpc.observe.failure_log import FailureLog
 
 REPLICA_ID = "x-photon-replica"
 NUMERICS = "x-photon-numerics"
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 #: Answers a call; None if it has written its events.
 Answer = Callable[[HttpCall], Awaitable[Response | None]]
@@ -122,7 +123,7 @@ class GuardedEndpoint:
             await self._fail(call, error, scope, receive, send)
 
     def _admit(self, call: HttpCall) -> None:
-        """Check method and key. Raise HttpError, NotAllowed, InvalidRequest."""
+        """Check key, method and type of the body. Raise HttpError, NotAllowed, InvalidRequest."""
         endpoint, rules = self._endpoint, self._rules
         owner = ""
         if not (endpoint.is_open or rules.keys is None or endpoint.exemption in rules.exempt):
@@ -131,7 +132,10 @@ class GuardedEndpoint:
         if call.request.method not in endpoint.methods:
             allowed = ", ".join(endpoint.methods)
             message = f"this path takes {allowed}, not {call.request.method[:20]}"
-            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers={"allow": allowed})
+            headers = {"allow": allowed}
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, message, reason="METHOD_NOT_ALLOWED", headers=headers)
+        if call.request.method not in _WITHOUT_BODY:
+            _check_body_type(call)
         call.events.prepare(self._headers(call))
 
     async def _in_time(self, call: HttpCall) -> Response | None:
@@ -176,6 +180,20 @@ class _Status:
         if message["type"] == "http.response.start":
             self.code = message["status"]
         await self._send(message)
+
+
+def _check_body_type(call: HttpCall) -> None:
+    """Raise HttpError for what is not plain JSON: a page may send other types across origins without asking first."""
+    kinds = call.headers.getlist("content-type")
+    kind, _, parameters = (kinds[0].lower() if len(kinds) == 1 else "").partition(";")
+    is_utf_8 = parameters.replace(" ", "").replace('"', "") in ("", "charset=utf-8", "charset=utf8")
+    text, headers = "", {}
+    if kind.strip() != "application/json" or not is_utf_8:
+        text = "send the body as Content-Type: application/json, in UTF-8"
+    elif any(each.lower() not in ("", "identity") for each in call.headers.getlist("content-encoding")):
+        text, headers = "send the body as it is, without Content-Encoding", {"accept-encoding": "identity"}
+    if text:
+        raise HttpError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text, reason="UNSUPPORTED_MEDIA_TYPE", headers=headers)
 
 
 def _authorizations(call: HttpCall) -> list[str]:

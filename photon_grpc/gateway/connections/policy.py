@@ -1,8 +1,9 @@
-"""The rules for callers: Host, Origin, the type of the body, and no keys in URLs.
+"""The rules for callers: Host, Origin, and no keys in URLs.
 
 A service on localhost without keys is open to every web page in a browser on the same machine. A page may send a POST
 across origins, and may have its own name resolve to 127.0.0.1. So the server answers only to names that it was given,
-and only its own pages and those of --http-allowed-origin.
+and only its own pages and those of --http-allowed-origin. `calls/guard.py` refuses bodies that a page may send without
+asking first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from photon_grpc.gateway.connections.refusal import Headers, HttpRefusal, Partia
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 _KEY_NAMES = frozenset({"api_key", "apikey", "api-key", "key", "token", "access_token", "authorization"})
-_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _METHODS = b"GET, HEAD, POST, OPTIONS"
 _MAX_AGE_S = b"600"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -71,7 +71,6 @@ class HttpPolicy:
             if call.is_preflight and len(cors) > 1:
                 await _answer(send, 204, b"", [*cors, *_preflight(call)])
                 return
-            _check_body_type(call)
             _check_query(call)
         except HttpRefusal as refusal:
             asked = PartialRequest(scope["method"], scope["path"], scope["headers"])
@@ -147,19 +146,6 @@ class _CallHead:
         """Return the origin of a page that was fetched under this request's Host."""
         host = self.one(b"host") or ""
         return f"{self._scheme}://{host.removesuffix(f':{_DEFAULT_PORTS[self._scheme]}')}"
-
-
-def _check_body_type(call: _CallHead) -> None:
-    if call.method not in _BODY_METHODS:
-        return
-    kind, _, parameters = (call.one(b"content-type") or "").partition(";")
-    is_utf_8 = parameters.replace(" ", "").replace('"', "") in ("", "charset=utf-8", "charset=utf8")
-    if kind.strip() != "application/json" or not is_utf_8:
-        text = "send the body as Content-Type: application/json, in UTF-8"
-        raise HttpRefusal(415, "UNSUPPORTED_MEDIA_TYPE", text)
-    if any(encoding not in ("", "identity") for encoding in call.all(b"content-encoding")):
-        text = "send the body as it is, without Content-Encoding"
-        raise HttpRefusal(415, "UNSUPPORTED_MEDIA_TYPE", text, [(b"accept-encoding", b"identity")])
 
 
 def _check_query(call: _CallHead) -> None:

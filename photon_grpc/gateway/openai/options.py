@@ -56,16 +56,17 @@ def _seed(seed: int) -> int | None:
 def _priority(priority: int) -> int:
     """Return a priority as the engine takes it, which runs higher ones first. Raise InvalidRequest."""
     if not -(2**31) < priority <= 2**31:
-        message = f"priority: must lie between {1 - 2**31} and {2**31}, is {priority}"
-        raise InvalidRequest(message, field="priority")
+        least, most = 1 - 2**31, 2**31
+        message = f"priority: must lie between {least} and {most}, is {priority}"
+        raise InvalidRequest(message, field="priority", needed=priority, limit=most if priority > most else least)
     return -priority
 
 
-def _speculation(most: int | str) -> int | None:
-    """Return the most drafts of a step; None: as many as pay. Raise InvalidRequest for another word."""
-    if not isinstance(most, str):
+def _speculation(most: Any) -> int | None:
+    """Return the most drafts of a step; None: as many as pay. Raise InvalidRequest for another value."""
+    if type(most) is int:
         return most
-    if most not in _DRAFTS:
+    if type(most) is not str or most not in _DRAFTS:
         message = f"speculation: must be a number from 0 to 7, or one of {', '.join(_DRAFTS)}, is {reprlib.repr(most)}"
         raise InvalidRequest(message, field="speculation")
     return _DRAFTS[most]
@@ -128,7 +129,7 @@ SHARED: Table = {
     "request_id": Refused("send it as the header x-request-id"),
     "session_id": Supported(str, "session_id", note="keeps the prompt cached for longer"),
     "speculation": Supported(
-        int | str,
+        Any,
         "speculation",
         _speculation,
         note="this server's: the most drafts of a step, 0 to 7; off: 0; auto, as unset: as many as pay",

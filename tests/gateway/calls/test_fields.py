@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ TABLE = {
     "temperature": Supported(float, "temperature"),
     "stop": Supported(tuple[str, ...], "stop_strings"),
     "n": Supported(int, "num_outputs"),
+    "logit_bias": Supported(Mapping[int, float], "logit_bias"),
     "echo": Supported(bool),
     "store": Accepted("nothing is stored"),
     "best_of": Refused("use n", (1,)),
@@ -42,6 +44,8 @@ def test_null_is_unset() -> None:
         ({"n": True}, "n", "expected `int`, got `bool`"),
         ({"n": 1.5}, "n", "expected `int`, got `float`"),
         ({"stop": ["a", 1]}, "stop[1]", "expected `str`, got `int`"),
+        ({"logit_bias": {"1": 2, "a": 1}}, 'logit_bias["a"]', "the name must be a whole number"),
+        ({"logit_bias": {"1": 2, "5": "x"}}, 'logit_bias["5"]', "expected `float`, got `str`"),
     ],
 )
 def test_a_wrong_field_is_named(body: dict[str, Any], field: str, text: str) -> None:

@@ -83,7 +83,51 @@ async def test_the_owner_of_the_key_is_that_of_the_request(keys: KeyRing) -> Non
 async def test_another_method_is_told_which_one_is_right(method: str) -> None:
     answer = await in_memory(FakeFrontend()).client.request(method, COMPLETIONS)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert method == "HEAD" or answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
     assert bool(answer.content) == (method != "HEAD")
+
+
+async def test_a_wrong_method_is_told_before_a_wrong_type_of_its_body() -> None:
+    answer = await in_memory(FakeFrontend()).client.post(
+        "/health", content=b"x", headers={"content-type": "text/plain"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=UTF-8"])
+async def test_json_is_read(kind: str) -> None:
+    headers = {"content-type": kind, "content-encoding": "Identity"}
+    answer = await in_memory(FakeFrontend()).client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [],
+        [""],
+        ["text/plain"],
+        ["application/x-www-form-urlencoded"],
+        ["multipart/form-data; boundary=x"],
+        ["text/plain; application/json"],
+        ["application/json-patch"],
+        ["application/json; charset=latin-1"],
+        ["application/json", "text/plain"],
+    ],
+)
+async def test_other_bodies_are_refused(kinds: list[str]) -> None:
+    """A page may send these across origins without asking first."""
+    headers = [("content-type", kind) for kind in kinds]
+    answer = await in_memory(FakeFrontend()).client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+@pytest.mark.parametrize("encodings", [["gzip"], ["br"], ["identity, gzip"], ["identity", "zstd"]])
+async def test_compressed_bodies_are_refused(encodings: list[str]) -> None:
+    headers = [("content-type", "application/json"), *[("content-encoding", each) for each in encodings]]
+    answer = await in_memory(FakeFrontend()).client.post(COMPLETIONS, content=b"x", headers=headers)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert "Content-Encoding" in answer.json()["error"]["message"]
 
 
 async def test_a_request_id_is_taken_and_returned() -> None:
@@ -295,7 +339,7 @@ class Connected:
             "method": "POST",
             "path": COMPLETIONS,
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "client": ("127.0.0.1", 4711),
             "extensions": {"photon.connection": self},
         }

@@ -31,11 +31,16 @@ func main() {
 	}
 	fmt.Printf("invoice %q, %d items\n", invoice.GetNumber(), len(invoice.GetItems()))
 
+	last := ""
 	for partial, err := range photon.StreamAs[*acmev1.Invoice](ctx, client, prompt, photon.WithMaxTokens(400), photon.WithSeed(3)) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("so far:", partial)
+		// Text that completes no value yet leaves the message as it was.
+		if now := fmt.Sprint(partial); now != last {
+			fmt.Println("so far:", now)
+			last = now
+		}
 	}
 
 	choice, err := client.Generate(ctx, photon.Text("A prime number: "), photon.WithChoices("4", "7", "9"))

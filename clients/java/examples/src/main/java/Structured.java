@@ -10,8 +10,13 @@ public class Structured {
       // The embedded model knows Python, and no invoices.
       var request = Request.text("invoice_17 = ").maxTokens(400).seed(3);
       try (var stream = client.stream(request, Invoice.class)) {
+        Invoice last = null;
         for (Invoice invoice : stream) {
-          System.out.printf("so far: number '%s', %d items%n", invoice.getNumber(), invoice.getItemsCount());
+          // Text that completes no value yet leaves the message as it was.
+          if (!invoice.equals(last)) {
+            System.out.printf("so far: number '%s', %d items%n", invoice.getNumber(), invoice.getItemsCount());
+          }
+          last = invoice;
         }
         Invoice invoice = client.generate(request, Invoice.class);
         System.out.printf("invoice '%s', paid: %b%n", invoice.getNumber(), invoice.getIsPaid());
