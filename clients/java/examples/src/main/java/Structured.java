@@ -10,13 +10,14 @@ public class Structured {
       // The embedded model knows Python, and no invoices.
       var request = Request.text("invoice_17 = ").maxTokens(400).seed(3);
       try (var stream = client.stream(request, Invoice.class)) {
-        Invoice last = null;
+        var last = "";
         for (Invoice invoice : stream) {
+          var now = String.format("number '%s', %d items", invoice.getNumber(), invoice.getItemsCount());
           // Text that completes no value yet leaves the message as it was.
-          if (!invoice.equals(last)) {
-            System.out.printf("so far: number '%s', %d items%n", invoice.getNumber(), invoice.getItemsCount());
+          if (!now.equals(last)) {
+            System.out.println("so far: " + now);
           }
-          last = invoice;
+          last = now;
         }
         Invoice invoice = client.generate(request, Invoice.class);
         System.out.printf("invoice '%s', paid: %b%n", invoice.getNumber(), invoice.getIsPaid());
