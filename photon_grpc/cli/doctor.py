@@ -275,20 +275,20 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
 
 def _model_directory(directory: Path, config: ServeConfig) -> list[tuple[str, str]]:
     from photon_grpc.config.model_dir import read_model_dir
-    from photon_grpc.config.weight_bytes import described
+    from photon_grpc.config.weight_bytes import described, shown_bytes
 
     model = read_model_dir(directory)
     num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    shape = (
-        f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, "
-        f"{model.num_kv_heads} KV heads of {model.head_dim}"
-    )
+    latent, kept = model.latent, f"{model.num_kv_heads} KV heads of {model.head_dim}"
+    if latent is not None:
+        kept = f"latents of {latent.rank} with {latent.rotated} rotated numbers instead of KV heads"
+    shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, {kept}"
     has_chat = model.has_tokenizer and model.chat_template is not None
     parts = [name for name, has in (("text", model.has_tokenizer), ("chat", has_chat)) if has]
     ids_only = about_tokenizer(file.name for file in directory.iterdir())
     return [
         ("architecture", f"{model.architecture}: {shape}"),
-        ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
+        ("weights", f"{shown_bytes(num_bytes)} of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", model.dtype),
         *_experts(model.experts),
         ("quantization", described(model, config.model, config.cache.kv_cache_dtype)),

@@ -94,12 +94,38 @@ def weight_bytes_by(model: ModelConfig, flags: ModelFlags, kv_dtype: str) -> Wei
 
 def saving(model: ModelConfig, form: WeightFormat, kv_dtype: str = AUTO) -> str:
     """Return such as "7.1 GB of weights, 6.9 GB less than in bfloat16: room for 52,700 more tokens of KV cache"."""
+    if problem := misfit(model, form):
+        return f"does not suit this model, {problem}"
     held, saved, tokens = weight_bytes(model, form, kv_dtype)
     if not saved:
         more = held - linear_bytes(model, None)
-        return f"{held / 1e9:.3g} GB of weights, {more / 1e9:.3g} GB more than in {model.dtype}"
+        return f"{shown_bytes(held)} of weights, {shown_bytes(more)} more than in {model.dtype}"
     room = f"room for {tokens:,} more tokens of KV cache"
-    return f"{held / 1e9:.3g} GB of weights, {saved / 1e9:.3g} GB less than in {model.dtype}: {room}"
+    return f"{shown_bytes(held)} of weights, {shown_bytes(saved)} less than in {model.dtype}: {room}"
+
+
+def shown_bytes(number: int) -> str:
+    """Return such as "8.03 GB" or "6.6 MB"."""
+    return f"{number / 1e9:,.3g} GB" if number >= 10**9 else f"{number / 1e6:,.3g} MB"
+
+
+def misfit(model: ModelConfig, form: WeightFormat) -> str:
+    """Return why a layer does not suit the format, "" if all do as far as the model's sizes tell.
+
+    Parts of ranks and experts that every token reaches are checked when they are made.
+    """
+    of_rows, of_columns = form.block
+    for name, _, columns in _projections(model) if of_columns and of_rows <= 1 else ():
+        if columns % of_columns and form.covers(name) and ".shared_experts." not in name:
+            return f"{name}: {columns} input features are not a multiple of the {of_columns} columns of a group"
+    return ""
+
+
+def refuse_misfit(model: ModelConfig, flags: ModelFlags) -> None:
+    """Raise ModelLoadError if the format by these flags does not suit a layer."""
+    form = format_of(model, flags)
+    if form is not None and (problem := misfit(model, form)):
+        raise ModelLoadError(problem, field=problem.partition(":")[0])
 
 
 def described(model: ModelConfig, flags: ModelFlags, kv_dtype: str = AUTO) -> str:

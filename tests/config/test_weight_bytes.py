@@ -16,9 +16,11 @@ from photon_grpc.config.weight_bytes import (
     embedding_bytes,
     kv_token_bytes,
     linear_bytes,
+    refuse_misfit,
     saving,
     weight_bytes,
 )
+from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, load
@@ -54,9 +56,21 @@ def test_bytes_are_those_of_the_loaded_weights(form: WeightFormat | None) -> Non
 def test_what_a_format_saves_is_said_in_tokens_of_kv_cache() -> None:
     config = replace(read_model_dir(demo.TARGET), dtype="bfloat16")
     said = saving(config, FORMATS["int8"])
-    assert said.startswith("0.00")
+    assert said.startswith(f"{linear_bytes(config, FORMATS['int8']) / 1e6:.3g} MB of weights, ")
     less = linear_bytes(config, None) - linear_bytes(config, FORMATS["int8"])
     assert said.endswith(f"less than in bfloat16: room for {less // kv_token_bytes(config):,} more tokens of KV cache")
+
+
+def test_a_format_that_does_not_suit_a_layer_is_refused_by_sizes_alone() -> None:
+    config = replace(read_model_dir(demo.TARGET), hidden_size=192)
+    flags = ModelFlags(quantization="int4-g128")
+    problem = "model.layers.0.self_attn.q_proj: 192 input features are not a multiple of the 128 columns of a group"
+    with pytest.raises(ModelLoadError) as caught:
+        refuse_misfit(config, flags)
+    assert caught.value.message == problem
+    assert described(config, flags) == f"int4-g128: does not suit this model, {problem}"
+    refuse_misfit(config, ModelFlags(quantization="int8"))
+    refuse_misfit(config, ModelFlags(quantization="fp8-block"))
 
 
 def test_more_tokens_have_room_where_keys_and_values_have_8_bits() -> None:
