@@ -23,7 +23,7 @@ _FIRST_LOSS, _LEAST_LOSS = 0.01, 0.001
 #: Steps of a probe at most, and the steps without drafts that it may cost.
 _PROBE_STEPS, _PROBE_COST = 4, 0.8
 #: Nothing is chosen before so many drafts of probes are known.
-_LEAST_KNOWN = 6.0
+_LEAST_KNOWN = 4.0
 #: Steps between two probes of drafts at least, and between two of steps without, which keep their cost up to date.
 _PROBE_PAUSE, _PLAIN_PAUSE = 32, 256
 #: Steps without drafts that may have been gained or lost, on balance, while others draft.
@@ -35,8 +35,9 @@ _LONGEST = 1.5
 #: A row drafts nothing while its share is below the first, once it had so many drafts; it tries again every so many
 #: steps.
 _LEAST_SHARE, _LEAST_TRIED, _TRY_AGAIN = 0.1, 16.0, 64
-#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay.
-_PREPARED_PART = 8
+#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay, and while that
+#: is not known.
+_PREPARED_PART, _PREPARED_FIRST = 8, 4
 
 
 class AdaptiveDrafting:
@@ -106,7 +107,8 @@ class AdaptiveDrafting:
         # Beside more nothing is drafted, and those of them that are left later draft with what they have.
         counts = self._allowed(num_running)
         is_prepared = bool(counts) and (self._num_unprepared == 0 or self._pays(num_running, counts))
-        self._num_unprepared = (self._num_unprepared + 1) % _PREPARED_PART
+        part = _PREPARED_PART if self._prepared_share.is_known else _PREPARED_FIRST
+        self._num_unprepared = (self._num_unprepared + 1) % part
         if len(self._prepared) > 2 * num_running:
             self._prepared = {each for each in self._prepared if each.slot}
         (self._prepared.add if is_prepared else self._prepared.discard)(seq)
