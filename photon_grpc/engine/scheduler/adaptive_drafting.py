@@ -168,7 +168,7 @@ class AdaptiveDrafting:
         if 0 < self._num_drafted < 3:
             kind = self._probed_kind
             plain_s = self._costs.near_plain_s(kind.rows)
-            self._costs.learn(kind, plain_s + max(self._excess_s, 0.0) / self._num_drafted)
+            self._costs.learn_probe(kind, plain_s + max(self._excess_s, 0.0) / self._num_drafted)
         self._num_drafted, self._excess_s = 0, 0.0
 
     def _allowed(self, num_running: int) -> list[int]:

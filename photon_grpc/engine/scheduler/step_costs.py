@@ -13,8 +13,8 @@ from photon_grpc.core.batch import Batch
 SHAPE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 #: The tokens whose arithmetic is assumed to take as long as reading the weights once; a step takes the time of both.
 _BALANCE = 200
-#: The least weight of a new duration.
-_NEW = 0.2
+#: The least weight of a new duration, and of one of a probe, which are rare.
+_NEW, _NEW_OF_PROBE = 0.2, 0.5
 #: A duration counts as at most so many times what is known.
 _LONGEST = 1.5
 #: A step counts if the one before it and the one behind it are of its kind.
@@ -85,12 +85,16 @@ class StepCosts:
             self.learn(kind, before[1])
         return took_s
 
-    def learn(self, kind: Kind, seconds: float) -> None:
+    def learn_probe(self, kind: Kind, seconds: float) -> None:
+        """Learn how long each step of a probe took."""
+        self.learn(kind, seconds, _NEW_OF_PROBE)
+
+    def learn(self, kind: Kind, seconds: float, least_weight: float = _NEW) -> None:
         """Learn how long a step of a kind took."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         known_s = self._seconds.get(kind, seconds)
         new_s = min(seconds, _LONGEST * known_s)
-        self._seconds[kind] = known_s + max(_NEW, 1.0 / count) * (new_s - known_s)
+        self._seconds[kind] = known_s + max(least_weight, 1.0 / count) * (new_s - known_s)
         if kind.drafts and (plain_s := self.plain_s(kind.rows)):
             self._making_s = (self._seconds[kind] - plain_s * self._of_tokens(kind)) / (1 + kind.drafts)
 
