@@ -52,16 +52,16 @@ INVALID = [
     ],
     (ask(sampling=SamplingAsk(logit_bias=((3, 100.5),))), "sampling.logit_bias[3]"),
     (ask(sampling=SamplingAsk(logit_bias=((3, NAN),))), "sampling.logit_bias[3]"),
-    (ask(sampling=SamplingAsk(logit_bias=((2**31, 1.0),))), "sampling.logit_bias"),
+    (ask(sampling=SamplingAsk(logit_bias=((2**31, 1.0),))), "sampling.logit_bias[2147483648]"),
     (ask(sampling=SamplingAsk(allowed_token_ids=())), "sampling.allowed_token_ids"),
-    (ask(sampling=SamplingAsk(allowed_token_ids=(1, 2**31))), "sampling.allowed_token_ids.ids"),
+    (ask(sampling=SamplingAsk(allowed_token_ids=(1, 2**31))), "sampling.allowed_token_ids.ids[1]"),
     (ask(stop=StopAsk(max_tokens=0)), "stop.max_tokens"),
     (ask(stop=StopAsk(max_tokens=4, min_tokens=5)), "stop.min_tokens"),
     (ask(stop=StopAsk(min_tokens=2**32 - 1)), "stop.min_tokens"),
     (ask(stop=StopAsk(stop_strings=("a", ""))), "stop.stop_strings[1]"),
     (ask(stop=StopAsk(stop_strings=("é" * 513,))), "stop.stop_strings[0]"),
     (ask(stop=StopAsk(stop_strings=tuple(map(str, range(65))))), "stop.stop_strings"),
-    (ask(stop=StopAsk(stop_token_ids=(1, 512))), "stop.stop_token_ids"),
+    (ask(stop=StopAsk(stop_token_ids=(1, 512))), "stop.stop_token_ids[1]"),
     (ask(stop=StopAsk(min_tokens=1, stop_token_ids=tuple(range(512)))), "stop.stop_token_ids"),
     *[(ask(stop=StopAsk(max_duration_s=value)), "stop.max_duration") for value in (-1.0, NAN)],
     (ask(scheduling=SchedulingAsk(max_queue_duration_s=-1.0)), "scheduling.max_queue_duration"),
@@ -71,8 +71,8 @@ INVALID = [
     *[(ask(output=OutputAsk(logprobs=value)), "output.logprobs") for value in (-1, 21, 2**32 - 1)],
     *[(ask(output=OutputAsk(prompt_logprobs=value)), "output.prompt_logprobs") for value in (-1, 21)],
     *[
-        (ask(output=OutputAsk(score_token_ids=value)), "output.score_token_ids.ids")
-        for value in ((), tuple(range(21)), (1, 512), (-1,))
+        (ask(output=OutputAsk(score_token_ids=value)), f"output.score_token_ids.ids{place}")
+        for value, place in (((), ""), (tuple(range(21)), ""), ((1, 512), "[1]"), ((-1,), "[0]"))
     ],
     (ask(stream=StreamAsk(min_interval_s=-1)), "stream.min_interval"),
     (ask(stream=StreamAsk(max_tokens_per_message=0)), "stream.max_tokens_per_message"),
@@ -80,8 +80,8 @@ INVALID = [
     *[(ask(request_id=value), "request_id") for value in ("x" * 129, "naïve", "a\nb", "\x7f")],
     (ask(""), "text"),
     (ask(()), "token_ids.ids"),
-    (ask((1, 512)), "token_ids.ids"),
-    (ask((2**32 - 1,)), "token_ids.ids"),
+    (ask((1, 512)), "token_ids.ids[1]"),
+    (ask((2**32 - 1,)), "token_ids.ids[0]"),
     (ask(input=None), "input"),
     (ask(input=ChatInput(())), "chat.messages"),
 ]
