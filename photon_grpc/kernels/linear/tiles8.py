@@ -12,13 +12,16 @@ from functools import cache
 from typing import NamedTuple
 
 from photon_grpc.kernels.linear import cost
-from photon_grpc.kernels.linear.cost import H200, IN_FLIGHT, Device, Product
+from photon_grpc.kernels.linear.cost import H200, Device, Product
 from photon_grpc.kernels.linear.quantize import ROWS
 from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
 
 #: (BN, BK, warps) of tiles for so many rows of x.
 _FEW = ((64, 128, 4), (64, 256, 4), (128, 128, 8))
 MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8))}
+IN_FLIGHT = (*cost.IN_FLIGHT, 192 << 10)
+#: Microseconds from the end of the kernel before to rounded rows.
+ROUNDING_US = 4.0
 #: Slices of K that are considered, of int8 only; sums of a thread that can be merged.
 SLICES, MERGED = (1, 2, 4), 64
 
@@ -96,14 +99,19 @@ def _halved(way: Way, product: Product) -> tuple[Tile, Product]:
 
 
 def way_us(way: Way, product: Product, device: Device = H200) -> float:
-    """Return the microseconds of the product by this way, its epilogue included, its rows in 8 bits already."""
-    return cost.tile_us(*_halved(way, product), device)
+    """Return the microseconds of the product by this way behind the kernel that rounds x, its epilogue included."""
+    tile, halved = _halved(way, product)
+    programs = min(cost.num_programs(tile, halved), device.num_multiprocessors * cost.resident(tile, halved, device))
+    # What programs ask for before x is rounded arrives meanwhile.
+    steps = min(tile.NS - 2, -(-halved.k // (tile.BK * way.slices)))
+    ahead = programs * steps * way.tile.BN * way.tile.BK
+    return cost.tile_us(tile, halved, device) + max(0.0, ROUNDING_US - ahead / cost.TILES.memory)
 
 
 def library_us(product: Product) -> float:
-    """Return the microseconds of the library's sums and of the kernel that its epilogue needs."""
+    """Return the microseconds of the library's sums and of the kernel that its epilogue needs, as `way_us` has them."""
     written = 8 * product.n * product.rows / cost.LIBRARY.memory
-    return cost.library_us(product._replace(k=product.k // 2, slices=1)) + written
+    return ROUNDING_US + cost.library_us(product._replace(k=product.k // 2, slices=1)) + written
 
 
 @cache

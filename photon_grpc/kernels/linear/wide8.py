@@ -35,13 +35,14 @@ from photon_grpc.kernels.lang.gluon import (
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
 from photon_grpc.kernels.linear.epilogue import tile_layout, tile_rows
 from photon_grpc.kernels.linear.fused_linear import Fusion
-from photon_grpc.kernels.linear.quantize import QuantizedRows
+from photon_grpc.kernels.linear.quantize import QuantizedRows, padded_rows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.kernels.linear.wide8_sums import (
     box_layout,
     float_sums,
     float_sums_of_two,
     integer_sums,
+    num_x_tiles,
     place_of,
     produce,
     scale_layout,
@@ -142,7 +143,7 @@ def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def consume(
-    scales, factors, result, ring, x_tiles,
+    scales, factors, result, ring,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, W: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply and end 64 rows of every 128 of x: the program of one group of four warps."""
@@ -152,6 +153,7 @@ def consume(
     N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
     PARTS: gl.constexpr = W.PARTS
     HALVES: gl.constexpr = W.HALVES
+    x_tiles = num_x_tiles(num_rows, W)
     count = 0
     for number in range(gl.program_id(0), N_TILES * x_tiles, gl.num_programs(0)):
         n_tile, x_tile = place_of(number, x_tiles, N_TILES)
@@ -208,16 +210,15 @@ def wide8_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    x_tiles = (num_rows + W.PARTS * 128 - 1) // (W.PARTS * 128)
     ring = (ws, xs, sxs, ready, free)
     scales = (w_scale, x_scale)
     result = (y, operands, num_rows)
     second: gl.constexpr = of_second_group(W)
     gl.warp_specialize(
         [
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, W, TILE, PDL)),
-            (consume, (scales, (norms, bias), result, ring, x_tiles, LOAD, STORE, P, second, TILE, PDL)),
-            (produce, ((w, x, x_scales), ring, x_tiles, P, W, PDL)),
+            (consume, (scales, (norms, bias), result, ring, LOAD, STORE, P, W, TILE, PDL)),
+            (consume, (scales, (norms, bias), result, ring, LOAD, STORE, P, second, TILE, PDL)),
+            (produce, ((w, x, x_scales), ring, num_rows, P, W, PDL)),
         ],
         [4, 1],
         [240, 24],
@@ -265,7 +266,7 @@ def launch(
     fusion: Fusion, weight: tuple[torch.Tensor, torch.Tensor], rows: QuantizedRows, y: torch.Tensor,
     bias: torch.Tensor | None = None, *, size: Size | None = None,
 ) -> None:  # fmt: skip
-    """Fill y from quantized rows.
+    """Fill y from quantized rows, which have memory for whole parts.
 
     weight: values and scales. `bias` is that behind a norm, whose factors `rows` has. size: of a tile, None for the
     cheapest.
@@ -276,8 +277,11 @@ def launch(
     size = size or choose(num_rows, n, k, processors, has_blocks=has_blocks)
     pdl = has_dependent_launch(values.device)
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
-    of_x = _descriptor(rows.values, [PART, STEP], box_layout(2))
-    x_scales = _descriptor(rows.scales.t(), [1, PART], scale_layout()) if has_blocks else None
+    # Copies that reach beyond a tensor are slow: they take rows of which there are none, too.
+    padded = padded_rows(num_rows)
+    of_x = _descriptor(_with_size(rows.values, padded, k), [PART, STEP], box_layout(2))
+    of_blocks = _with_size(rows.scales.t(), cdiv(k, STEP), padded) if has_blocks else None
+    x_scales = None if of_blocks is None else _descriptor(of_blocks, [1, PART], scale_layout())
     problem = Problem(n, k, GROUP_ROWS, fusion.span, HEADS=fusion.heads)
     tensors = (
         weight_descriptor(values, fusion.span), scales, bias, of_x, None if has_blocks else rows.scales, x_scales,
@@ -301,6 +305,11 @@ def weight_descriptor(values: torch.Tensor, span: int) -> Any:
         return _descriptor(values, [GROUP_ROWS, STEP], box_layout(2))
     pairs = values.view(n // (2 * span), 2, span // 8, 8, k).transpose(1, 2)
     return _descriptor(pairs, [1, GROUP_ROWS // 16, 2, 8, STEP], box_layout(5))
+
+
+def _with_size(tensor: torch.Tensor, *size: int) -> torch.Tensor:
+    """Return the tensor with the memory behind it."""
+    return tensor.as_strided(size, tensor.stride())
 
 
 def _descriptor(tensor: torch.Tensor, box: list[int], layout: Any) -> Any:

@@ -36,6 +36,12 @@ def scale_layout() -> Any:
 
 
 @gluon_jit
+def num_x_tiles(num_rows, W: gl.constexpr):
+    """Return the tiles along x."""
+    return (num_rows + W.PARTS * 128 - 1) // (W.PARTS * 128)
+
+
+@gluon_jit
 def place_of(number, x_tiles, N_TILES: gl.constexpr):
     """Return the number of a tile along W and along x: bands of eight along x, in which all of W is read once."""
     band = number // (8 * N_TILES)
@@ -63,22 +69,26 @@ def fetch_w(w, ring, n_tile, step, stage, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def fetch_x(sources, ring, x_tile, step, stage, W: gl.constexpr):
-    """Begin the copies of a step's rows of x to a stage, and of their scales."""
+def fetch_x(sources, ring, place, step, stage, W: gl.constexpr):
+    """Begin the copies of a step's rows of x to a stage, and of their scales. place: the tile of x, the last 128 rows.
+
+    A tile with 128 rows more than there are gets the last ones again: a copy that reaches beyond x is slow.
+    """
+    x_tile, last = place
     _, x, x_scale = sources
     _, xs, sxs, ready, _ = ring
     PARTS: gl.constexpr = W.PARTS
     of_x = xs._reinterpret(xs.dtype, [W.NS * W.PARTS, 128, 128], box_layout(2))
     at = ready.index(stage)
     for part in gl.static_range(PARTS):
-        token = (x_tile * W.PARTS + part) * 128
+        token = gl.minimum((x_tile * W.PARTS + part) * 128, last)
         tma.async_copy_global_to_shared(x, [token, step * 128], at, of_x.index(stage * W.PARTS + part))
         if W.BLOCKS:
             tma.async_copy_global_to_shared(x_scale, [step, token], at, sxs.index(stage * W.PARTS + part))
 
 
 @gluon_jit
-def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr):
+def produce(sources, ring, num_rows, P: gl.constexpr, W: gl.constexpr, PDL: gl.constexpr):
     """Fetch the tiles of this program, step by step: the program of the fetching warp.
 
     W depends on no kernel: as many steps of it as there are stages are fetched before the programmatic wait.
@@ -88,6 +98,8 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr, PDL: gl.co
     STEPS: gl.constexpr = (P.K + 127) // 128
     N_TILES: gl.constexpr = P.N // (64 * W.HALVES)
     AHEAD: gl.constexpr = min(W.NS, STEPS)
+    x_tiles = num_x_tiles(num_rows, W)
+    last = (num_rows - 1) // 128 * 128
     n_tile, x_tile = place_of(gl.program_id(0), x_tiles, N_TILES)
     for step in range(AHEAD):
         fetch_w(w, ring, n_tile, step, step, P, W)
@@ -102,7 +114,7 @@ def produce(sources, ring, x_tiles, P: gl.constexpr, W: gl.constexpr, PDL: gl.co
             if count >= AHEAD:
                 mbarrier.wait(free.index(stage), (count // W.NS + 1) & 1)
                 fetch_w(w, ring, n_tile, step, stage, P, W)
-            fetch_x(sources, ring, x_tile, step, stage, W)
+            fetch_x(sources, ring, (x_tile, last), step, stage, W)
             count += 1
 
 
