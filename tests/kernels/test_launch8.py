@@ -172,6 +172,40 @@ def test_the_copy_engine_sees_rows_of_w_in_the_order_of_pairs(n: int, span: int)
         assert torch.equal(box.reshape(64, 128), expected)
 
 
+@pytest.mark.parametrize("count", [65, 160, 256, 300])
+@each_format
+def test_no_copy_reaches_beyond_the_rows_of_x(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weight_of(name, torch.randn(256, 512))
+    rows = quantize.memory_for(
+        torch.randn(count, 512), weight.values.dtype, grouped=products8.kind_of(weight).has_blocks
+    )
+    launched: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **options: launched.extend(args)
+
+    monkeypatch.setattr(wide8, "wide8_kernel", Kernel())
+    monkeypatch.setattr(wide8, "compiled_once", lambda *_, **options: None)
+    monkeypatch.setattr(wide8, "num_multiprocessors", lambda device: 132)
+    tensors = weight.values, weight.scales
+    wide8.launch(products8.PLAIN, tensors, rows, torch.empty(count, 256), size=wide8.Size(1, 2))
+    _, _, _, of_x, _, of_scales = launched[:6]
+    # The last row has a place in the last box, which ends with the memory.
+    assert count <= of_x.shape[0] < count + wide8.PART and of_x.shape[0] % of_x.block_shape[0] == 0
+    assert of_scales is None or of_scales.shape == [4, of_x.shape[0]]
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (4096, 14336)])
+def test_few_programs_ask_for_all_of_w_that_fits_while_x_is_rounded(n: int, k: int, rows: int) -> None:
+    fp8 = tiles8.Weights(is_int=False)
+    way = tiles8.choose(Product(n, k, rows, 0, "add"), fp8, may_decline=False)
+    assert way is not None
+    larger = way.tile._replace(NS=way.tile.NS + 1)
+    assert tiles8.shared_bytes(larger, rows, fp8) > 192 << 10
+
+
 def test_tiles_of_many_rows_are_those_of_the_fewest_steps() -> None:
     # Two waves of 256 rows for four of 128; one wave of half of W's rows.
     assert wide8.choose(256, 28672, 4096, 132) == (2, 2)
