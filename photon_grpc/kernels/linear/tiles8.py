@@ -17,11 +17,12 @@ from photon_grpc.kernels.linear.quantize import ROWS
 from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
 
 #: (BN, BK, warps) of tiles for so many rows of x.
-_FEW = ((64, 128, 4), (64, 256, 4), (128, 128, 8))
-MENU = {8: _FEW, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8))}
+_OF_64 = (64, 128, 4), (64, 256, 4)
+_FEW = (*_OF_64, (128, 128, 8))
+MENU = {8: _OF_64, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8))}
 IN_FLIGHT = (*cost.IN_FLIGHT, 192 << 10)
-#: Microseconds from the end of the kernel before to rounded rows.
-ROUNDING_US = 4.0
+#: Microseconds from the end of the kernel before to rounded rows; of a slice that is merged, beside what 16 bits take.
+ROUNDING_US, MERGING_US = 3.0, 1.5
 #: Slices of K that are considered, of int8 only; sums of a thread that can be merged.
 SLICES, MERGED = (1, 2, 4), 64
 
@@ -105,7 +106,8 @@ def way_us(way: Way, product: Product, device: Device = H200) -> float:
     # What programs ask for before x is rounded arrives meanwhile.
     steps = min(tile.NS - 2, -(-halved.k // (tile.BK * way.slices)))
     ahead = programs * steps * way.tile.BN * way.tile.BK
-    return cost.tile_us(tile, halved, device) + max(0.0, ROUNDING_US - ahead / cost.TILES.memory)
+    waiting = max(0.0, ROUNDING_US - ahead / cost.TILES.memory)
+    return cost.tile_us(tile, halved, device) + waiting + MERGING_US * (way.slices - 1)
 
 
 def library_us(product: Product) -> float:
