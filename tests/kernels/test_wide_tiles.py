@@ -7,7 +7,18 @@ import pytest
 from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.linear.cut import num_slices
-from photon_grpc.kernels.linear.wide_tiles import ROWS, chosen_tiles, fastest, is_of_use, num_tiles, tiles
+from photon_grpc.kernels.linear.wide_tiles import (
+    AT_ONCE,
+    ROWS,
+    chosen_tiles,
+    fastest,
+    is_of_use,
+    num_slice_steps,
+    num_tiles,
+    rest_at_once,
+    steps_at_once,
+    tiles,
+)
 
 PROCESSORS = 132
 PRODUCTS = {
@@ -47,3 +58,12 @@ def test_a_tile_has_no_more_rows_of_x_than_there_are() -> None:
 def test_few_tiles_have_few_rows_of_x() -> None:
     # 40 tiles along W: three of 64 rows of x each are side by side.
     assert [tile and tile.rows for _, tile in (fastest(rows, 5120, 5120) for rows in (192, 256))] == [64, 128]
+
+
+def test_blocks_have_all_steps_of_every_slice() -> None:
+    for n, k, bits in PRODUCTS:
+        slices = num_slices(n, k, bits=bits)
+        block, rest = steps_at_once(k, slices), rest_at_once(k, slices)
+        assert {num_slice_steps(k, slices, part) % block for part in range(slices)} == {rest}
+    # 43 steps: not one at a time.
+    assert (steps_at_once(11008, 4), rest_at_once(11008, 4)) == (AT_ONCE, 3)

@@ -49,7 +49,6 @@ from photon_grpc.kernels.linear.wide_sums import (
     multiply_steps,
     no_sums,
     num_blocks,
-    num_slice_steps,
     produce,
     rows_at_once,
     sides_at_once,
@@ -64,6 +63,7 @@ from photon_grpc.kernels.linear.wide_tiles import (
     WideTile,
     chosen_tiles,
     fastest,
+    num_slice_steps,
     num_tiles,
 )
 

@@ -22,7 +22,7 @@ from photon_grpc.kernels.linear.sides import half_of
 from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 from photon_grpc.kernels.linear.wgmma import left_layout
 from photon_grpc.kernels.linear.wide8_sums import place_of
-from photon_grpc.kernels.linear.wide_tiles import AT_ONCE
+from photon_grpc.kernels.linear.wide_tiles import rest_at_once, steps_at_once
 
 
 @constexpr_function
@@ -47,22 +47,6 @@ def sums_layout(rows: int) -> Any:
 def given_layout() -> Any:
     """Return the layout of sums [64, BM] in shared memory: eight neighbouring rows of a column in different banks."""
     return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-
-
-@constexpr_function
-def num_slice_steps(k: int, slices: int, part: int) -> int:
-    """Return the steps of a slice."""
-    columns = slice_columns(k, slices)
-    return -(-min(columns, k - part * columns) // 64)
-
-
-@constexpr_function
-def steps_at_once(k: int, slices: int) -> int:
-    """Return the steps of which each is decoded while the one before is multiplied: a divisor of those of a slice."""
-    first, last, most = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1), AT_ONCE
-    while first % most or last % most:
-        most //= 2
-    return most
 
 
 @constexpr_function
@@ -154,8 +138,8 @@ def fetch_step(sources, ring, place, at, P: gl.constexpr, W: gl.constexpr):
         slot = stage * (128 // SIDE_ROWS) + group
         fetch_sides(scales, rows, of_columns, bar, sides.index(slot), P)
         if P.WEIGHT.HAS_ZEROS:
-            more = of_zeros._reinterpret(xs.dtype, SIDES_SHAPE, flat_layout())
-            fetch_sides(zeros, rows, of_columns, bar, more.index(slot), P)
+            of_zero = of_zeros._reinterpret(xs.dtype, SIDES_SHAPE, flat_layout())
+            fetch_sides(zeros, rows, of_columns, bar, of_zero.index(slot), P)
     if P.WEIGHT.HAS_NORM:
         for part in gl.static_range(XS):
             flat = of_norm.index(stage * XS + part)._reinterpret(xs.dtype, [1, 64], box_layout(2, 16, 0))
@@ -185,12 +169,7 @@ def fetch_whole_x(x, ring, row, at, P: gl.constexpr, W: gl.constexpr):
     if W.MORE == W.BM:
         tma.async_copy_global_to_shared(x[1], [row + W.BM, step * 64], bar, more.index(stage))
     elif W.MORE:
-        BOX: gl.constexpr = x_box()
-        BEYOND: gl.constexpr = W.MORE // BOX
-        boxes = more._reinterpret(xs.dtype, [W.NS * BEYOND, BOX, 64], box_layout(2, 16, 128))
-        for box in gl.static_range(BEYOND):
-            to = boxes.index(stage * BEYOND + box)
-            tma.async_copy_global_to_shared(x[0], [row + W.BM + box * BOX, step * 64], bar, to)
+        fetch_more_boxes(x[0], ring, (row, W.MORE // x_box()), at, W)
 
 
 @gluon_jit
@@ -198,7 +177,7 @@ def fetch_boxes(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
     """Begin the copies of x of a step by boxes, of a tile that has not all of its rows."""
     row, num_boxes = place
     step, stage = at
-    xs, more = ring[1]
+    xs = ring[1][0]
     XS: gl.constexpr = 2 if W.IS_SHARED else 1
     HALF: gl.constexpr = (P.K + 63) // 64 // 2
     BOX: gl.constexpr = x_box()
@@ -210,12 +189,22 @@ def fetch_boxes(x, ring, place, at, P: gl.constexpr, W: gl.constexpr):
             first = [row + box * BOX, (step + part * HALF) * 64]
             tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box < num_boxes)
     if W.MORE:
-        BEYOND: gl.constexpr = W.MORE // BOX
-        boxes = more._reinterpret(xs.dtype, [W.NS * BEYOND, BOX, 64], box_layout(2, 16, 128))
-        for box in gl.static_range(BEYOND):
-            to = boxes.index(stage * BEYOND + box)
-            first = [row + W.BM + box * BOX, step * 64]
-            tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box + BOXES < num_boxes)
+        fetch_more_boxes(x, ring, (row, num_boxes - BOXES), at, W)
+
+
+@gluon_jit
+def fetch_more_boxes(x, ring, place, at, W: gl.constexpr):
+    """Begin the copies of the first boxes of the MORE rows of x of a step; place: row of the tile, number of boxes."""
+    row, num_boxes = place
+    step, stage = at
+    more = ring[1][1]
+    BOX: gl.constexpr = x_box()
+    MOST: gl.constexpr = W.MORE // BOX
+    boxes = more._reinterpret(more.dtype, [W.NS * MOST, BOX, 64], box_layout(2, 16, 128))
+    for box in gl.static_range(MOST):
+        first = [row + W.BM + box * BOX, step * 64]
+        to = boxes.index(stage * MOST + box)
+        tma.async_copy_global_to_shared(x, first, ring[5].index(stage), to, pred=box < num_boxes)
 
 
 @gluon_jit
@@ -323,6 +312,10 @@ def multiply_steps(acc, at, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.c
     for _ in range(steps // AT_ONCE):
         acc, more = multiply_block((acc, more), (ring, count), AT_ONCE, P, W, GROUP)
         count += AT_ONCE
+    REST: gl.constexpr = rest_at_once(P.K, P.SLICES)
+    if REST:
+        acc, more = multiply_block((acc, more), (ring, count), REST, P, W, GROUP)
+        count += REST
     return acc, more, count
 
 
@@ -351,7 +344,7 @@ def sums_of(ring, count, steps, P: gl.constexpr, W: gl.constexpr, GROUP: gl.cons
 
 @gluon_jit
 def whole_sums(acc, ring, P: gl.constexpr, W: gl.constexpr):
-    """Return sums as they are."""
+    """Return sums without the scale of `decoded` weights."""
     kind: gl.constexpr = ring[1][0].dtype
     acc, more = acc
     if W.MORE:

@@ -1,16 +1,44 @@
-"""The tiles of `wide.py`, and which of them is fastest for a product."""
+"""The tiles of `wide.py`, which of them is fastest for a product, and how many steps of a slice overlap."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import NamedTuple
 
+from photon_grpc.kernels.lang.gluon import constexpr_function
 from photon_grpc.kernels.lang.jit import cdiv
+from photon_grpc.kernels.linear.cut import slice_columns
 
 #: Columns of a step; rows of W of a group of warps and of all.
 STEP, GROUP_ROWS, ROWS = 64, 64, 128
 #: Most steps that overlap before a group of warps waits for all of them.
 AT_ONCE = 8
+
+
+@constexpr_function
+def num_slice_steps(k: int, slices: int, part: int) -> int:
+    """Return the steps of a slice."""
+    columns = slice_columns(k, slices)
+    return -(-min(columns, k - part * columns) // 64)
+
+
+@constexpr_function
+def steps_at_once(k: int, slices: int) -> int:
+    """Return the steps of which each is decoded while the one before is multiplied; a slice has several, and a rest."""
+    first, last, most = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1), AT_ONCE
+    while first % most or last % most:
+        most //= 2
+    return AT_ONCE if rest_at_once(k, slices) else most
+
+
+@constexpr_function
+def rest_at_once(k: int, slices: int) -> int:
+    """Return the steps behind the last AT_ONCE of a slice that are a block of their own, or 0: of odd numbers of steps.
+
+    A second block takes time by the length of its code: more than steps gain that four or two divide.
+    """
+    first, last = num_slice_steps(k, slices, 0), num_slice_steps(k, slices, slices - 1)
+    return first % AT_ONCE if slices > 1 and first == last and first % 2 else 0
 
 
 class WideTile(NamedTuple):
