@@ -20,7 +20,7 @@ from photon_grpc.engine.broadcaster import LoadBroadcaster
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.pictures import Pictures
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
-from photon_grpc.engine.scheduler.deadline import check_deadline
+from photon_grpc.engine.scheduler.deadline import check_deadline, is_begun
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import TimerKind, Timers
@@ -320,9 +320,7 @@ class Engine:
 
     def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
-            # A sibling that waits for its leader's prompt counts as served once the leader has a slot.
-            is_served = any(each and each.first_scheduled_s is not None for each in (seq, seq.leader))
-            if not is_served and seq.status is not Status.FINISHED:
+            if not is_begun(seq) and seq.status is not Status.FINISHED:
                 retry_after_s = self.stats.load(self.scheduler).retry_after_s
                 message = "the request waited longer than max_queue_duration"
                 self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)

@@ -209,3 +209,26 @@ def test_all_outputs_of_an_ended_request_end(clock: Clock) -> None:
         service.step()
     reasons = {service.h.outcomes[several + index].failed.reason for index in range(3)}
     assert reasons == {"DEADLINE_UNREACHABLE"} and service.h.idle()
+
+
+def test_the_last_output_of_a_request_that_has_begun_is_not_refused_on_an_estimate(clock: Clock) -> None:
+    """Two run at a time, and some may be complete: only the deadline itself ends it."""
+    service = Service(clock, Setting(max_num_seqs=2, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
+    service.add(1, 200, None)
+    while service.has_work:
+        service.step()
+    due_s = clock.now_s + 0.85
+    prompt = list(range(NUM_PROMPT))
+    # A stop id, so that an output may be short.
+    first = service.h.add(prompt, 200, num_outputs=6, stop=(98,), arrival_s=clock.now_s, deadline_s=due_s)
+    outcomes = [service.h.outcomes[first + number] for number in range(6)]
+    stopped: set[int] = set()
+    while service.has_work:
+        service.step()
+        for number, outcome in enumerate(outcomes):
+            if len(outcome.ids) >= 20 and number not in stopped:
+                # A stop string, which no estimate knows.
+                stopped.add(number)
+                service.h.post.put(Abort((first + number,), by_stop_string=True))
+    assert [outcome.failed for outcome in outcomes] == [None] * 6
+    assert min(len(outcome.ids) for outcome in outcomes) >= 20

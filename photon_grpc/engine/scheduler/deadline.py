@@ -67,9 +67,12 @@ class Deadlines:
         return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
-        """Return the error of a waiting sequence that never ran and cannot meet its deadline; None if it still can."""
+        """Return the error of a waiting sequence that cannot meet its deadline; None if it can, or has begun.
+
+        Of a request with several outputs some may be complete: it ends at the deadline, not before.
+        """
         request = seq.request
-        if request.deadline_s is None or seq.first_scheduled_s is not None or not fewest_samples(request):
+        if request.deadline_s is None or is_begun(seq) or not fewest_samples(request):
             return None
         left_s = request.deadline_s - now_s
         needed_s = self.least_s(request, num_cached)
@@ -82,6 +85,11 @@ class Deadlines:
             f"present rate it would take about {needed_s:.3f} s: come back later or allow more time"
         )
         return DeadlineUnreachable(message, needed=round(needed_s * 1000), limit=round(left_s * 1000))
+
+
+def is_begun(seq: Sequence) -> bool:
+    """Return whether its request has had a slot: for itself, or for the leader that computes the shared prompt."""
+    return any(each is not None and each.first_scheduled_s is not None for each in (seq, seq.leader))
 
 
 def check_deadline(left_s: float, needed_s: float) -> None:
