@@ -38,7 +38,7 @@ GROUPS = (
     ),
     (
         "experts",
-        r"gate_up_kernel|down_kernel|segment8?_kernel|\bgather8?_kernel|scores_kernel|choose_kernel|route_one_kernel"
+        r"gate_up_kernel|down_kernel|segment8?_kernel|\bgather_kernel|scores_kernel|choose_kernel|route_one_kernel"
         r"|\bsum_kernel",
     ),
     (

@@ -9,7 +9,7 @@ from photon_grpc.config.quantization import FORMATS
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
-from photon_grpc.kernels.moe import experts, route
+from photon_grpc.kernels.moe import experts, route, segments
 from photon_grpc.kernels.moe.route import RouterForm, Routing, StreamNorm
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
 from tests.kernels.experts import check_work, exact, rounded
@@ -35,10 +35,14 @@ CASES = [
     ("uneven", torch.float32, ""),
     *(("medium", torch.bfloat16, name) for name in ("int8-g128", "int8", "int4-g128", "w8a8", "fp8", "fp8-block")),
     ("qwen3-30b-a3b", torch.bfloat16, "fp8"),
+    ("qwen3-30b-a3b", torch.bfloat16, "fp8-block"),
     ("deepseek-v2-lite", torch.bfloat16, "fp8-block"),
     ("uneven16", torch.float16, "fp8"),
     ("uneven16", torch.bfloat16, "w8a8"),
 ]
+#: Format -> the distance from the reference that is allowed, of its length: 0.13, 0.93 and 2.4 % were measured, of
+#: others 0.1. Tensor cores keep few bits of sums of e4m3, and some numbers of y are rounded the other way to 8 bits.
+DISTANCES = {"w8a8": 3e-3, "fp8": 1.5e-2, "fp8-block": 3e-2}
 each_case = pytest.mark.parametrize(("name", "dtype", "form"), CASES, ids=str)
 
 
@@ -99,9 +103,8 @@ def test_routes_and_sums(name: str, dtype: torch.dtype, form: str, num_tokens: i
     tolerance = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     if not case.stacks.down.is_eight:
         torch.testing.assert_close(out.double(), exact(case.x, found, case.stacks), atol=tolerance, rtol=tolerance)
-    # A number that is rounded the other way to 8 bits is an eighth off.
     wanted = experts.reference(case.x, found, case.stacks).float()
-    assert (out.float() - wanted).norm() <= (3e-2 if case.stacks.down.is_eight else 2e-2) * wanted.norm()
+    assert (out.float() - wanted).norm() <= DISTANCES.get(form, 2e-3) * wanted.norm()
 
 
 @each_case
@@ -117,6 +120,24 @@ def test_a_token_has_the_same_bits_at_any_number_of_tokens(name: str, dtype: tor
         if rows:
             wrong.append((num_tokens, rows[:9], float((found - expected).abs().max()), int(found.isnan().sum())))
     assert wrong == [], f"again: {torch.equal(case(case.x), whole)}, NaN {int(whole.isnan().sum())}, {wrong}"
+
+
+@pytest.mark.parametrize("form", ["", "fp8", "w8a8", "fp8-block"])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite"])
+def test_products_of_many_tokens_have_the_bits_of_those_of_few_every_time(name: str, form: str) -> None:
+    case = Case(name, torch.bfloat16, 2500, form)
+    routing = case.route(case.x)
+    work = routing.work
+    assert work is not None and routing.block == segments.BLOCK
+    size = int(work.size)
+    lists = [each[:size].tolist() for each in (work.expert, work.first, work.count)]
+    pairs = torch.cat([work.pairs[e, f : min(f + routing.block, c)] for e, f, c in zip(*lists, strict=True)]).long()
+    y = experts.gate_up_launch(case.x, routing, case.stacks.gate_up)
+    z = experts.down_launch(y, routing, case.stacks.down)
+    in_order = y[pairs]
+    for _ in range(6):
+        assert torch.equal(segments.gate_up(case.x, routing, case.stacks.gate_up), in_order)
+        assert torch.equal(segments.down(in_order, routing, case.stacks.down), z)
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "medium"])

@@ -16,8 +16,8 @@ from photon_grpc.kernels.moe import experts, route, segments, segments8
 from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.experts import ExpertStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
-from photon_grpc.kernels.moe.route import RouterForm, RowMemory, StreamNorm, WorkList
-from photon_grpc.kernels.moe.segment_tiles8 import SegmentProblem8
+from photon_grpc.kernels.moe.route import RouterForm, StreamNorm, WorkList
+from photon_grpc.kernels.moe.segment_work import SegmentProblem, gather_kernel
 from photon_grpc.kernels.moe.stacks import Stack
 from tests.kernels.test_compile import NAMES, Compiled, check, compiled, kept_report
 from tests.kernels.test_compile_fused import compiled_gluon
@@ -91,7 +91,7 @@ def test_routing_of_one_token_adds_in_the_order_of_many(name: str, dtype: torch.
 def test_routing_that_leaves_rows_in_8_bits(name: str, has_groups: bool, kind: str) -> None:
     num_experts, top_k, _, hidden = MODELS[name]
     types = choice_types() | score_types(torch.bfloat16, has_norm=True) | {"counter": "*i32"}
-    types["rows"] = RowMemory(kind, "*fp32", "i32")  # type: ignore[arg-type]
+    types["rows"] = RowOperand(kind, "*fp32", "i32")  # type: ignore[arg-type]
     choice = {"SLICES": 8, "C": route.choice_of(num_experts, RouterForm(top_k))}
     for num_tokens, kernel in ((1, route.route_one_kernel), (16, route.scores_kernel)):
         constants = route.scores_config(num_tokens, num_experts, hidden, torch.bfloat16) | {"PDL": True}
@@ -170,8 +170,8 @@ def test_products(name: str, form: str, block: int) -> None:
 @pytest.mark.parametrize("kind", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
 @pytest.mark.parametrize("of_down", [False, True])
 def test_products_of_many_tokens(name: str, kind: str, of_down: bool) -> None:
-    _, top_k, size, hidden = MODELS[name]
-    problem = segments.SegmentProblem(hidden, size, 0) if of_down else segments.SegmentProblem(2 * size, hidden, size)
+    _, _, size, hidden = MODELS[name]
+    problem = SegmentProblem(hidden, size, 0) if of_down else SegmentProblem(2 * size, hidden, size)
     types: dict[str, Any] = {"y": "*fp32" if of_down else "*" + kind, "work": WORK, "num_tokens": "i32"}
     for operand, rows in (("x", many_rows.GROUP_ROWS), ("w", segments.ROWS // 2)):
         types[operand] = f"tensordesc<{kind}[{rows}, {many_rows.STEP}],{many_rows.step_layout()!r}>"
@@ -179,23 +179,29 @@ def test_products_of_many_tokens(name: str, kind: str, of_down: bool) -> None:
     check(built, "wgmma.mma_async")
     assert "cp.async.bulk.tensor.2d" in built.ptx
     assert "serialized" not in kept_report(built.ptx)
-    types = {"x": "*" + kind, "found": "*" + kind, "work": WORK, "num_tokens": "i32"}
-    constants = {"TOP_K": top_k, "HIDDEN": hidden, "ROWS": 16, "COLUMNS": 512, "PDL": True}
-    gathered = compiled(segments.gather_kernel, types, constants)
-    check(gathered, "st.global.v4")
-    assert loads_before_wait(gathered) == []
+
+
+#: Those that take most registers.
+MANY = [("fp8", False), ("fp8-block", False), ("fp8-block", True)]
 
 
 @each_model
-@pytest.mark.parametrize("form", ["fp8", pytest.param("w8a8", marks=pytest.mark.full)])
-@pytest.mark.parametrize("of_down", [False, True])
+@pytest.mark.parametrize(
+    ("form", "of_down"),
+    [
+        pytest.param(form, of_down, marks=() if (form, of_down) in MANY else pytest.mark.full)
+        for form in ("w8a8", "fp8", "fp8-block")
+        for of_down in (False, True)
+    ],
+)
 def test_products_of_many_tokens_of_8_bits(name: str, form: str, of_down: bool) -> None:
     _, _, size, hidden = MODELS[name]
-    problem = SegmentProblem8(hidden, size, 0) if of_down else SegmentProblem8(2 * size, hidden, size)
-    of_values = f"tensordesc<{(FORMS[form][1] or '').removeprefix('*')}[64, 128],{box_layout(2)!r}>"
+    problem = SegmentProblem(hidden, size, 0) if of_down else SegmentProblem(2 * size, hidden, size)
+    stack, values = FORMS[form]
+    of_values = f"tensordesc<{(values or '').removeprefix('*')}[64, 128],{box_layout(2)!r}>"
     types: dict[str, Any] = {"x": of_values, "w": of_values, "x_scale": "*fp32", "w_scale": "*fp32", "work": WORK}
-    types |= {"y": "*fp32" if of_down else "*bf16", "num_tokens": "i32"}
-    constants = {"P": problem, "W": segments8.TILE, "PDL": True}
+    types |= {"y": "*fp32" if of_down else "*bf16", "num_tokens": "i32", "x_stride": "i32"}
+    constants = {"P": problem, "W": segments8.tile_for(stack), "PDL": True}
     built = compiled_gluon(segments8.segment8_kernel, constants, 4, **types)
     check(built, "wgmma.mma_async")
     assert "serialized" not in kept_report(built.ptx)
@@ -203,10 +209,13 @@ def test_products_of_many_tokens_of_8_bits(name: str, form: str, of_down: bool) 
     assert loads_before_wait(built) == []
 
 
-def test_rows_of_8_bits_are_brought_together() -> None:
-    types: dict[str, Any] = {"x": "*i16", "found": "*i16", "scales": "*fp32", "found_scales": "*fp32", "work": WORK}
-    constants = {"TOP_K": 8, "WIDTH": 1024, "ROWS": 16, "COLUMNS": 512, "PDL": True}
-    built = compiled(segments8.gather8_kernel, types | {"num_tokens": "i32"}, constants)
+@pytest.mark.parametrize("groups", [0, 1, 11])
+def test_rows_are_brought_together(groups: int) -> None:
+    scale = "*fp32" if groups else None
+    types: dict[str, Any] = {"x": "*i16", "found": "*i16", "scales": scale, "found_scales": scale, "work": WORK}
+    types |= dict.fromkeys(["num_tokens", "stride", "found_stride"], "i32")
+    constants = {"TOP_K": 8, "WIDTH": 1024, "GROUPS": max(1, groups), "GROUPS_PAD": 16 if groups > 1 else 1}
+    built = compiled(gather_kernel, types, constants | {"ROWS": 16, "COLUMNS": 512, "PDL": True})
     check(built, "st.global.v4")
     assert loads_before_wait(built) == []
 

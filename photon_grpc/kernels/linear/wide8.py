@@ -46,6 +46,7 @@ from photon_grpc.kernels.linear.wide8_sums import (
     place_of,
     produce,
     scale_layout,
+    scales_of_w,
     sums_layout,
 )
 
@@ -163,7 +164,7 @@ def consume(
         elif W.PARTS == 2:
             acc, more, count = float_sums_of_two(of_w, ring, count, P, W)
         else:
-            acc, more, count = float_sums(of_w, ring, count, P, W)
+            acc, more, count = float_sums(of_w, ring, count, scales_of_w, P, W)
         for part in gl.static_range(PARTS):
             first = (x_tile * W.PARTS + part) * 128 + W.GROUP * 64
             sums = rescaled(acc if part == 0 else more, scales, (n_tile, first), num_rows, P, W)

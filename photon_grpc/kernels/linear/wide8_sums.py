@@ -170,10 +170,16 @@ def promote(acc, sums, of_x, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def end_step(acc, sums, at, of_w, OTHERS: gl.constexpr, W: gl.constexpr):
-    """Wait for a step's sums and return acc with them; OTHERS further products are under way."""
+def end_step(acc, sums, at, scales, OTHERS: gl.constexpr, W: gl.constexpr):
+    """Wait for a step's sums and return acc with them; OTHERS further products are under way.
+
+    scales: of the step's rows of W, and of x unless the ring has those.
+    """
+    ring, _ = at
+    of_w, of_x = scales
     sums = warpgroup_mma_wait(OTHERS, deps=[sums])
-    of_x = scales_of_x(at, 0, W) if W.BLOCKS else None
+    if W.BLOCKS and ring[2] is not None:
+        of_x = scales_of_x(at, 0, W)
     release(at, W)
     return promote(acc, sums, of_x, of_w, OTHERS, W)
 
@@ -207,6 +213,12 @@ def load_scales_of_w(source, further, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
+def scales_of_w(source, further, P: gl.constexpr, W: gl.constexpr):
+    """Return what `load_scales_of_w` does; scales of x are in the ring."""
+    return load_scales_of_w(source, further, P, W), 0
+
+
+@gluon_jit
 def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr):
     """Return the int32 sums [64, 64 · HALVES] of the parts of x; a step is multiplied behind the next."""
     STEPS: gl.constexpr = (P.K + 127) // 128
@@ -234,35 +246,40 @@ def integer_sums(ring, count, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
-def add_steps(acc, source, at, NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr):
+def add_steps(acc, source, at, SCALES: gl.constexpr, NUM: gl.constexpr, P: gl.constexpr, W: gl.constexpr):
     """Return acc with NUM steps; one is added while the next is multiplied."""
     ring, count = at
     nothing = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
-    of_w = load_scales_of_w(source, 0, P, W)
+    scales = SCALES(source, 0, P, W)
     await_step((ring, count), W)
     sums = begin((ring, count), 0, nothing, False, W)
     for i in gl.static_range(1, NUM):
-        next_w = load_scales_of_w(source, i, P, W)
+        next_scales = SCALES(source, i, P, W)
         await_step((ring, count + i), W)
         next_sums = begin((ring, count + i), 0, nothing, False, W)
-        acc = end_step(acc, sums, (ring, count + i - 1), of_w, 1, W)
+        acc = end_step(acc, sums, (ring, count + i - 1), scales, 1, W)
         sums = next_sums
-        of_w = next_w
-    return end_step(acc, sums, (ring, count + NUM - 1), of_w, 0, W)
+        scales = next_scales
+    return end_step(acc, sums, (ring, count + NUM - 1), scales, 0, W)
 
 
 @gluon_jit
-def float_sums(of_w, ring, count, P: gl.constexpr, W: gl.constexpr):
-    """Return the float32 sums [64, 64 · HALVES] of one part of x. of_w: scales of W, the number of the tile."""
-    w_scale, n_tile = of_w
+def float_sums(source, ring, count, SCALES: gl.constexpr, P: gl.constexpr, W: gl.constexpr):
+    """Return the float32 sums [64, 64 · HALVES] of one part of x.
+
+    source: all scales, and a place in them. SCALES takes both with a step, and returns that step's scales of the rows
+    of W and of x, as `scales_of_w` does.
+    """
+    scales, place = source
     STEPS: gl.constexpr = (P.K + 127) // 128
     acc = gl.zeros([64, 64 * W.HALVES], gl.float32, sums_layout(W.HALVES))
     # Some steps at a time: nothing is under way from one turn to the next, or the compiler lets none overlap.
     for turn in range(STEPS // W.TURN):
-        acc = add_steps(acc, (w_scale, n_tile, turn * W.TURN), (ring, count), W.TURN, P, W)
+        acc = add_steps(acc, (scales, place, turn * W.TURN), (ring, count), SCALES, W.TURN, P, W)
         count += W.TURN
     if STEPS % W.TURN > 0:
-        acc = add_steps(acc, (w_scale, n_tile, STEPS // W.TURN * W.TURN), (ring, count), STEPS % W.TURN, P, W)
+        last = (scales, place, STEPS // W.TURN * W.TURN)
+        acc = add_steps(acc, last, (ring, count), SCALES, STEPS % W.TURN, P, W)
         count += STEPS % W.TURN
     return acc, acc, count
 

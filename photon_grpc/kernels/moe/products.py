@@ -25,7 +25,10 @@ class StackOperand(NamedTuple):
 
 
 class RowOperand(NamedTuple):
-    """Rows that are multiplied: values [T, K]; of 8 bits their scales, those of a row's groups `stride` apart."""
+    """Rows that are multiplied, or memory for them: values [T, K]; of 8 bits their scales.
+
+    stride: from the scales of one group of columns to those of the next.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor | None = None

@@ -33,6 +33,7 @@ from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependen
 from photon_grpc.kernels.lang.jit import cdiv, counters_of, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.linear.quantize import GROUP, QuantizedRows, quantized, scales_of
 from photon_grpc.kernels.moe.choose import ChoiceForm, choose_kernel, choose_token, list_one
+from photon_grpc.kernels.moe.products import RowOperand
 
 
 class RouterForm(NamedTuple):
@@ -181,7 +182,8 @@ def store_rows(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Write rows of x, normalised, in 8 bits, with a scale of WIDTH columns: every so many of BM tokens per program."""
-    KIND: tl.constexpr = rows.numbers.dtype.element_ty
+    numbers, scales, stride = rows
+    KIND: tl.constexpr = numbers.dtype.element_ty
     LIMIT: tl.constexpr = 127.0 if KIND.is_int() else 448.0
     number = tl.arange(0, 16 * 2**LEVELS // WIDTH)
     column = number[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -199,8 +201,8 @@ def store_rows(
             values = tl.load(x + token * HIDDEN + column, mask=column < HIDDEN, other=0.0)
             tile = ((values.to(tl.float32) * scale).to(values.dtype) * factor).to(tl.float32)
             of_row = scales_of(tile, LIMIT)
-            tl.store(rows.numbers + token * HIDDEN + column, quantized(tile, of_row, KIND), mask=column < HIDDEN)
-            tl.store(rows.scales + token + number * rows.stride, of_row, mask=number * WIDTH < HIDDEN)
+            tl.store(numbers + token * HIDDEN + column, quantized(tile, of_row, KIND), mask=column < HIDDEN)
+            tl.store(scales + token + number * stride, of_row, mask=number * WIDTH < HIDDEN)
 
 
 @jit
@@ -288,14 +290,6 @@ def num_entries(num_pairs: int, num_experts: int, block: int) -> int:
     return min(num_experts, num_pairs) + num_pairs // block
 
 
-class RowMemory(NamedTuple):
-    """Where rows in 8 bits go: numbers [T, H], scales; `stride`: from those of one group to those of the next."""
-
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    stride: int
-
-
 class StreamNorm(NamedTuple):
     """The norm before a router: sums of squares of x (squares.py), weight, eps; y [T, H] is x normalised."""
 
@@ -336,7 +330,7 @@ def launch(
         constants = scores_config(num_tokens, num_experts, hidden, x.dtype)
         constants |= {"WIDTH": 0 if rows is None else width_of(hidden, has_groups=rows.stride > 0)}
         grid = cdiv(num_tokens, constants["BM"]), cdiv(num_experts, constants["BE"]) + (rows is not None), slices
-        to = None if rows is None else RowMemory(rows.values, rows.scales, rows.stride)
+        to = None if rows is None else RowOperand(rows.values, rows.scales, rows.stride)
         choice, counters = choice_of(num_experts, form), counters_of(weight, total + 1)
         if num_tokens == 1:
             route_one_kernel[grid](

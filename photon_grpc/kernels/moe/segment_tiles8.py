@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import (
     constexpr_function,
     gl,
@@ -13,21 +12,20 @@ from photon_grpc.kernels.lang.gluon import (
     tma,
 )
 from photon_grpc.kernels.linear.wide8_sums import float_sums, integer_sums, sums_layout
-
-
-class SegmentProblem8(NamedTuple):
-    """W [E, N, K]; SPAN: from a row of gate to that of up, 0: there is none."""
-
-    N: int
-    K: int
-    SPAN: int
+from photon_grpc.kernels.moe.segment_work import (
+    pass_by,
+    tile_of,
+    tiles_across,
+    write_gated,
+    write_sums,
+)
 
 
 class SegmentTile8(NamedTuple):
     """Constants that the kernel is compiled for, named as those of `wide8.WideTile8` where they are the same.
 
     HALVES of 64 rows of W of a tile, NS steps of STEP columns in flight, TURN steps of e4m3 that overlap. GROUP: of
-    warps. PARTS of 128 pairs. BLOCKS: blocks have no scales.
+    warps. PARTS of 128 pairs. BLOCKS: whether blocks have scales.
     """
 
     HALVES: int
@@ -48,28 +46,7 @@ def of_second_group(tile: SegmentTile8) -> SegmentTile8:
 @constexpr_function
 def columns_of(span: int, halves: int) -> int:
     """Return the columns of results of a tile."""
-    return 32 * halves if span else 64 * halves
-
-
-@constexpr_function
-def tiles_across(n: int, span: int, halves: int) -> int:
-    """Return the tiles of an entry of the work list."""
-    return -(-(span or n) // columns_of(span, halves))
-
-
-@gluon_jit
-def tile_of(work, number, tiles, P: gl.constexpr, W: gl.constexpr):
-    """Return a tile: its expert, first column of results, first row of x, and where its pairs begin and end.
-
-    One from `tiles` on has no pairs.
-    """
-    ACROSS: gl.constexpr = tiles_across(P.N, P.SPAN, W.HALVES)
-    COLUMNS: gl.constexpr = columns_of(P.SPAN, W.HALVES)
-    entry, there = number // ACROSS, number < tiles
-    expert = gl.load(work.expert + entry, mask=there, other=0)
-    row = gl.load(work.row + entry, mask=there, other=0)
-    first = gl.load(work.first + entry, mask=there, other=0)
-    return expert, number % ACROSS * COLUMNS, row, first, gl.load(work.count + entry, mask=there, other=0)
+    return (32 if span else 64) * halves
 
 
 @gluon_jit
@@ -79,13 +56,14 @@ def each_tile(ring, work, operands, BODY: gl.constexpr, P: gl.constexpr, W: gl.c
     BODY takes the ring, a tile, the number of its first step, `operands`, P and W, and returns the number of the step
     behind its last.
     """
+    COLUMNS: gl.constexpr = columns_of(P.SPAN, W.HALVES)
     number = 0
-    tiles = gl.load(work.size) * tiles_across(P.N, P.SPAN, W.HALVES)
-    found = tile_of(work, gl.program_id(0), tiles, P, W)
+    tiles = gl.load(work.size) * tiles_across(P.N, P.SPAN, COLUMNS)
+    found = tile_of(work, gl.program_id(0), tiles, P, COLUMNS)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         this = found
         # The next one is known when this one ends.
-        found = tile_of(work, tile + gl.num_programs(0), tiles, P, W)
+        found = tile_of(work, tile + gl.num_programs(0), tiles, P, COLUMNS)
         number = BODY(ring, this, number, operands, P, W)
 
 
@@ -117,9 +95,34 @@ def fetch(ring, found, number, operands, P: gl.constexpr, W: gl.constexpr):
 
 
 @gluon_jit
+def block_scales(source, further, P: gl.constexpr, W: gl.constexpr):
+    """Load the scales of a tile and a step, `further` behind that of the source: of rows of W [128], of pairs [64].
+
+    source: of W [E, K / 128, N / 128], those of x, from one column of theirs to the next; a tile as of `sums_of`; a
+    step. Rows of gate, rows of up and a whole tile of others have one scale each. Without blocks nothing reads what is
+    returned.
+    """
+    if W.BLOCKS:
+        scales, tile, step = source
+        w_scale, x_scale, x_stride = scales
+        expert, column, row, left = tile
+        step += further
+        at = w_scale + (expert * ((P.K + 127) // 128) + step) * (P.N // 128)
+        of_rows: gl.constexpr = gl.SliceLayout(0, sums_layout(W.HALVES))
+        of_w = gl.full([128], gl.load(at + column // 128), gl.float32, of_rows)
+        if P.SPAN > 0:
+            of_up = gl.load(at + (column + P.SPAN) // 128)
+            of_w = gl.where(gl.arange(0, 128, layout=of_rows) < 64, of_w, of_up)
+        pair = gl.arange(0, 64, layout=gl.SliceLayout(1, sums_layout(W.HALVES)))
+        return of_w, gl.load(x_scale + step * x_stride + row + pair, mask=pair < left, other=0.0)
+    else:
+        return further, 0
+
+
+@gluon_jit
 def rescaled(sums, scales, tile, P: gl.constexpr, W: gl.constexpr):
     """Return sums [64, 128] of 8-bit numbers times the scales of their rows."""
-    w_scale, x_scale = scales
+    w_scale, x_scale, _ = scales
     expert, column, row, left = tile
     pair = gl.arange(0, 64, layout=gl.SliceLayout(1, sums_layout(W.HALVES)))
     s_x = gl.load(x_scale + row + pair, mask=pair < left, other=0.0)
@@ -139,27 +142,17 @@ def sums_of(ring, tile, number, scales, P: gl.constexpr, W: gl.constexpr):
     tile: an expert, the first column of results, the first row and the number of pairs.
     """
     ws, xs, ready, free = ring
-    # Nothing reads what has scales of blocks.
-    whole = (ws, xs, xs, ready, free)
+    # There are no scales in the ring.
+    whole = (ws, xs, None, ready, free)
     if ws.dtype == gl.int8:
         acc, _, number = integer_sums(whole, number, P, W)
     else:
-        acc, _, number = float_sums((scales[0], 0), whole, number, P, W)
-    sums = rescaled(acc.to(gl.float32), scales, tile, P, W)
+        acc, _, number = float_sums((scales, tile), whole, number, block_scales, P, W)
+    sums = acc.to(gl.float32)
+    if not W.BLOCKS:
+        sums = rescaled(sums, scales, tile, P, W)
     first, second = gl.split(sums.reshape([64, 2, 64]).permute([0, 2, 1]))
     return first, second, number
-
-
-@gluon_jit
-def pass_by(ring, number, P: gl.constexpr, W: gl.constexpr):
-    """Give the steps of a tile back as they come; return the number of the step after them."""
-    _, _, ready, free = ring
-    NS: gl.constexpr = W.NS
-    for _ in range((P.K + W.STEP - 1) // W.STEP):
-        mbarrier.wait(ready.index(number % NS), number // NS & 1)
-        mbarrier.arrive(free.index(number % NS), count=1)
-        number += 1
-    return number
 
 
 @gluon_jit
@@ -182,27 +175,5 @@ def multiply(ring, found, number, operands, P: gl.constexpr, W: gl.constexpr):
             write_sums(first, y, pair, column, P)
             write_sums(second, y, pair, column + 32 * W.HALVES, P)
     else:
-        number = pass_by(ring, number, P, W)
+        number = pass_by(ring[2:], number, (P.K + W.STEP - 1) // W.STEP, W.NS)
     return number
-
-
-@gluon_jit
-def write_gated(gate, up, staged, y, place, P: gl.constexpr):
-    """Store silu(gate) · up [64, columns] of so many pairs at a row and a column, by way of shared memory."""
-    row, column, left = place
-    COLUMNS: gl.constexpr = gate.shape[1]
-    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
-    staged.store(silu_product(gate, up).to(y.dtype.element_ty))
-    pair = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
-    column = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, copy))
-    to = y + (row + pair).to(gl.int64)[:, None] * P.SPAN + column[None, :]
-    gl.store(to, staged.load(copy), mask=(pair < left)[:, None] & (column < P.SPAN)[None, :])
-
-
-@gluon_jit
-def write_sums(sums, z, pair, column, P: gl.constexpr):
-    """Store sums [64, columns] in the rows of pairs [64]; -1: there is none."""
-    pair = gl.convert_layout(pair, gl.SliceLayout(1, sums.type.layout))
-    column = column + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, sums.type.layout))
-    to = z + pair.to(gl.int64)[:, None] * P.N + column[None, :]
-    gl.store(to, sums, mask=(pair >= 0)[:, None] & (column < P.N)[None, :])

@@ -15,27 +15,31 @@ Shapes: x [T, H], Stack of 16 bits [E, N, K], Routing with entries of BLOCK pair
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
-    dependent_launch,
+    constexpr_function,
     fence_async_shared,
-    gdc_launch_dependents,
-    gdc_wait,
     gl,
     gluon_jit,
     has_wgmma,
     mbarrier,
     tma,
 )
-from photon_grpc.kernels.lang.jit import cdiv, jit, num_multiprocessors, tl
+from photon_grpc.kernels.lang.jit import num_multiprocessors
 from photon_grpc.kernels.linear.many_rows import GROUP_ROWS, STEP, ManyTile, multiply_slice, step_layout
 from photon_grpc.kernels.moe import segments8
 from photon_grpc.kernels.moe.route import Routing
+from photon_grpc.kernels.moe.segment_work import (
+    SegmentProblem,
+    gathered,
+    pass_by,
+    tile_of,
+    tiles_across,
+    write_gated,
+    write_sums,
+)
 from photon_grpc.kernels.moe.stacks import Stack
 
 #: Pairs of an entry, rows of W of a tile.
@@ -46,104 +50,26 @@ TILE = ManyTile(2, 2, 0, 4, 240, 24)
 MIN_PAIRS = 64
 
 
-class SegmentProblem(NamedTuple):
-    """W [E, N, K]; SPAN: from a row of gate to that of up, 0: there is none."""
-
-    N: int
-    K: int
-    SPAN: int
-
-
-@jit
-def gather_kernel(
-    x, found, work, num_tokens, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Copy the rows of ROWS pairs of one entry per program."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    entry = tl.program_id(0)
-    if entry < tl.load(work.size):
-        expert, first = tl.load(work.expert + entry).to(tl.int64), tl.load(work.first + entry)
-        count, row = tl.load(work.count + entry), tl.load(work.row + entry)
-        within = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        has = (first + within < count)[:, None]
-        pair = tl.load(work.pairs + expert * num_tokens + first + within, mask=first + within < count, other=0)
-        source = x + (pair // TOP_K).to(tl.int64)[:, None] * HIDDEN
-        to = found + (row + within).to(tl.int64)[:, None] * HIDDEN
-        for start in range(0, HIDDEN, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)[None, :]
-            inside = has & (column < HIDDEN)
-            tl.store(to + column, tl.load(source + column, mask=inside, other=0.0), mask=inside)
-
-
-@gluon_jit
-def tile_of(work, number, tiles, P: gl.constexpr):
-    """Return a tile: its expert, first column of results, first row of x, and where its pairs begin and end.
-
-    One from `tiles` on has no pairs.
-    """
-    COLUMNS: gl.constexpr = 128 if P.SPAN > 0 else 256
-    ACROSS: gl.constexpr = ((P.SPAN if P.SPAN > 0 else P.N) + COLUMNS - 1) // COLUMNS
-    entry, there = number // ACROSS, number < tiles
-    expert = gl.load(work.expert + entry, mask=there, other=0)
-    row = gl.load(work.row + entry, mask=there, other=0)
-    first = gl.load(work.first + entry, mask=there, other=0)
-    return expert, number % ACROSS * COLUMNS, row, first, gl.load(work.count + entry, mask=there, other=0)
-
-
-@gluon_jit
-def num_tiles(work, P: gl.constexpr):
-    """Return the tiles of all entries."""
-    COLUMNS: gl.constexpr = 128 if P.SPAN > 0 else 256
-    return gl.load(work.size) * (((P.SPAN if P.SPAN > 0 else P.N) + COLUMNS - 1) // COLUMNS)
-
-
-@gluon_jit
-def pass_by(ring, number, steps, TILE: gl.constexpr):
-    """Give steps back as they come; return the number of the step after them."""
-    _, _, ready, free = ring
-    NS: gl.constexpr = TILE.STAGES
-    for _ in range(steps):
-        mbarrier.wait(ready.index(number % NS), number // NS & 1)
-        mbarrier.arrive(free.index(number % NS), count=1)
-        number += 1
-    return number
-
-
-@gluon_jit
-def write_gated(gate, up, staged, y, row, column, left, P: gl.constexpr):
-    """Store silu(gate) · up [64, 128] of `left` pairs from `row` on, by way of shared memory."""
-    copy: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    staged.store(silu_product(gate, up).to(y.dtype.element_ty))
-    pair = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
-    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, copy))
-    to = y + (row + pair).to(gl.int64)[:, None] * P.SPAN + column[None, :]
-    gl.store(to, staged.load(copy), mask=(pair < left)[:, None] & (column < P.SPAN)[None, :])
-
-
-@gluon_jit
-def write_sums(sums, z, pair, column, P: gl.constexpr):
-    """Store sums [64, 128] in the rows of pairs [64]; -1: there is none."""
-    column = column + gl.arange(0, 128, layout=gl.SliceLayout(0, sums.type.layout))
-    to = z + pair.to(gl.int64)[:, None] * P.N + column[None, :]
-    gl.store(to, sums, mask=(pair >= 0)[:, None] & (column < P.N)[None, :])
+@constexpr_function
+def columns_of(span: int) -> int:
+    """Return the columns of results of a tile."""
+    return ROWS // 2 if span else ROWS
 
 
 @gluon_jit
 def consume(ring, staged, y, work, num_tokens, GROUP: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
     """Multiply the pairs of one group of four warps, tile after tile."""
     STEPS: gl.constexpr = (P.K + 63) // 64
+    COLUMNS: gl.constexpr = columns_of(P.SPAN)
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
     place = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     number = 0
-    tiles = num_tiles(work, P)
-    found = tile_of(work, gl.program_id(0), tiles, P)
+    tiles = gl.load(work.size) * tiles_across(P.N, P.SPAN, COLUMNS)
+    found = tile_of(work, gl.program_id(0), tiles, P, COLUMNS)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         expert, column, row, begin, count = found
         # The next one is known when this one ends.
-        found = tile_of(work, tile + gl.num_programs(0), tiles, P)
+        found = tile_of(work, tile + gl.num_programs(0), tiles, P, COLUMNS)
         left = count - begin - GROUP * 64
         if left > 0:
             if P.SPAN == 0:
@@ -151,12 +77,12 @@ def consume(ring, staged, y, work, num_tokens, GROUP: gl.constexpr, P: gl.conste
                 pair = gl.load(pairs + place, mask=place < left, other=-1)
             first, second, number = multiply_slice(ring, number, STEPS, GROUP, TILE, layout)
             if P.SPAN > 0:
-                write_gated(first, second, staged.index(GROUP), y, row + GROUP * 64, column, left, P)
+                write_gated(first, second, staged.index(GROUP), y, (row + GROUP * 64, column, left), P)
             else:
                 write_sums(first, y, pair, column, P)
                 write_sums(second, y, pair, column + 128, P)
         else:
-            number = pass_by(ring, number, STEPS, TILE)
+            number = pass_by(ring[2:], number, STEPS, TILE.STAGES)
 
 
 @gluon_jit
@@ -164,12 +90,13 @@ def fetch(x, w, ring, work, P: gl.constexpr, TILE: gl.constexpr):
     """Fetch the steps of all tiles into the ring: the program of the fetching warp."""
     xs, ws, ready, free = ring
     NS: gl.constexpr = TILE.STAGES
+    COLUMNS: gl.constexpr = columns_of(P.SPAN)
     number = 0
-    tiles = num_tiles(work, P)
-    found = tile_of(work, gl.program_id(0), tiles, P)
+    tiles = gl.load(work.size) * tiles_across(P.N, P.SPAN, COLUMNS)
+    found = tile_of(work, gl.program_id(0), tiles, P, COLUMNS)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         expert, column, row, begin, count = found
-        found = tile_of(work, tile + gl.num_programs(0), tiles, P)
+        found = tile_of(work, tile + gl.num_programs(0), tiles, P, COLUMNS)
         is_full = count - begin > 64
         of_w = expert * P.N + column
         for step in range((P.K + 63) // 64):
@@ -225,25 +152,13 @@ def suits(num_pairs: int, dtype: torch.dtype, stack: Stack) -> bool:
     return fits and is_many
 
 
-def gathered(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return the rows of all pairs in the order of the work list; those behind the last are undefined."""
-    (num_tokens, top_k), hidden, work = routing.experts.shape, x.shape[1], routing.work
-    assert work is not None
-    found = torch.empty((num_tokens * top_k, hidden), dtype=x.dtype, device=x.device)
-    gather_kernel[(work.expert.shape[0], routing.block // 16)](
-        x, found, work, num_tokens, TOP_K=top_k, HIDDEN=hidden, ROWS=16, COLUMNS=512, num_warps=4,
-        **dependent_launch(x.device),
-    )  # fmt: skip
-    return found
-
-
 def gate_up(x: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
     """Return y [pairs, I] of x [T, H], in the order of the work list."""
     if stack.is_eight:
         return segments8.gate_up(x, routing, stack)
     size = stack.shape[1] // 2
     y = torch.empty((routing.experts.numel(), size), dtype=x.dtype, device=x.device)
-    _launch(gathered(x, routing), y, routing, stack, size)
+    _launch(gathered(x, None, routing)[0], y, routing, stack, size)
     return y
 
 
@@ -258,12 +173,13 @@ def down(y: torch.Tensor, routing: Routing, stack: Stack) -> torch.Tensor:
 
 def _launch(x: torch.Tensor, y: torch.Tensor, routing: Routing, stack: Stack, span: int) -> None:
     _, n, k = stack.shape
-    columns = cdiv(span, ROWS // 2) if span else cdiv(n, ROWS)
     assert routing.work is not None
-    grid = (min(routing.work.expert.shape[0] * columns, num_multiprocessors(x.device)),)
+    problem = SegmentProblem(n, k, span)
+    tiles = routing.work.expert.shape[0] * tiles_across(n, span, columns_of(span))
+    grid = (min(tiles, num_multiprocessors(x.device)),)
     of_x, of_w = _descriptor(x, GROUP_ROWS), _descriptor(stack.values.view(-1, k), ROWS // 2)
     num_tokens = routing.experts.shape[0]
-    segment_kernel[grid](of_x, of_w, y, routing.work, num_tokens, SegmentProblem(n, k, span), TILE, num_warps=4)
+    segment_kernel[grid](of_x, of_w, y, routing.work, num_tokens, problem, TILE, num_warps=4)
 
 
 def _descriptor(matrix: torch.Tensor, rows: int) -> TensorDescriptor:

@@ -12,8 +12,9 @@ from photon_grpc.kernels import rms_norm
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
-from photon_grpc.kernels.moe import experts, route, segments8
+from photon_grpc.kernels.moe import experts, route
 from photon_grpc.kernels.moe.route import RouterForm, StreamNorm
+from photon_grpc.kernels.moe.segment_work import gathered
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
 from tests.kernels.experts import check_work, exact, rounded
 
@@ -154,12 +155,13 @@ def test_sums_of_experts_are_those_of_float64(num_tokens: int, num_real: int | N
     torch.testing.assert_close(experts.reference(x, routing, stacks), found, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_and_their_scales_are_brought_together_in_the_order_of_the_list() -> None:
+@pytest.mark.parametrize("groups", [0, 1, 3])
+def test_rows_and_their_scales_are_brought_together_in_the_order_of_the_list(groups: int) -> None:
     x, router, _ = made(37, 5, 24, 32)
     routing = route.launch(x, router, RouterForm(3), torch.tensor([35], dtype=torch.int32), block=16)
     values = torch.randint(-128, 128, (37, 40), dtype=torch.int8)
-    scales = numbers(1, 37)
-    found, found_scales = segments8.gathered(values, scales, routing)
+    scales = (None, numbers(1, 37), numbers(1, 3, 40)[:, :37].t())[min(groups, 2)]
+    found, found_scales = gathered(values, scales, routing)
     check_work(routing, 5)
     work = routing.work
     assert work is not None
@@ -168,7 +170,8 @@ def test_rows_and_their_scales_are_brought_together_in_the_order_of_the_list() -
         pairs = work.pairs[work.expert[entry], first : min(first + 16, int(work.count[entry]))]
         place = slice(row, row + len(pairs))
         assert torch.equal(found[place], values[pairs // 3])
-        assert torch.equal(found_scales[place], scales[pairs // 3])
+        if scales is not None and found_scales is not None:
+            assert torch.equal(found_scales[place], scales[pairs // 3])
 
 
 def test_all_tokens_may_reach_one_expert() -> None:
