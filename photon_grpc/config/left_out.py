@@ -32,12 +32,12 @@ def outside(groups_of_names: Any, *, has_head: bool) -> tuple[str, ...]:
         return ()
     key = "modules_in_block_to_quantize"
     try:
-        names = msgspec.convert([["lm_head"]] * has_head + groups_of_names, list[list[str]])
+        names = [name for group in msgspec.convert(groups_of_names, list[list[str]]) for name in group if name]
     except (msgspec.ValidationError, TypeError):
         raise refused(key, f"must be lists of names of modules, is {shown(str(groups_of_names))}") from None
-    found = "|".join(re.escape(name) for group in names for name in group if name)
-    if not found:
+    if not names:
         raise refused(key, "names no module")
+    found = "|".join(map(re.escape, [*["lm_head"] * has_head, *names]))
     return (rf"re:(?!(?:.*\.)?(?:{found})$)",)
 
 

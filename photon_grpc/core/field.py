@@ -140,7 +140,7 @@ class Field:
         if not bounds.holds(value, most):
             value, unit = _shortest(value), f" {self.unit}" if self.unit else ""
             message = f"{self.path}{at}: must {bounds.rule(most)}{unit}, is {value}{unit}"
-            numbers = {"needed": value, "limit": bounds.nearest(value, most)} if math.isfinite(value) else {}
+            numbers = {"needed": value, "limit": bounds.nearest(value, most)} if _is_finite(value) else {}
             raise InvalidRequest(message, field=f"{self.path}{at}", **numbers)
 
     def check_each(self, pairs: Sequence[tuple[int, float]]) -> None:
@@ -156,6 +156,13 @@ def _shortest(number: float) -> float:
             (short for digits in range(1, 9) if _as_float32(short := float(f"{number:.{digits}g}")) == number), number
         )
     return number
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def _as_float32(number: float) -> float:

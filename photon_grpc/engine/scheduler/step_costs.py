@@ -17,6 +17,8 @@ _BALANCE = 200
 _NEW, _NEW_OF_PROBE = 0.2, 0.5
 #: A duration counts as at most so many times what is known.
 _LONGEST = 1.5
+#: The first of a kind with drafts counts as at most so many plain steps.
+_LONGEST_FIRST = 4.0
 #: A step counts if the one before it and the one behind it are of its kind.
 _ALIKE = 3
 
@@ -92,7 +94,9 @@ class StepCosts:
     def learn(self, kind: Kind, seconds: float, least_weight: float = _NEW) -> None:
         """Learn how long a step of a kind took."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        known_s = self._seconds.get(kind, seconds)
+        # A first step that a pause of the machine made long must not rule its kind out: it is bounded by plain ones.
+        first_s = min(seconds, _LONGEST_FIRST * self.near_plain_s(kind.rows) or seconds) if kind.drafts else seconds
+        known_s = self._seconds.get(kind, first_s)
         new_s = min(seconds, _LONGEST * known_s)
         self._seconds[kind] = known_s + max(least_weight, 1.0 / count) * (new_s - known_s)
         if kind.drafts and (plain_s := self.plain_s(kind.rows)):

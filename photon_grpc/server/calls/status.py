@@ -7,6 +7,7 @@ than 8 KiB.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import NamedTuple
 
 import grpc
@@ -105,12 +106,17 @@ def _details(error: errors.PhotonError) -> list[Message]:
 def _facts(error: errors.PhotonError) -> dict[str, str]:
     facts = {"field": _cut(error.field, _MAX_VALUE_BYTES)} if error.field else {}
     if error.needed is not None:
-        facts["needed"] = str(error.needed)
+        facts["needed"] = _decimal(error.needed)
     if error.limit is not None:
-        facts["limit"] = str(error.limit)
+        facts["limit"] = _decimal(error.limit)
     if isinstance(error, errors.FeatureNotSupported) and error.is_of_model and (f := features.name_of(error.field)):
         facts["feature"] = f
     return facts
+
+
+def _decimal(number: float) -> str:
+    """Return a number without an exponent, which clients of other languages do not read."""
+    return _cut(format(Decimal(str(number)), "f"), _MAX_VALUE_BYTES)
 
 
 def _bad_request(violations: Iterable[tuple[str, str]]) -> error_details_pb2.BadRequest:
