@@ -134,7 +134,7 @@ def check_model(config: ServeConfig) -> list[str]:
     """Check sizes, what drafts, and tensors by the headers of their files and by values; return what was not read.
 
     Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
-    missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError if that tensor is a drafter's.
+    missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError of a drafter, whose values are unread.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
