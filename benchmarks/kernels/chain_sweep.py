@@ -30,7 +30,7 @@ from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_
 from photon_grpc.kernels.linear import cost
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.layers.ends import End
+from photon_grpc.layers.epilogues import Epilogue
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized, product_of
 from photon_grpc.models import Decoder
@@ -47,10 +47,10 @@ class Given(Unquantized):
     def __init__(self, product: Product, given: Tile | None) -> None:
         self._product, self._given = product, given
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
-        if num_rows and product_of(linear, num_rows, end) == self._product:
+    def tile(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Tile | None:
+        if num_rows and product_of(linear, num_rows, epilogue) == self._product:
             return self._given
-        return super().tile(linear, num_rows, end)
+        return super().tile(linear, num_rows, epilogue)
 
 
 def candidates(product: Product) -> list[Tile | None]:

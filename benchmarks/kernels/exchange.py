@@ -26,7 +26,7 @@ import torch.distributed as dist
 from photon_grpc.bridge.heartbeat import shared_file
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.linear import exchange, slices
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.epilogues import Parts
 from photon_grpc.layers.parallel.group import MeshSizes
 from photon_grpc.layers.parallel.planes import Planes
 from photon_grpc.layers.parallel.processes import SHARED_ROWS, Joined, ProcessGroup, ProcessMesh

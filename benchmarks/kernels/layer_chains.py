@@ -30,7 +30,7 @@ from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import GroupContext, StepContext
-from photon_grpc.layers.ends import End
+from photon_grpc.layers.epilogues import Epilogue
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, dummy
@@ -49,7 +49,7 @@ ROWS = (1, 8, 16, 32, 64, 128, 256)
 class Library(Unquantized):
     """No kernel of ours multiplies."""
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Tile | None:
         return None
 
 

@@ -25,7 +25,7 @@ from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_
 from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.layers.ends import End
+from photon_grpc.layers.epilogues import Epilogue
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized, product_of
 from photon_grpc.models import Decoder
@@ -46,11 +46,11 @@ class Given(Unquantized):
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Tile | None:
         if not num_rows:
             return None
-        product = product_of(linear, num_rows, end)
-        return self._chosen[product] if product in self._chosen else super().tile(linear, num_rows, end)
+        product = product_of(linear, num_rows, epilogue)
+        return self._chosen[product] if product in self._chosen else super().tile(linear, num_rows, epilogue)
 
 
 def given(unfused: Decoder, chosen: Chosen) -> Decoder:

@@ -129,7 +129,7 @@ class Chain:
             fused_linear.add_launch(ResidualStream(self.residual, self.partial), self.x, linear, tile, self.counters)
 
     def library(self, w: torch.Tensor) -> None:
-        """Multiply as `library` of the ends in `layers/ends.py` does."""
+        """Multiply as `library` of the epilogues in `layers/epilogues.py` does."""
         end = self.projection.end
         several = self.slices > 1
         if end == "head":

@@ -90,7 +90,7 @@ class Assembled:
         scheduler = Scheduler(limits, policy, pool, drafts, constraints, quarantine)
         quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
         engine = Engine(scheduler, self.runner, ports, self.facts, quotas, trace)
-        engine.pace.stepped(1, self.token_s)
+        engine.step_times.stepped(1, self.token_s)
         return engine
 
     def mask_memory(self) -> MaskMemory:

@@ -185,25 +185,25 @@ def _cut(kept: Sequence[tuple[PageFormat, Sequence[int]]], window: int, size: in
         )
 
 
-def attached(groups: Sequence[KVGroup], guests: Iterable[KVGroup]) -> tuple[KVGroup, ...]:
-    """Return the groups of a model, with those of another model (a draft model, its head) on the blocks of the first.
+def attached(groups: Sequence[KVGroup], draft_groups: Iterable[KVGroup]) -> tuple[KVGroup, ...]:
+    """Return the groups of a model, with those of a draft model (or drafting head) on the blocks of the first.
 
-    Every section of a guest becomes a further section of the first group, in order, with the rows of its layers as they
-    are: the guest's pages are those of section `len(groups[0].sections) + number`, its block table is that of group 0.
-    Its layers are numbered on after the model's own. A guest's window masks keys; it frees no block.
+    Every section of a draft group becomes a further section of the first group, in order, with its rows unchanged: its
+    pages are those of section `len(groups[0].sections) + number`, its block table is that of group 0. The layers of the
+    draft model are numbered on after the model's own. Its windows mask keys but free no block.
 
-    Raise ModelLoadError if there are guests and the first group has a window: its blocks are freed while a guest still
-    needs them.
+    Raise ModelLoadError if there are draft groups and the first group has a window, which would free blocks that the
+    draft model still needs.
     """
     first, *others = groups
-    guests = tuple(guests)
-    if first.window and guests:
-        raise ModelLoadError("a model whose layers all have a sliding window cannot keep another model's keys")
+    draft_groups = tuple(draft_groups)
+    if first.window and draft_groups:
+        raise ModelLoadError("a model with a sliding window in every layer cannot hold the keys of a draft model")
     offset = sum(len(group.layers) for group in groups)
     sections = [
         Section(section.format, tuple(offset + layer for layer in section.layers))
-        for guest in guests
-        for section in guest.sections
+        for group in draft_groups
+        for section in group.sections
     ]
     return KVGroup((*first.sections, *sections), first.window), *others
 

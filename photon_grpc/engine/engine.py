@@ -73,7 +73,7 @@ class Engine:
         self._outbox = ports.outbox
         self._heartbeat = ports.heartbeat
         #: Estimates the duration of steps; `compose` adds those before the first request.
-        self.pace = scheduler.deadlines.pace
+        self.step_times = scheduler.deadlines.step_times
         self._timers = Timers()
         self.stats = EngineStats()
         self._broadcaster = LoadBroadcaster(self.stats, scheduler, ports.outbox, ports.load_interval_s)
@@ -142,7 +142,7 @@ class Engine:
         """Send a heartbeat before `num_tokens` more are computed, after those of unread steps."""
         for launched in self._launched:
             num_tokens += launched.num_tokens
-        self._heartbeat.beat(self.pace.allowance_s(num_tokens), num_tokens)
+        self._heartbeat.beat(self.step_times.allowance_s(num_tokens), num_tokens)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Engine:
         output: StepOutput = launched.pending.result()
         # What was due during the step ends for that reason, not by the ids of the step.
         self._expire(time.monotonic(), report)
-        self.pace.stepped(launched.num_tokens, output.duration_s)
+        self.step_times.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         for trace in self._traces:
             trace.settled(output)

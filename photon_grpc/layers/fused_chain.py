@@ -12,7 +12,7 @@ from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import bucket
+from photon_grpc.layers.epilogues import bucket
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.workspace import RowSums, Workspace
 

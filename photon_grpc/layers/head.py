@@ -10,7 +10,7 @@ import torch
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.ends import Gemm, Logits, Sample, bucket
+from photon_grpc.layers.epilogues import Gemm, Logits, Sample, bucket
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.parameter_owner import Target
 

@@ -6,7 +6,7 @@ import torch
 
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import Plain, bucket
+from photon_grpc.layers.epilogues import Plain, bucket
 from photon_grpc.layers.linear import Linear
 
 _PLAIN = Plain()

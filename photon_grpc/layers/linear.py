@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.epilogues import Epilogue, Gemm
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import Part, Target
 
@@ -57,8 +57,8 @@ class LinearMethod(Protocol):
         """Return the number of contiguous slices of the sum over in_features, in every product of this weight."""
         return 1
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        """Return the product with its end for a bucket of `num_rows` rows; 0: for any number.
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
+        """Return the product with its epilogue for a bucket of `num_rows` rows; 0: for any number.
 
         None means that this format has only `apply`.
         """
@@ -98,9 +98,9 @@ class Linear:
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return self.method.apply(self, x, ctx)
 
-    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         """Return what LinearMethod.gemm returns."""
-        return self.method.gemm(self, num_rows, end)
+        return self.method.gemm(self, num_rows, epilogue)
 
     @property
     def num_slices(self) -> int:

@@ -71,7 +71,7 @@ class Operands(Protocol):
 
 
 class _Products:
-    """Ends of a product that one kernel computes and another ends."""
+    """Epilogues as a second kernel, after one that computes only the product."""
 
     bias: torch.Tensor | None
 

@@ -14,7 +14,7 @@ from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.linear.weight import PLAIN, WeightKind
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import End, Gemm, Logits
+from photon_grpc.layers.epilogues import Epilogue, Gemm, Logits
 from photon_grpc.layers.linear import Folded, Linear, LinearMethod
 from photon_grpc.layers.operands import DenseOperands
 from photon_grpc.layers.parameter_owner import Target
@@ -55,28 +55,31 @@ class Unquantized(LinearMethod):
     def num_slices(self, linear: Linear) -> int:
         return cut.num_slices(linear.out_features, linear.in_features)
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        operands, tile = DenseOperands(linear.weight, linear.bias, linear.num_slices), self.tile(linear, num_rows, end)
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
+        operands = DenseOperands(linear.weight, linear.bias, linear.num_slices)
+        tile = self.tile(linear, num_rows, epilogue)
         if tile is not None:
-            return partial(end.tiled, operands, tile)
-        return partial(end.library, operands) if end.library_takes(linear.dtype) else None
+            return partial(epilogue.tiled, operands, tile)
+        return partial(epilogue.library, operands) if epilogue.library_takes(linear.dtype) else None
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Tile | None:
         """Return the fastest kernel of ours; None if the matrix library is faster or none of ours can multiply it."""
-        return tile_of(linear, num_rows, end, linear.weight.device)
+        return tile_of(linear, num_rows, epilogue, linear.weight.device)
 
 
-def tile_of(linear: Linear, num_rows: int, end: End, device: torch.device, kind: WeightKind = PLAIN) -> Tile | None:
+def tile_of(
+    linear: Linear, num_rows: int, epilogue: Epilogue, device: torch.device, kind: WeightKind = PLAIN
+) -> Tile | None:
     """Return the fastest kernel for 16-bit activations and a weight of this kind; None as `Unquantized.tile`."""
     if not num_rows or not can_fuse(device) or linear.dtype.itemsize != 2:
         return None
-    return _choose(device, product_of(linear, num_rows, end, kind), end.library_takes(linear.dtype))
+    return _choose(device, product_of(linear, num_rows, epilogue, kind), epilogue.library_takes(linear.dtype))
 
 
-def product_of(linear: Linear, num_rows: int, end: End, kind: WeightKind = PLAIN) -> Product:
+def product_of(linear: Linear, num_rows: int, epilogue: Epilogue, kind: WeightKind = PLAIN) -> Product:
     """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
-    return Product(rows, columns, num_rows, end.span, end.cost, linear.num_slices, kind)
+    return Product(rows, columns, num_rows, epilogue.span, epilogue.cost, linear.num_slices, kind)
 
 
 class PackedUnquantized(Unquantized):
@@ -88,9 +91,9 @@ class PackedUnquantized(Unquantized):
     def fold(self, linear: Linear) -> Folded:
         return Folded.NO
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         logits: Gemm = linear.weight.logits
-        return logits if isinstance(end, Logits) else None
+        return logits if isinstance(epilogue, Logits) else None
 
 
 @cache

@@ -28,8 +28,8 @@ class RowSums:
 class Workspace:
     """The buffers of M tokens; each has memory for `bucket` rows if that is more: kernels read whole tiles.
 
-    bucket: that of M, by `layers/ends.py`. h: [M, hidden_size], the residual stream; sums: those of its squares. q,
-    attended: [M, Hq · D], attention's input and result. y: [M, intermediate_size]. rotation: that of the M tokens.
+    bucket: that of M, by `layers/epilogues.py`. h: [M, hidden_size], the residual stream; sums: those of its squares.
+    q, attended: [M, Hq · D], attention's input and result. y: [M, intermediate_size]. rotation: that of the M tokens.
     counters: int32, zero before and after each kernel that counts its programs.
     """
 

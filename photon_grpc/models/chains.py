@@ -1,6 +1,6 @@
-"""The forms of layers that fused kernels compute, and the ends of a layer's products in each.
+"""The forms of layers that fused kernels compute, and the epilogues of a layer's products in each.
 
-All run the same kernels in the same order (`fused.py`): what another form changes is what its products end in.
+All run the same kernels in the same order (`fused.py`): another form changes only their epilogues.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.ends import AddNormed, AddResidual, End, GeGLU, Latents, Rotary, SwiGLU
+from photon_grpc.layers.epilogues import AddNormed, AddResidual, Epilogue, GeGLU, Latents, Rotary, SwiGLU
 from photon_grpc.layers.experts import SparseMLP
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.latent import LatentAttention
@@ -22,7 +22,7 @@ from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.gemma3 import SandwichLayer
 
 #: Of qkv, output, gate and up, down; of a layer with experts the first two.
-Ends = tuple[End, ...]
+Epilogues = tuple[Epilogue, ...]
 
 
 def products_of(layer: DecoderLayer) -> tuple[Linear, ...]:
@@ -31,40 +31,40 @@ def products_of(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (*linears, layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, GatedMLP) else linears
 
 
-def first_end(layer: DecoderLayer) -> Rotary | Latents:
-    """Return the end of qkv; heads are normalised if the layer has norms for them."""
+def first_epilogue(layer: DecoderLayer) -> Rotary | Latents:
+    """Return the epilogue of qkv; heads are normalised if the layer has norms for them."""
     if isinstance(layer.attention, LatentAttention):
-        return latent_end(layer.attention, layer.norms[0].eps)
+        return latent_epilogue(layer.attention, layer.norms[0].eps)
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     is_whole = 2 * layer.attention.rotary.cos.shape[1] == head_dim
     return Rotary(head_dim // 2, layer.norms[0].eps, norms, layer.attention.scales, is_whole)
 
 
-def latent_end(attention: LatentAttention, eps: float) -> Latents:
-    """Return the end of the first projection of latent attention; `eps` is that of the norm before."""
+def latent_epilogue(attention: LatentAttention, eps: float) -> Latents:
+    """Return the epilogue of the first projection of latent attention; `eps` is that of the norm before."""
     norm = attention.norm
     return Latents(eps, (norm.weight, norm.eps), attention.expansion.weight, attention.sizes.plain)
 
 
-def llama_ends(layer: DecoderLayer) -> Ends:
-    """Return the ends of a layer with norms before attention and feed-forward."""
+def llama_epilogues(layer: DecoderLayer) -> Epilogues:
+    """Return the epilogues of a layer with norms before attention and feed-forward."""
     _, _, _, down = products_of(layer)
-    return *sparse_ends(layer), SwiGLU(down.in_features, layer.norms[1].eps), AddResidual()
+    return *sparse_epilogues(layer), SwiGLU(down.in_features, layer.norms[1].eps), AddResidual()
 
 
-def sparse_ends(layer: DecoderLayer) -> Ends:
-    """Return the ends of qkv and output of a layer with experts."""
-    return first_end(layer), AddResidual()
+def sparse_epilogues(layer: DecoderLayer) -> Epilogues:
+    """Return the epilogues of qkv and output of a layer with experts."""
+    return first_epilogue(layer), AddResidual()
 
 
-def sandwich_ends(layer: DecoderLayer) -> Ends:
-    """Return the ends of a layer with norms before and behind attention and feed-forward."""
+def sandwich_epilogues(layer: DecoderLayer) -> Epilogues:
+    """Return the epilogues of a layer with norms before and behind attention and feed-forward."""
     _, post_attention, pre_feedforward, post_feedforward = layer.norms
     _, _, _, down = products_of(layer)
     gate_up = GeGLU(down.in_features, pre_feedforward.eps)
     behind = (AddNormed(Norm(norm.weight, norm.eps)) for norm in (post_attention, post_feedforward))
-    return first_end(layer), next(behind), gate_up, next(behind)
+    return first_epilogue(layer), next(behind), gate_up, next(behind)
 
 
 LLAMA = LayerForm(
@@ -86,15 +86,15 @@ GEMMA3 = LayerForm(
     ffn=GegluMLP,
 )
 DEEPSEEK = LLAMA._replace(attention=LatentAttention)
-#: Form -> the ends of a layer's products. The form must match exactly.
-CHAINS: dict[LayerForm, Callable[[DecoderLayer], Ends]] = {
-    LLAMA: llama_ends,
-    QWEN3: llama_ends,
-    PHI4_MINI: llama_ends,
-    GEMMA3: sandwich_ends,
-    DEEPSEEK: llama_ends,
+#: Form -> the epilogues of a layer's products. The form must match exactly.
+CHAINS: dict[LayerForm, Callable[[DecoderLayer], Epilogues]] = {
+    LLAMA: llama_epilogues,
+    QWEN3: llama_epilogues,
+    PHI4_MINI: llama_epilogues,
+    GEMMA3: sandwich_epilogues,
+    DEEPSEEK: llama_epilogues,
     **{
-        form._replace(ffn=ffn): sparse_ends
+        form._replace(ffn=ffn): sparse_epilogues
         for form in (LLAMA, QWEN3, DEEPSEEK)
         for ffn in (SparseMLP, ParallelSparseMLP)
     },

@@ -25,7 +25,7 @@ from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.kernels.linear import embed, tiles
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding, ScaledEmbedding
-from photon_grpc.layers.ends import Gemm
+from photon_grpc.layers.epilogues import Gemm
 from photon_grpc.layers.experts import SparseMLP
 from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.linear import Folded
@@ -33,7 +33,7 @@ from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parameter_owner import ParameterOwner
 from photon_grpc.layers.quantization.embedding import QuantizedEmbedding
 from photon_grpc.layers.workspace import Workspace
-from photon_grpc.models.chains import CHAINS, Ends, products_of
+from photon_grpc.models.chains import CHAINS, Epilogues, products_of
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
 #: Products of qkv, output, gate and up, down; of a layer with experts the first two.
@@ -159,10 +159,10 @@ def num_fused(decoder: Decoder) -> int:
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torch.device) -> FusedDecoderLayer | None:
     """Return the layer in fused kernels, its norms folded; None if it has no chain or no products."""
-    ends = CHAINS.get(layer.form)
-    if ends is None or not _suits(layer):
+    epilogues = CHAINS.get(layer.form)
+    if epilogues is None or not _suits(layer):
         return None
-    gemms = _layer_gemms(layer, ends(layer))
+    gemms = _layer_gemms(layer, epilogues(layer))
     attention, linears = layer.attention, products_of(layer)
     # qkv, and gate and up, follow a norm.
     if not gemms or any(linear.method.fold(linear) is Folded.NO for linear in linears[::2]):
@@ -188,11 +188,11 @@ def _suits(layer: DecoderLayer) -> bool:
     return has_one_eps and has_whole_groups and kept == PageFormat(kept.heads, kept.width, dtype, kept.planes)
 
 
-def _layer_gemms(layer: DecoderLayer, ends: Ends) -> dict[int, LayerGemms]:
+def _layer_gemms(layer: DecoderLayer, epilogues: Epilogues) -> dict[int, LayerGemms]:
     """Return the products for the buckets of tokens in which all have one."""
     found: dict[int, LayerGemms] = {}
     for rows in (*tiles.BUCKETS, 0):
-        gemms = [linear.gemm(rows, end) for linear, end in zip(products_of(layer), ends, strict=True)]
+        gemms = [linear.gemm(rows, epilogue) for linear, epilogue in zip(products_of(layer), epilogues, strict=True)]
         if all(gemms):
             found[rows] = tuple(gemm for gemm in gemms if gemm)
     return found

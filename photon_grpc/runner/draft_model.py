@@ -56,7 +56,7 @@ class ModelDrafter(PassDrafter):
     ) -> None:
         super().__init__(max_drafts, table, Sampler(decoder, table, decoder.kernels, has_masks=False), graphs)
         max_rows = max(table.num_slots, MAX_ROWS)
-        self._step = Step(decoder, table, cache.pages, decoder.kernels, max_rows, is_guest=True)
+        self._step = Step(decoder, table, cache.pages, decoder.kernels, max_rows, is_draft_model=True)
         #: Slot -> its newest known tokens whose keys are missing. Not for slots whose prompt is not computed.
         self._missing: dict[int, int] = {}
 
@@ -126,7 +126,7 @@ class ModelSpeculation:
     decoder: Decoder
 
     @property
-    def guests(self) -> tuple[KVGroup, ...]:
+    def kv_groups(self) -> tuple[KVGroup, ...]:
         return self.decoder.kv_groups
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:

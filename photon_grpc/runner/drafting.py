@@ -112,8 +112,8 @@ class Speculation(Protocol):
     def max_drafts(self) -> int: ...
 
     @property
-    def guests(self) -> tuple[KVGroup, ...]:
-        """The groups of a further model, whose keys and values share the blocks of the served one."""
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The KV groups of the draft model, whose keys and values share the blocks of the served model."""
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         """Make the drafter of a runner; `capture` makes replays of what it computes, None: nothing is captured."""
@@ -124,7 +124,7 @@ class NoSpeculation:
     """No step drafts."""
 
     max_drafts: ClassVar[int] = 0
-    guests: ClassVar[tuple[KVGroup, ...]] = ()
+    kv_groups: ClassVar[tuple[KVGroup, ...]] = ()
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return NoDrafter()
@@ -138,7 +138,7 @@ class NgramSpeculation:
     """Drafts by prompt lookup."""
 
     max_drafts: int
-    guests: ClassVar[tuple[KVGroup, ...]] = ()
+    kv_groups: ClassVar[tuple[KVGroup, ...]] = ()
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return NgramDrafter(self.max_drafts, table, kernels)
@@ -149,7 +149,7 @@ class GivenSpeculation:
     """Drafts that the engine knows from the constraints of outputs, and no others."""
 
     max_drafts: int
-    guests: ClassVar[tuple[KVGroup, ...]] = ()
+    kv_groups: ClassVar[tuple[KVGroup, ...]] = ()
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:
         return GivenDrafter(self.max_drafts)

@@ -54,7 +54,7 @@ class Eagle3Drafter(PassDrafter):
     ) -> None:
         super().__init__(max_drafts, table, Sampler(head, table, head.kernels, has_masks=False), graphs)
         self._head = head
-        self._step = Step(head, table, cache.pages, head.kernels, max(table.num_slots, MAX_ROWS), is_guest=True)
+        self._step = Step(head, table, cache.pages, head.kernels, max(table.num_slots, MAX_ROWS), is_draft_model=True)
         #: Streams of the last tokens of every slot that the model has computed, and the position of the first of them.
         streams = head.streams
         self._width = 1 + max_drafts
@@ -200,7 +200,7 @@ class Eagle3Speculation:
     head: Eagle3Head
 
     @property
-    def guests(self) -> tuple[KVGroup, ...]:
+    def kv_groups(self) -> tuple[KVGroup, ...]:
         return self.head.kv_groups
 
     def drafter(self, table: SlotTable, kernels: Kernels, cache: KVCache, capture: Capture | None) -> Drafter:

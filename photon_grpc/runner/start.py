@@ -143,7 +143,7 @@ class RunnerStart:
 
     def _plan(self, decoder: Decoder) -> KVPlan:
         return KVPlan(
-            attached(decoder.kv_groups, self.speculation.guests),
+            attached(decoder.kv_groups, self.speculation.kv_groups),
             self.limits.sizes.block_size,
             self.limits.sizes.max_chunk,
         )

@@ -122,7 +122,7 @@ class Step:
         pages: those of every section of the plan's groups, as in KVCache.
         kernels: read and write the slot table, and sample.
         max_rows: the most rows, padding included.
-        is_guest: whether the decoder's groups are attached to those of the served model (`core.kv.attached`).
+        is_draft_model: whether the decoder's groups are attached to those of the served model (`core.kv.attached`).
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Step:
         kernels: Kernels,
         max_rows: int,
         *,
-        is_guest: bool = False,
+        is_draft_model: bool = False,
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
@@ -141,7 +141,7 @@ class Step:
         self.max_rows = max_rows
         self.max_model_len = decoder.max_model_len
         self._decoder = decoder
-        find = _guest_pages if is_guest else _own_pages
+        find = _draft_model_pages if is_draft_model else _own_pages
         self._pages = find(decoder, table.plan, pages)
         self._kernels = kernels
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
@@ -271,7 +271,7 @@ def _own_pages(decoder: Decoder, plan: KVPlan, pages: Sequence[torch.Tensor]) ->
     return tuple(PlacePages(group, pages[section], plan.groups[group].window) for group, section, _ in decoder.places)
 
 
-def _guest_pages(decoder: Decoder, plan: KVPlan, pages: Sequence[torch.Tensor]) -> tuple[PlacePages, ...]:
+def _draft_model_pages(decoder: Decoder, plan: KVPlan, pages: Sequence[torch.Tensor]) -> tuple[PlacePages, ...]:
     counts = [len(group.sections) for group in decoder.kv_groups]
     own = len(plan.groups[0].sections) - sum(counts)
     return tuple(

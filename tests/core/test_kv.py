@@ -71,21 +71,21 @@ def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_window(kept: list[
 
 
 @given(kept_layers, kept_layers)
-def test_a_guests_layers_have_rows_of_their_own_on_the_blocks_of_the_first_group(
-    kept: list[LayerKV], guests: list[LayerKV]
+def test_a_draft_models_layers_have_rows_of_their_own_on_the_blocks_of_the_first_group(
+    kept: list[LayerKV], draft_layers: list[LayerKV]
 ) -> None:
-    groups, guest = kv_groups([LayerKV(FORMAT), *kept]), kv_groups(guests)
-    plan = KVPlan(attached(groups, guest), 16)
+    groups, draft_groups = kv_groups([LayerKV(FORMAT), *kept]), kv_groups(draft_layers)
+    plan = KVPlan(attached(groups, draft_groups), 16)
     own = [place(groups, layer) for layer in range(1 + len(kept))]
     assert [place(plan.groups, layer) for layer in range(len(own))] == own, "the model's own places do not move"
     first = len(groups[0].sections)
-    #: The guest's groups and sections, in order, are further sections of the first group.
-    numbers = [(group, section) for group, each in enumerate(guest) for section in range(len(each.sections))]
-    for layer in range(len(guests)):
-        mine, found = place(guest, layer), place(plan.groups, len(own) + layer)
+    #: The draft model's groups and sections, in order, are further sections of the first group.
+    numbers = [(group, section) for group, each in enumerate(draft_groups) for section in range(len(each.sections))]
+    for layer in range(len(draft_layers)):
+        mine, found = place(draft_groups, layer), place(plan.groups, len(own) + layer)
         assert found == (0, first + numbers.index((mine.group, mine.section)), mine.row)
         form, num_layers = plan.sections[found.section]
-        assert form == guests[layer].format and found.row < num_layers
+        assert form == draft_layers[layer].format and found.row < num_layers
     assert [group.window for group in plan.groups] == [group.window for group in groups]
     assert plan.block_bytes >= KVPlan(groups, 16).block_bytes
     assert plan.blocks(100) == KVPlan(groups, 16).blocks(100)

@@ -204,7 +204,7 @@ class Harness:
             or scheduler.live.constraints.matchers
             or scheduler.live.prompt_scoring.unscored
             or scheduler._read_blocks
-            or scheduler.live.trial.seqs
+            or scheduler.live.isolation.seqs
             or self.recorder.in_flight()
             or scheduler._flying
         )

@@ -31,7 +31,7 @@ def measured(h: Harness, step_s: float = 40.0) -> Harness:
     """Measure three steps of every size with this duration."""
     for num_tokens in (1, 2, 4, 8, 16, 32, 64):
         for _ in range(3):
-            h.engine.pace.stepped(num_tokens, step_s)
+            h.engine.step_times.stepped(num_tokens, step_s)
     return h
 
 
@@ -77,14 +77,14 @@ def test_nothing_is_refused_on_too_few_measurements(times: int) -> None:
     """One step may have met a pause of the machine; those refused for it would never put it right."""
     h = Harness(SETTING)
     for _ in range(times):
-        h.engine.pace.stepped(32, 100.0)
+        h.engine.step_times.stepped(32, 100.0)
     assert fate(h, h.add(PROMPT, 4, **due_in(30.0))) == "FINISHED"
 
 
 def test_one_fast_step_outweighs_slow_ones() -> None:
     h = measured(Harness(SETTING))
     for num_tokens in (1, 16, 32):
-        h.engine.pace.stepped(num_tokens, 0.01)
+        h.engine.step_times.stepped(num_tokens, 0.01)
     assert fate(h, h.add(PROMPT, 4, **due_in(30.0))) == "FINISHED"
 
 
@@ -92,10 +92,10 @@ def test_what_the_prefix_cache_holds_takes_no_time() -> None:
     h = Harness(SETTING)
     h.add(PROMPT, 4)
     h.run()
-    h.engine.pace = h.scheduler.deadlines.pace = StepTimeEstimator()
+    h.engine.step_times = h.scheduler.deadlines.step_times = StepTimeEstimator()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, stop=STOP, **due_in(30.0))) == "FINISHED"
-    h.engine.pace = h.scheduler.deadlines.pace = StepTimeEstimator()
+    h.engine.step_times = h.scheduler.deadlines.step_times = StepTimeEstimator()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, stop=STOP, bypass_prefix_cache=True, **due_in(30.0))) == "DEADLINE_UNREACHABLE"
 
@@ -104,7 +104,7 @@ def long_measured(h: Harness, step_s: float) -> Harness:
     """As after an output of some length."""
     for num_tokens in (1, 32, 64):
         for _ in range(16):
-            h.engine.pace.stepped(num_tokens, step_s)
+            h.engine.step_times.stepped(num_tokens, step_s)
     return h
 
 
@@ -121,8 +121,8 @@ def test_a_few_measured_steps_predict_little(num_measured: int) -> None:
     """The first are slow; were long outputs refused for them, nothing would be measured that puts it right."""
     h = Harness(SETTING)
     for _ in range(num_measured):
-        h.engine.pace.stepped(1, 1.0)
-    assert h.engine.pace.least_decode_s(200) == num_measured * 0.5
+        h.engine.step_times.stepped(1, 1.0)
+    assert h.engine.step_times.least_decode_s(200) == num_measured * 0.5
     assert fate(h, h.add([1, 2], 200, **due_in(50.0))) == "FINISHED"
 
 
@@ -238,12 +238,12 @@ def test_a_deadline_that_passes_during_a_step_drops_its_ids() -> None:
 
 
 def test_a_step_takes_at_least_what_the_fastest_of_its_size_or_of_a_smaller_one_took() -> None:
-    pace = StepTimeEstimator()
+    times = StepTimeEstimator()
     for duration_s in (2.0, 1.0, 1.6):
-        assert pace.least_s(100) == 0.0
-        pace.stepped(64, duration_s)
+        assert times.least_s(100) == 0.0
+        times.stepped(64, duration_s)
     # 64 to 127 tokens may have taken as long.
-    assert (pace.least_s(63), pace.least_s(64), pace.least_s(96)) == (0.0, 0.5, 0.75)
-    assert pace.least_s(128) == pace.least_s(10**6) == 1.0
-    pace.stepped(64, 0.0)
-    assert pace.least_s(64) == 0.5
+    assert (times.least_s(63), times.least_s(64), times.least_s(96)) == (0.0, 0.5, 0.75)
+    assert times.least_s(128) == times.least_s(10**6) == 1.0
+    times.stepped(64, 0.0)
+    assert times.least_s(64) == 0.5

@@ -125,12 +125,12 @@ def test_a_suspect_that_is_cleared_computes_beside_others_at_once() -> None:
     harness = Harness(in_flight={OWN: 20, fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(5,))): 20})
     suspect, other = harness.add([1, 2, 3], 12, seed=3), harness.add([5], 12, seed=3)
     harness.step()
-    assert len(harness.scheduler.live.trial.seqs) == 1
+    assert len(harness.scheduler.live.isolation.seqs) == 1
     harness.post.put(Control(1, "clear_quarantine"))
     harness.step()
     harness.post.put(Control(2, "list_quarantine"))
     harness.step()
-    assert not harness.scheduler.live.trial.seqs
+    assert not harness.scheduler.live.isolation.seqs
     assert {name for _, reply in harness.post.sent if isinstance(reply, Reply) for name in reply.names} >= {OWN.hex()}
     assert (0, Reply(2)) in harness.post.sent
     harness.run()
@@ -149,11 +149,11 @@ def test_others_go_on_while_a_suspect_computes_alone() -> None:
         harness.step()
     assert len(harness.outcomes[suspect].ids) == 4
     assert [len(harness.outcomes[handle].ids) for handle in beside] == [7, 7, 7]
-    assert harness.scheduler.live.trial.seqs
+    assert harness.scheduler.live.isolation.seqs
     for _ in range(3):
         harness.step()
     # Cleared by its fifth token: all compute together again, and it is no suspect any more.
-    assert not harness.scheduler.live.trial.seqs
+    assert not harness.scheduler.live.isolation.seqs
     assert len(harness.outcomes[suspect].ids) == 7
     harness.run()
     assert harness.outcomes[suspect].ids == complete([1, 2, 3], 8, seed=3)
@@ -173,7 +173,7 @@ def test_a_suspect_that_is_continued_computes_one_token_alone(num_continued: int
         assert harness.scheduler.quarantine.num_suspected(OWN) == 4
         harness.step()
     assert len(harness.outcomes[suspect].ids) == 1
-    assert not harness.scheduler.live.trial.seqs
+    assert not harness.scheduler.live.isolation.seqs
     assert harness.scheduler.quarantine.num_suspected(OWN) is None
     harness.run()
     assert harness.outcomes[suspect].ids == expected[num_continued:]

@@ -29,7 +29,7 @@ from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.fused_linear import Affine, Gate, add_launch, launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
-from photon_grpc.layers.ends import AddResidual, Rotary, SwiGLU
+from photon_grpc.layers.epilogues import AddResidual, Rotary, SwiGLU
 from photon_grpc.layers.operands import DenseOperands
 from tests.kernels.fused import stream
 

@@ -20,7 +20,7 @@ from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
 from photon_grpc.kernels.linear.weight import QuantizedWeight, dequantize
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.ends import Logits
+from photon_grpc.layers.epilogues import Logits
 from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.norm import RMSNorm

@@ -14,7 +14,7 @@ from photon_grpc.kernels.lang.page_scales import PAGE_DTYPE
 from photon_grpc.kernels.linear import head
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import unquantized
-from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.epilogues import Epilogue, Gemm
 from photon_grpc.layers.form import LayerForm
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.parallel.experts import ParallelSparseMLP
@@ -52,7 +52,7 @@ class Tiled(Unquantized):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Tile | None:
         return TILE if num_rows == 8 and next(iter(linear.outputs)) in self.names else None
 
 
@@ -248,7 +248,7 @@ class Rounded(Unquantized):
     def fold(self, linear: Linear) -> Folded:
         return Folded.NO
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         return None
 
 
@@ -269,7 +269,7 @@ def test_the_product_of_a_head_uses_the_tile_of_its_bucket(tmp_path: Path, monke
     monkeypatch.setattr(head, "sample_launch", lambda hidden, weight, metadata, tile: taken.append(tile))
     # Of 33 to 64 rows and of none the library has it.
     tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
-    monkeypatch.setattr(Unquantized, "tile", lambda method, linear, num_rows, end: tiles.get(num_rows))
+    monkeypatch.setattr(Unquantized, "tile", lambda method, linear, num_rows, epilogue: tiles.get(num_rows))
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
     decoder.head._sample = lambda logits, metadata: torch.zeros(len(logits))
     fused = decoder.head.fused()

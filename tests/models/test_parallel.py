@@ -22,7 +22,7 @@ from photon_grpc.kernels.linear import slices
 from photon_grpc.kernels.sampling import sample
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.embedding import Embedding
-from photon_grpc.layers.ends import Parts, Pending
+from photon_grpc.layers.epilogues import Parts, Pending
 from photon_grpc.layers.experts import Experts
 from photon_grpc.layers.parallel import vocabulary
 from photon_grpc.layers.parallel.group import LoneRank, Mesh, MeshSizes, add_gathered, mesh_of

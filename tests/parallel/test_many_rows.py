@@ -14,7 +14,7 @@ from tests.service.running import ROOT
 #: Forks the ranks: what they import, which takes seconds, is imported once.
 PROGRAM = """
     import os, sys, torch
-    from photon_grpc.layers.ends import Parts
+    from photon_grpc.layers.epilogues import Parts
     from photon_grpc.layers.parallel import processes
     from photon_grpc.layers.parallel.group import MeshSizes, add_gathered
 

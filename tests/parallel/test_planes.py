@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.kernels.linear import exchange
 from photon_grpc.kernels.linear.exchange import NUM_PUSHED
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.epilogues import Parts
 from photon_grpc.layers.parallel import planes
 from photon_grpc.layers.parallel.planes import NUM_SENT, Planes
 

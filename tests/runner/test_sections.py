@@ -42,7 +42,7 @@ def loaded(family: str) -> Decoder:
 
 
 class Marking(Step):
-    """A step that keeps the id of every token in the guest's section, and checks what is there of all before it."""
+    """A step that keeps the id of every token in the draft model's section, and checks those before it."""
 
     marks: torch.Tensor
     num_checked = 0
@@ -61,7 +61,7 @@ class Marking(Step):
 
 
 class Marked(Served):
-    """A served model with a guest's section on its blocks."""
+    """A served model with a draft model's section on its blocks."""
 
     def __init__(self, family: str, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
         super().__init__(model(family)[0], cache=cache, scheduler=scheduler)
@@ -92,7 +92,7 @@ class Marked(Served):
     ),
 )
 @settings(max_examples=examples(12))
-def test_a_guests_keys_are_where_the_models_are_whatever_happens(
+def test_a_draft_models_keys_are_where_the_models_are_whatever_happens(
     family: str, block_size: int, scale: int, contiguous: bool, caches: bool, scheduler: SchedulerConfig
 ) -> None:
     """Whatever happens: chunks, prefix hits, forks with copies of partial blocks, preemption, windows, runs."""
@@ -106,13 +106,13 @@ def test_a_guests_keys_are_where_the_models_are_whatever_happens(
     assert served.outputs[forked].ids == served.outputs[forked + 1].ids and served.marking.num_checked > 0
 
 
-def test_a_guests_keys_are_computed_again_with_the_models() -> None:
+def test_a_draft_models_keys_are_computed_again_with_the_models() -> None:
     served = Marked("llama", CacheConfig(4, 15), SchedulerConfig(max_num_seqs=8))
     assert served.complete(ASKED, 12) == expected("llama")
     assert served.engine.scheduler.num_preemptions > 0
 
 
-def test_a_guests_keys_are_computed_again_with_those_behind_windows() -> None:
+def test_a_draft_models_keys_are_computed_again_with_those_behind_windows() -> None:
     _, reference = model(WINDOWED)
     asked = prompts(3, (6, 3, 9, 1, 7, 5))
     served = Marked(WINDOWED, CacheConfig(4, 39), SchedulerConfig(max_num_seqs=8))

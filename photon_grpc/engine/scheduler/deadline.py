@@ -31,7 +31,7 @@ class Deadlines:
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         #: Gets every step.
-        self.pace = StepTimeEstimator()
+        self.step_times = StepTimeEstimator()
         self._max_num_batched_tokens = max_num_batched_tokens
         #: Mean and mean deviation of recent outputs; 0 until one has ended.
         self._mean_tokens = self._deviation = 0.0
@@ -51,9 +51,9 @@ class Deadlines:
         if not num_sampled:
             return 0.0
         full, rest = divmod(request.num_given - num_cached, self._max_num_batched_tokens)
-        prompt_s = full * self.pace.least_s(self._max_num_batched_tokens) + self.pace.least_s(rest)
+        prompt_s = full * self.step_times.least_s(self._max_num_batched_tokens) + self.step_times.least_s(rest)
         # The step that ends the prompt samples the first token.
-        return prompt_s + self.pace.least_decode_s(num_sampled - 1)
+        return prompt_s + self.step_times.least_decode_s(num_sampled - 1)
 
     def likely_s(self, request: Request, num_cached: int, num_running: int) -> float:
         """Return the likely seconds for the request, in steps like recent ones.
@@ -64,7 +64,7 @@ class Deadlines:
         long_output = self._mean_tokens + _DEVIATIONS * self._deviation
         num_tokens = min(max(long_output, fewest_samples(request)), request.stop.max_tokens)
         budget = max(self._max_num_batched_tokens - num_running, 1)
-        return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
+        return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.step_times.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
         """Return the error of a waiting sequence that cannot meet its deadline; None if it can, or has begun.

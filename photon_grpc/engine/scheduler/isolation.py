@@ -17,19 +17,19 @@ _CUT_OFF = (FinishReason.UNSPECIFIED, FinishReason.ABORTED)
 
 
 class Isolation:
-    """The one request on trial, if there is one, and whose turn the next step is."""
+    """The isolated request, if there is one, and whose turn the next step is."""
 
     def __init__(self, quarantine: Quarantine | NoQuarantine) -> None:
-        #: Its live sequences; empty while there is no trial.
+        #: Its live sequences; empty while no suspect is isolated.
         self.seqs: list[Sequence] = []
         self._quarantine = quarantine
         self._is_its_turn = False
         self._num_suspected = 0
-        #: Happens at the end of the trial.
+        #: Happens when the suspect has ended.
         self._end = Event()
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Put a request on trial if it is a suspect. Return the event to wait for if another one is on trial."""
+        """Isolate a request if it is a suspect. If another is isolated already, return the event to wait for."""
         num_suspected = self._quarantine.num_suspected(seqs[0].fingerprint)
         if num_suspected is None or seqs[0] in self.seqs:
             return None
@@ -39,9 +39,9 @@ class Isolation:
         return None
 
     def planned(self, plan: Callable[[], BatchBuilder], is_flying: bool) -> BatchBuilder | None:
-        """Plan a step of all sequences; during a trial, of the suspect and of the others in turn.
+        """Plan a step of all sequences. While a suspect is isolated, alternate between it and the others.
 
-        During a trial return None while a step is in flight.
+        Return None if a suspect is isolated and a step is in flight.
         """
         if not self.seqs:
             return plan()
@@ -65,7 +65,7 @@ class Isolation:
     def settled(self) -> None:
         """Clear the suspect once each of its outputs has a new token and is longer than it was at the crash.
 
-        Also end the trial of a suspect that an operator has cleared.
+        Also end the isolation of a suspect that an operator has cleared.
         """
         if not self.seqs:
             return

@@ -28,14 +28,19 @@ class LiveSequences:
         pool: gets back the blocks of sequences that leave their slot.
         constraints: knows which ids may follow in an output.
         waiting: holds the sequences that wait for a slot.
-        trial: has suspects compute alone.
+        isolation: has suspects compute alone.
     """
 
     def __init__(
-        self, num_slots: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
+        self,
+        num_slots: int,
+        pool: BlockPool,
+        constraints: ConstrainedOutputs,
+        waiting: WaitingQueue,
+        isolation: Isolation,
     ) -> None:
         self.constraints = constraints
-        self.trial = trial
+        self.isolation = isolation
         self.prompt_scoring = PendingPromptLogprobs()
         self.waiting = waiting
         #: Sequences with a slot, best running rank first. One that has left its slot stays here until `sweep`.
@@ -57,7 +62,7 @@ class LiveSequences:
         self.settled_step = 0
         #: Sequences that wait for the prompt of their leader.
         self.siblings: Parking[Sequence] = Parking()
-        #: Sequences that wait for another thread, or for the end of a trial.
+        #: Sequences that wait for another thread, or for the end of an isolation.
         self._awaiting: Parking[Event] = Parking()
         #: Those of them whose matcher was lost and is being made again.
         self.without_matcher: set[Sequence] = set()
@@ -69,7 +74,7 @@ class LiveSequences:
     def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
         """Add the sequences of one request; the first computes the prompt that the others share.
 
-        A request is parked until its constraint is compiled, and a suspect while another one is on trial. A request
+        A request is parked until its constraint is compiled, and a suspect while another one is isolated. A request
         with an invalid constraint fails.
         """
         leader, *siblings = seqs
@@ -77,7 +82,7 @@ class LiveSequences:
             seq.leader = leader
         self.newest = seqs[-1].rank
         try:
-            event = self.trial.begin(seqs) or self.constraints.begin(seqs)
+            event = self.isolation.begin(seqs) or self.constraints.begin(seqs)
         except RequestError as error:
             for seq in seqs:
                 self.fail(seq, Fault.of(error), report)
@@ -129,14 +134,14 @@ class LiveSequences:
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def in_turn(self) -> list[Sequence]:
-        """Return a copy of the running sequences, best rank first; during a trial, only those whose turn it is.
+        """Return a copy of the running sequences, best rank first; during an isolation, only those whose turn it is.
 
         If the last budget did not reach all of them, start with the first one left out.
         """
         resume_at, self.resume_at = self.resume_at, None
         at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_running_rank)
         running = self.running[at:] + self.running[:at] if at else self.running[:]
-        return self.trial.in_turn(running)
+        return self.isolation.in_turn(running)
 
     def has_free_slot(self) -> bool:
         return bool(self._slots)
@@ -290,7 +295,7 @@ class LiveSequences:
             self.constraints.forget(seq)
         if self.prompt_scoring.unscored:
             self.prompt_scoring.forget(seq)
-        self.trial.ended(seq)
+        self.isolation.ended(seq)
         if self.siblings.num_seqs:
             self.release_siblings(seq)
 

@@ -70,8 +70,8 @@ class Scheduler:
         self.deadlines = Deadlines(limits.max_num_batched_tokens)
         self.quarantine = quarantine or NoQuarantine()
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
-        trial = Isolation(self.quarantine)
-        self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
+        isolation = Isolation(self.quarantine)
+        self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), isolation)
         self.slot_assigner = SlotAssigner(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
         self.num_preemptions = 0
         self._step = 0
@@ -91,7 +91,7 @@ class Scheduler:
 
         Report preemptions, and the failure of sequences that can no longer meet their deadline.
         """
-        plan = self.live.trial.planned(partial(self._plan, now_s, report), bool(self._flying))
+        plan = self.live.isolation.planned(partial(self._plan, now_s, report), bool(self._flying))
         if plan is None or not plan.rows:
             return None
         self._step = plan.step
@@ -295,7 +295,7 @@ class Scheduler:
         self.drafting.stepped(batch, output.duration_s)
         if ended:
             self.live.sweep()
-        self.live.trial.settled()
+        self.live.isolation.settled()
         self.quarantine.settled(batch.step)
 
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:

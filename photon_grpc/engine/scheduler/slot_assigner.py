@@ -56,7 +56,7 @@ class SlotAssigner:
             seq = self._live.waiting.first()
             if not self._policy.admits(seq.rank, self._live.newest, len(self._live.running)):
                 return
-            if not self._live.trial.may_compute(seq):
+            if not self._live.isolation.may_compute(seq):
                 return
             if seq.request.deadline_s is not None and self._comes_too_late(seq, now_s, report):
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import Parts
+from photon_grpc.layers.epilogues import Parts
 from photon_grpc.layers.experts import Experts, Router, SparseMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.parallel.group import Group

@@ -10,7 +10,7 @@ import torch
 
 from photon_grpc.kernels.lang.jit import DRY_RUN, launches
 from photon_grpc.kernels.linear import exchange, slices
-from photon_grpc.layers.ends import Parts, Pending
+from photon_grpc.layers.epilogues import Parts, Pending
 
 
 class Group(Protocol):

@@ -11,7 +11,7 @@ import torch
 from photon_grpc.kernels import norm_add
 from photon_grpc.kernels.norm_add import Norm
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import AddNormed, AddResidual, End, Gemm, Logits, PartialSums
+from photon_grpc.layers.epilogues import AddNormed, AddResidual, Epilogue, Gemm, Logits, PartialSums
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.parallel.group import Group, RankShare, share_of
 from photon_grpc.layers.parameter_owner import Part, Target
@@ -116,16 +116,16 @@ class RowParallelLinear(RowPartLinear):
         y = in_order(self.group.gather(sums)).to(x.dtype)
         return y if self._bias is None else y.add_(self._bias)
 
-    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         """Return the product whose partial sums all ranks add to the residual stream; None for other ends."""
         if self.group.size == 1:
-            return super().gemm(num_rows, end)
+            return super().gemm(num_rows, epilogue)
         sums = super().gemm(num_rows, PARTIAL)
-        if sums is None or not end.library_takes(self.dtype):
+        if sums is None or not epilogue.library_takes(self.dtype):
             return None
-        if isinstance(end, AddNormed):
-            return partial(self._add_normed, sums, end.norm)
-        return partial(self._add, sums) if isinstance(end, AddResidual) else None
+        if isinstance(epilogue, AddNormed):
+            return partial(self._add_normed, sums, epilogue.norm)
+        return partial(self._add, sums) if isinstance(epilogue, AddResidual) else None
 
     def _add(self, sums: Gemm, work: Workspace, x: torch.Tensor) -> None:
         # What follows a layer's second sum reads all rows.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from photon_grpc.kernels.lang.streams import launching_on, stream_of
 from photon_grpc.kernels.linear import exchange
-from photon_grpc.layers.ends import Parts, Pending
+from photon_grpc.layers.epilogues import Parts, Pending
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels.linear import slices
-from photon_grpc.layers.ends import Parts, Pending
+from photon_grpc.layers.epilogues import Parts, Pending
 from photon_grpc.layers.parallel.group import Group, LoneRank, MeshSizes, add_gathered, mesh_of
 from photon_grpc.layers.parallel.planes import Planes, shared_planes
 

@@ -12,7 +12,7 @@ import torch
 from photon_grpc.kernels.linear import products8
 from photon_grpc.kernels.linear.products8 import Weight8
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import End, Gemm
+from photon_grpc.layers.epilogues import Epilogue, Gemm
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.operands import EightBitOperands
 from photon_grpc.layers.quantization.quantized import Quantized
@@ -32,14 +32,14 @@ class EightBits(Quantized):
     def fold(self, linear: Linear) -> Folded:
         return Folded.NO if linear.norm is None else self.source.folded
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         operands = EightBitOperands(self.fused_weight(linear), linear.bias)
         is_wide = products8.is_wide(linear.weight, num_rows, linear.dtype)
-        way = None if is_wide else products8.way_of(linear.weight, num_rows, end.cost, end.span)
-        if way is not None and end.cost != "head":
-            return partial(end.tiled, operands, way)
+        way = None if is_wide else products8.way_of(linear.weight, num_rows, epilogue.cost, epilogue.span)
+        if way is not None and epilogue.cost != "head":
+            return partial(epilogue.tiled, operands, way)
         # The product alone, at any number of rows, and a second kernel.
-        return partial(end.library, operands) if end.library_takes(torch.bfloat16) else None
+        return partial(epilogue.library, operands) if epilogue.library_takes(torch.bfloat16) else None
 
     def fused_weight(self, linear: Linear) -> Weight8:
         """Return the weight of fused products, with the norm that stays beside it."""

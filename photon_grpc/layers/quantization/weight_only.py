@@ -18,7 +18,7 @@ from photon_grpc.kernels.linear import cut
 from photon_grpc.kernels.linear.decode import WORD_COLUMNS, arrange, holds
 from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind, dequantize
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.ends import End, Gemm, Logits
+from photon_grpc.layers.epilogues import Epilogue, Gemm, Logits
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.operands import PackedOperands
 from photon_grpc.layers.parameter_owner import Target
@@ -63,15 +63,15 @@ class WeightOnly(Quantized):
     def num_slices(self, linear: Linear) -> int:
         return cut.num_slices(linear.out_features, linear.in_features, bits=self.source.form.bits)
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         weight = self.fused_weight(linear)
         if weight.values.is_cuda and linear.dtype.itemsize > 2:
             # No kernel multiplies packed weights by rows of 32 bits.
             return None
         operands = PackedOperands(weight, linear.bias, linear.num_slices)
-        if weight.is_arranged and (tile := tile_of(linear, num_rows, end, weight.values.device, weight.kind)):
-            return partial(end.tiled, operands, tile)
-        return partial(end.library, operands) if end.library_takes(linear.dtype) else None
+        if weight.is_arranged and (tile := tile_of(linear, num_rows, epilogue, weight.values.device, weight.kind)):
+            return partial(epilogue.tiled, operands, tile)
+        return partial(epilogue.library, operands) if epilogue.library_takes(linear.dtype) else None
 
     def fused_weight(self, linear: Linear) -> QuantizedWeight:
         """Return the weight of fused products, with the norm that stays beside it."""
@@ -98,6 +98,6 @@ class PackedWeightOnly(WeightOnly):
     def fold(self, linear: Linear) -> Folded:
         return Folded.NO
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, epilogue: Epilogue) -> Gemm | None:
         logits: Gemm = linear.weight.logits
-        return logits if isinstance(end, Logits) else None
+        return logits if isinstance(epilogue, Logits) else None

@@ -18,8 +18,8 @@ from photon_grpc.kernels.linear import cost, cut, tiles
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.layers.ends import AddResidual, End, Rotary, SwiGLU
-from photon_grpc.layers.ends import bucket as bucket_of
+from photon_grpc.layers.epilogues import AddResidual, Epilogue, Rotary, SwiGLU
+from photon_grpc.layers.epilogues import bucket as bucket_of
 from photon_grpc.layers.operands import DenseOperands
 from photon_grpc.layers.workspace import RowSums, Workspace
 
@@ -44,7 +44,7 @@ Shape = tuple[int, int, int, int, int]
 
 
 class Case:
-    """One projection of a layer with its end, and the rows it is applied to."""
+    """One projection of a layer with its epilogue, and the rows it is applied to."""
 
     def __init__(self, shape: Shape, name: str, *, bias: bool = False, is_normed: bool = False) -> None:
         self.shape, self.name = shape, name
@@ -55,12 +55,12 @@ class Case:
             "gate_up": (2 * inner, hidden),
             "down": (hidden, inner),
         }[name]
-        self.end: End = AddResidual()
+        self.epilogue: Epilogue = AddResidual()
         if name == "qkv":
             weights = (torch.rand(2, dim, device="cuda") + 0.5).bfloat16()
-            self.end = Rotary(dim // 2, 1e-5, (weights[0], weights[1]) if is_normed else None)
+            self.epilogue = Rotary(dim // 2, 1e-5, (weights[0], weights[1]) if is_normed else None)
         elif name == "gate_up":
-            self.end = SwiGLU(inner, 1e-5)
+            self.epilogue = SwiGLU(inner, 1e-5)
         weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()
         b = torch.randn(n, device="cuda").bfloat16() if bias else None
         self.linear = DenseOperands(weight, b, cut.num_slices(n, k))
@@ -84,7 +84,7 @@ class Case:
             torch.zeros(65536, dtype=torch.int32, device="cuda"),
         )  # fmt: skip
         work.take(self.h[:rows], None)
-        multiply = self.end.tiled if tile else self.end.library
+        multiply = self.epilogue.tiled if tile else self.epilogue.library
         given = (self.linear, tile, work) if tile else (self.linear, work)
         if self.name == "qkv":
             self.pages.zero_()
@@ -101,7 +101,7 @@ class Case:
     def tiles(self, rows: int) -> Iterator[Tile]:
         """Return the table's and some of those that are considered, the best and the worst among them."""
         n, k = self.linear.weight.shape
-        product = Product(n, k, rows, self.end.span, self.end.cost, self.linear.num_slices)
+        product = Product(n, k, rows, self.epilogue.span, self.epilogue.cost, self.linear.num_slices)
         known = tiles.TABLE.get((n, k), {}).get(rows)
         found = sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))
         yield from dict.fromkeys(([known] if known else []) + found[:2] + found[len(found) // 2 :][:1] + found[-1:])

@@ -11,10 +11,10 @@ from tests.engine.harness import Harness, Setting
 
 
 def test_a_loop_that_computes_nothing_has_five_seconds():
-    pace = StepTimeEstimator()
-    assert pace.allowance_s(0) == 5.0
-    pace.stepped(64, 100.0)
-    assert pace.allowance_s(0) == 5.0
+    times = StepTimeEstimator()
+    assert times.allowance_s(0) == 5.0
+    times.stepped(64, 100.0)
+    assert times.allowance_s(0) == 5.0
 
 
 def test_until_a_step_was_measured_any_has_a_minute():
@@ -22,52 +22,52 @@ def test_until_a_step_was_measured_any_has_a_minute():
 
 
 def test_a_step_has_ten_times_what_one_of_its_size_took_and_never_less_than_five_seconds():
-    pace = StepTimeEstimator()
-    pace.stepped(512, 2.7)
-    assert pace.allowance_s(600) == pytest.approx(27.0)
-    pace.stepped(1, 0.06)
-    assert pace.allowance_s(1) == 5.0
+    times = StepTimeEstimator()
+    times.stepped(512, 2.7)
+    assert times.allowance_s(600) == pytest.approx(27.0)
+    times.stepped(1, 0.06)
+    assert times.allowance_s(1) == 5.0
 
 
 def test_a_prompt_of_2048_tokens_on_two_cores_is_not_a_hang():
     """A model of 1B: 60 ms a token, 11 s for such a prompt."""
-    pace = StepTimeEstimator()
-    pace.stepped(1, 0.06)
-    assert pace.allowance_s(2048) >= 10 * 11.0
-    pace.stepped(512, 2.7)
-    assert pace.allowance_s(2048) == pytest.approx(10 * 4 * 2.7)
+    times = StepTimeEstimator()
+    times.stepped(1, 0.06)
+    assert times.allowance_s(2048) >= 10 * 11.0
+    times.stepped(512, 2.7)
+    assert times.allowance_s(2048) == pytest.approx(10 * 4 * 2.7)
 
 
 def test_a_step_smaller_than_any_measured_takes_no_longer_than_that():
-    pace = StepTimeEstimator()
-    pace.stepped(512, 2.7)
-    assert pace.allowance_s(3) == pytest.approx(27.0)
+    times = StepTimeEstimator()
+    times.stepped(512, 2.7)
+    assert times.allowance_s(3) == pytest.approx(27.0)
 
 
 def test_a_step_larger_than_any_measured_has_at_least_a_minute_and_what_the_largest_makes_likely():
-    pace = StepTimeEstimator()
-    pace.stepped(1, 0.001)
-    assert pace.allowance_s(8192) == pytest.approx(10 * 8.192) and pace.allowance_s(64) == 60.0
+    times = StepTimeEstimator()
+    times.stepped(1, 0.001)
+    assert times.allowance_s(8192) == pytest.approx(10 * 8.192) and times.allowance_s(64) == 60.0
 
 
 def test_a_pause_in_a_step_counts_for_no_more_than_was_allowed():
-    pace = StepTimeEstimator()
-    pace.stepped(512, 0.1)
-    pace.stepped(512, 3600.0)
-    assert pace.allowance_s(512) == 50.0
+    times = StepTimeEstimator()
+    times.stepped(512, 0.1)
+    times.stepped(512, 3600.0)
+    assert times.allowance_s(512) == 50.0
 
 
 def test_slow_steps_count_at_once_and_are_forgotten_slowly():
     """Steps of one size grow with their contexts: each may take ten times what the longest did lately."""
-    pace = StepTimeEstimator()
-    pace.stepped(512, 1.0)
-    pace.stepped(512, 9.0)
-    assert pace.allowance_s(512) == 90.0
-    pace.stepped(512, 1.0)
-    assert pace.allowance_s(512) > 80.0
+    times = StepTimeEstimator()
+    times.stepped(512, 1.0)
+    times.stepped(512, 9.0)
+    assert times.allowance_s(512) == 90.0
+    times.stepped(512, 1.0)
+    assert times.allowance_s(512) > 80.0
     for _ in range(60):
-        pace.stepped(512, 1.0)
-    assert 10.0 <= pace.allowance_s(512) < 11.0
+        times.stepped(512, 1.0)
+    assert 10.0 <= times.allowance_s(512) < 11.0
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -1,4 +1,4 @@
-"""Ends of a product: the operations that are fused with it, before and after.
+"""Epilogues of a product: the operations fused with it, including the norm before it.
 
     Rotary:       q, pages <- rotated (r · W h + b)      r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
     Latents:      absorbed q, pages <- rotated (r · W h), latents normalised
@@ -13,7 +13,7 @@
 
 `tiled` is a kernel of ours that does all of it. `library` is the matrix library, which reads the residual stream before
 its norm and adds to it, followed by a kernel that applies the norm. Both give the same bits: K is cut as the weight's
-format says, sums are rounded in the same places. What an end costs is in ENDS of `kernels/linear/cost.py`.
+format says, sums are rounded in the same places. `ENDS` in `kernels/linear/cost.py` has their costs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from photon_grpc.kernels.swiglu import Activation
 from photon_grpc.layers.operands import Operands
 from photon_grpc.layers.workspace import Workspace
 
-#: A product with its end; its arguments are those of the end's methods after the weight and the tile.
+#: A product with its epilogue; its arguments are those of the epilogue's methods after the weight and the tile.
 Gemm = Callable[..., Any]
 
 
@@ -57,8 +57,8 @@ class Parts:
 Pending = list[tuple[slice, Callable[[], None]]]
 
 
-class End(Protocol):
-    """The end of a product."""
+class Epilogue(Protocol):
+    """The epilogue of a product."""
 
     @property
     def cost(self) -> str:
