@@ -90,7 +90,7 @@ class KnownAnswers(NoDrafter):
     def draft(self, batch: Batch) -> None:
         self._works.draft(batch)
         slots, counts = drafting_rows(batch, self._table)
-        places = (self._table.num_known[slots][:, None] + self._numbers).clamp(max=self._drafts.shape[1] - 1)
+        places = (self._table.numbers.num_known[slots][:, None] + self._numbers).clamp(max=self._drafts.shape[1] - 1)
         rows = slots[:, None].expand_as(places)
         ids = self._table.token_ids
         ids[rows, places] = torch.where(self._numbers < counts[:, None], self._drafts[rows, places], ids[rows, places])

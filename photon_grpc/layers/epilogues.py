@@ -78,13 +78,25 @@ class Epilogue(Protocol):
         """Return whether there is `library` for weights of this dtype."""
 
 
+class _AnyDtype:
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return True
+
+
+class _WideRange:
+    """An epilogue whose library product may be that of the residual stream before its norm: too large for float16."""
+
+    def library_takes(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.float16
+
+
 def bucket(num_rows: int) -> int:
     """Return the smallest of tiles.BUCKETS that holds num_rows; 0 above them all, and for no rows."""
     return (tiles.bucket(num_rows) or 0) if num_rows else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rotary:
+class Rotary(_WideRange):
     """Queries, and keys and values in their pages.
 
     span: half a head. eps: that of the norm before the product, whose weight is folded into W. norms: weights [D] of
@@ -110,15 +122,12 @@ class Rotary:
     def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         linear.qkv(work.h, self.eps, self._output(work, pages, layer))
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return _has_range(dtype)
-
     def _output(self, work: Workspace, pages: torch.Tensor, layer: int) -> HeadOutput:
         return HeadOutput(work.q, pages, layer, work.rotation, self.norms, self.scales)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Latents:
+class Latents(_WideRange):
     """Absorbed queries, and latents in their pages.
 
     eps: as of Rotary. norm: of latents. weight: what expands them; plain: the numbers of a query that are not rotated.
@@ -139,9 +148,6 @@ class Latents:
     def library(self, linear: Operands, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         self._store(linear.product(work.h), work, pages, layer)
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return _has_range(dtype)
-
     def _store(self, sums: torch.Tensor, work: Workspace, pages: torch.Tensor, layer: int) -> None:
         h, partial = work.stream()
         out = LatentOutput(work.q, pages, layer, work.rotation, self.norm, self.weight, self.plain)
@@ -149,7 +155,7 @@ class Latents:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SwiGLU:
+class SwiGLU(_WideRange):
     """The input of the down projection. span: gate to up. eps: that of the norm before, as for Rotary."""
 
     cost: ClassVar[str] = "swiglu"
@@ -168,9 +174,6 @@ class SwiGLU:
         for rows in work.pieces():
             many.swiglu(work.h[rows], self.eps, work.y[rows], self.activation)
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return _has_range(dtype)
-
 
 class GeGLU(SwiGLU):
     """The input of the down projection, with the tanh form of gelu."""
@@ -178,7 +181,7 @@ class GeGLU(SwiGLU):
     activation: ClassVar[Activation] = "gelu"
 
 
-class AddResidual:
+class AddResidual(_AnyDtype):
     """The residual stream."""
 
     cost, span = "add", 0
@@ -192,12 +195,9 @@ class AddResidual:
         work.outdated()
         linear.add_to(work.h, x)
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return True
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AddNormed:
+class AddNormed(_WideRange):
     """The residual stream where a norm stands behind the product, which one kernel applies behind either product."""
 
     cost: ClassVar[str] = "add"
@@ -211,14 +211,11 @@ class AddNormed:
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> None:
         self._add(linear.product(x), linear, work)
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return _has_range(dtype)
-
     def _add(self, product: torch.Tensor, linear: Operands, work: Workspace) -> None:
         norm_add.launch(product, linear.bias, self.norm, work.h, work.written())
 
 
-class Logits:
+class Logits(_AnyDtype):
     """Logits, float32 [R, vocab_size], of x [R, hidden_size]."""
 
     cost, span = "head", 0
@@ -229,11 +226,8 @@ class Logits:
     def library(self, linear: Operands, x: torch.Tensor) -> torch.Tensor:
         return linear.logits(x)
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return True
 
-
-class PartialSums:
+class PartialSums(_AnyDtype):
     """Sums of some rows, float32 [rows, N], without bias, made when they are asked for: a rank's part of a sum."""
 
     cost, span = "head", 0
@@ -245,11 +239,8 @@ class PartialSums:
         many = linear.for_pieces(x)
         return Parts(lambda rows: many.logits(x[rows]))
 
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return True
 
-
-class Plain:
+class Plain(_AnyDtype):
     """The product in x's dtype, without bias; of `work` only the counters are used."""
 
     cost, span = "head", 0
@@ -260,9 +251,6 @@ class Plain:
     def library(self, linear: Operands, work: Workspace, x: torch.Tensor) -> torch.Tensor:
         product = linear.product(x)
         return (functools.reduce(torch.add, product) if product.dim() == 3 else product).to(x.dtype)
-
-    def library_takes(self, dtype: torch.dtype) -> bool:
-        return True
 
 
 class Sample:
@@ -281,8 +269,3 @@ class Sample:
 
     def library_takes(self, dtype: torch.dtype) -> bool:
         return False
-
-
-def _has_range(dtype: torch.dtype) -> bool:
-    """Return whether this dtype holds products of the residual stream before its norm: float16 ends at 65,504."""
-    return dtype != torch.float16

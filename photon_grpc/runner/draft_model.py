@@ -105,7 +105,7 @@ class ModelDrafter(PassDrafter):
     def _first(self, rows: Rows, shape: StepShape, bounds: Bounds) -> torch.Tensor:
         """Compute `counts` tokens of every row up to its newest known one; return the hidden states behind them."""
         table = self._table
-        first = table.num_known.clone()
+        first = table.numbers.num_known.clone()
         first[rows.slots] -= rows.counts
         found, hidden = self._step.forward(rows, shape, bounds, table.state._replace(num_computed=first))
         return hidden[found.last]
@@ -113,7 +113,7 @@ class ModelDrafter(PassDrafter):
     def _next(self, rows: Rows, behind: int | torch.Tensor, longest: int) -> torch.Tensor:
         """Compute the draft `behind` the first of every row; return the hidden states behind them."""
         # Slot 0, which captures compute, knows nothing: it has no position -1.
-        first = (self._table.num_known + behind).clamp(min=0)
+        first = (self._table.numbers.num_known + behind).clamp(min=0)
         state = self._table.state._replace(num_computed=first)
         return self._step.decode(rows, Bounds(1, 1, longest), state)
 

@@ -101,7 +101,7 @@ def write_drafts(table: SlotTable, slots: torch.Tensor, number: int, sample: Cal
 
     What cannot be sampled becomes id 0, which is refused.
     """
-    places = table.num_known[slots] + number
+    places = table.numbers.num_known[slots] + number
     table.token_ids[slots, places] = sample(slots, places).clamp(min=0).int()
 
 

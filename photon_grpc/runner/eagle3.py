@@ -90,7 +90,7 @@ class Eagle3Drafter(PassDrafter):
         sent = self._table.to_device(slots, torch.int64)
         self._carried[sent * self._width] = self._head.streams[: len(slots)]
         # By now that token is counted.
-        self._first[sent] = self._table.num_computed[sent] - 1
+        self._first[sent] = self._table.numbers.num_computed[sent] - 1
 
     def _carry(self, batch: Batch, kept: list[int]) -> None:
         """Keep the streams of the last tokens of every row."""
@@ -104,7 +104,7 @@ class Eagle3Drafter(PassDrafter):
         sent = self._table.to_device((*sources, *places, *batch.slots, *before), torch.int64)
         of_streams, of_rows = sent[: 2 * num_streams].view(2, num_streams), sent[2 * num_streams :].view(2, num_rows)
         self._carried[of_streams[1]] = self._head.streams[of_streams[0]]
-        self._first[of_rows[0]] = self._table.num_computed[of_rows[0]] + of_rows[1]
+        self._first[of_rows[0]] = self._table.numbers.num_computed[of_rows[0]] + of_rows[1]
 
     def _compute_prompts(self, batch: Batch) -> None:
         """Compute the keys of rows whose tokens are not all sampled behind: parts of prompts."""
@@ -162,7 +162,7 @@ class Eagle3Drafter(PassDrafter):
         ids = self._following(rows.slots[row], found.position)
         hidden, states = self._head.draft(ids, self._head.states(self._carried[places]), ctx)
         # Of the last step's tokens those behind refused drafts are no longer the row's.
-        newest = table.num_known[rows.slots] - 2 - self._first[rows.slots]
+        newest = table.numbers.num_known[rows.slots] - 2 - self._first[rows.slots]
         newest = begins[:-1] + newest.minimum(rows.counts - 1).clamp(min=0)
         newest = newest.clamp(max=shape.num_tokens - 1)
         self._newest[: len(newest)] = states[newest]
@@ -176,7 +176,7 @@ class Eagle3Drafter(PassDrafter):
         table, states = self._table, self._newest[: len(rows.slots)]
         # Of the ids of a position the one behind it is read, which is known.
         state = table.state._replace(
-            num_computed=(table.num_known + behind).clamp(min=0), token_ids=table.token_ids[:, 1:]
+            num_computed=(table.numbers.num_known + behind).clamp(min=0), token_ids=table.token_ids[:, 1:]
         )
         found, ctx = self._step.decode_inputs(rows, Bounds(1, 1, longest), state)
         hidden, following = self._head.draft(found.token, states, ctx)

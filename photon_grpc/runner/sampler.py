@@ -125,10 +125,8 @@ class Sampler:
             slots: int64 [R].
             context_len: int32 or int64 [R], tokens before the one to sample.
         """
-        table = self._table
-        metadata = SamplingMetadata(
-            slots, context_len, table.temperature, table.seed, table.output_index, table.num_prompt
-        )
+        of = self._table.numbers
+        metadata = SamplingMetadata(slots, context_len, of.temperature, of.seed, of.output_index, of.num_prompt)
         if level is SamplingLevel.PLAIN and not self._on_cpu:
             return SampledTokens(self._head.sample(hidden, metadata))
         logits = self._head.logits(hidden)
@@ -137,7 +135,7 @@ class Sampler:
         # Log-probabilities are those of the model's logits, which processing changes.
         raw = logits.clone() if level.is_processed else logits
         ids = self._sample(logits, metadata, level)
-        return SampledTokens(ids, self._logprobs(raw, ids, table.output_logprobs(slots)))
+        return SampledTokens(ids, self._logprobs(raw, ids, self._table.output_logprobs(slots)))
 
     def _sample(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
         processing = self._table.processing if level.is_processed else None

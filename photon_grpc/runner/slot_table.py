@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,44 +26,48 @@ from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_device
 
+_Float, _Int = TypeVar("_Float"), TypeVar("_Int")
 
-class _Numbers(NamedTuple):
-    """The numbers of a slot beside ids and blocks: the float32 columns, then the int64 columns, in order."""
 
-    temperature: float
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    num_computed: int
-    top_k: int
-    seed: int
-    output_index: int
-    num_prompt: int
-    min_length: int
-    num_best: int
-    num_prompt_best: int
-    num_given: int
-    num_biases: int
-    is_limited: int
-    num_known: int
-    mask_row: int = 0
+class SlotNumbers(NamedTuple, Generic[_Float, _Int]):
+    """The numbers of a slot beside ids and blocks, or the columns [S] with those of every slot.
+
+    First float32, then int64. num_computed: tokens whose keys and values are written by steps launched so far. seed:
+    the bit pattern of the uint64. num_known: as in `SlotState`. num_prompt_best: as num_best, of the prompt. Others: as
+    in `SamplingMetadata`, `Constraints`, `Penalties` and `LogprobMetadata` of kernels/sampling.
+    """
+
+    temperature: _Float
+    top_p: _Float
+    min_p: _Float
+    repetition_penalty: _Float
+    presence_penalty: _Float
+    frequency_penalty: _Float
+    num_computed: _Int
+    top_k: _Int
+    seed: _Int
+    output_index: _Int
+    num_prompt: _Int
+    min_length: _Int
+    num_best: _Int
+    num_prompt_best: _Int
+    num_given: _Int
+    num_biases: _Int
+    is_limited: _Int
+    num_known: _Int
+    mask_row: _Int
 
 
 _NUM_FLOATS = 6
-_NUM_INTS = len(_Numbers._fields) - _NUM_FLOATS
+_NUM_INTS = len(SlotNumbers._fields) - _NUM_FLOATS
 
 
 class SlotTable:
     """The state of every slot on the device.
 
-    token_ids: int32 [S, max_model_len], the prompt and sampled ids.
-    num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
-    block_table: int32 [S, G, max_blocks], of every KVGroup; entries before its window stay until they are
-    overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
-    num_prompt: int64 [S]. num_known: as in `SlotState`. num_prompt_best: as num_best, of the prompt. All others as in
-    `Constraints`, `Penalties` and `LogprobMetadata` of kernels/sampling.
+    token_ids: int32 [S, max_model_len], the prompt and sampled ids. block_table: int32 [S, G, max_blocks], of every
+    KVGroup; entries before its window stay until they are overwritten. numbers: the columns with one number per slot.
+    Other tensors: as in `Constraints`, `Penalties` and `LogprobMetadata` of kernels/sampling.
 
     Args:
         max_drafts: the most drafts of a row.
@@ -98,20 +102,16 @@ class SlotTable:
         self.given_ids = torch.zeros((num_slots, MAX_GIVEN), dtype=torch.int32, device=device)
         self._floats = torch.zeros((_NUM_FLOATS, num_slots), dtype=torch.float32, device=device)
         self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
-        self.temperature, self.top_p, self.min_p, *penalties = self._floats
-        self.repetition_penalty, self.presence_penalty, self.frequency_penalty = penalties
-        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *others = self._ints
-        self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
-        self.num_biases, self.is_limited, self.num_known, self.mask_row = others
-        self._none_given = torch.zeros_like(self.num_given)
+        self.numbers: SlotNumbers[torch.Tensor, torch.Tensor] = SlotNumbers(*self._floats, *self._ints)
+        self._none_given = torch.zeros_like(self.numbers.num_given)
         self.num_slots = num_slots
         #: Slots whose masks hold in the batch that was applied last, in its order, and the masks of each; None if that
         #: is unknown.
         self._masked: tuple[list[int], int] | None = [], 1
         self._mask_copy = SideCopy(device)
         # Rows of padding have no log-probabilities and no penalties.
-        self.num_best.fill_(-1)
-        self.repetition_penalty.fill_(1.0)
+        self.numbers.num_best.fill_(-1)
+        self.numbers.repetition_penalty.fill_(1.0)
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         #: Exact once every step with drafts is read.
         self.max_computed = [0] * num_slots
@@ -132,22 +132,23 @@ class SlotTable:
     @property
     def state(self) -> SlotState:
         """The state that every step reads and changes."""
-        num_known = self.num_known if self.max_drafts else None
-        return SlotState(self.token_ids, self.num_computed, self.block_table, num_known)
+        num_known = self.numbers.num_known if self.max_drafts else None
+        return SlotState(self.token_ids, self.numbers.num_computed, self.block_table, num_known)
 
     @property
     def filters(self) -> Filters:
         """top_k, top_p and min_p of every slot."""
-        return Filters(self.top_k, self.top_p, self.min_p)
+        return Filters(self.numbers.top_k, self.numbers.top_p, self.numbers.min_p)
 
     @property
     def processing(self) -> LogitsProcessing:
         """Penalties, biases, bans, masks and limits of every slot."""
-        strengths = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        of = self.numbers
+        strengths = of.repetition_penalty, of.presence_penalty, of.frequency_penalty
         return LogitsProcessing(
-            Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases),
-            Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
-            Drafted(self.num_known, self.token_ids, self.token_ids.stride(0)) if self.max_drafts else None,
+            Penalties(self.counts, *strengths, of.num_biases, self.bias_ids, self.biases),
+            Constraints(of.min_length, self.banned_ids, of.mask_row, self.masks, of.is_limited, self.limits),
+            Drafted(of.num_known, self.token_ids, self.token_ids.stride(0)) if self.max_drafts else None,
         )
 
     def unmasked(self, constraints: Constraints) -> Constraints:
@@ -156,11 +157,11 @@ class SlotTable:
 
     def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
         """Return the requested log-probabilities of ids sampled for these slots."""
-        return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
+        return LogprobMetadata(slots, self.numbers.num_best, self.numbers.num_given, self.given_ids)
 
     def prompt_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
         """Return the requested log-probabilities of the ids of their prompts."""
-        return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
+        return LogprobMetadata(slots, self.numbers.num_prompt_best, self._none_given, self.given_ids)
 
     def mask(self, masks: memoryview) -> None:
         """Limit the masked rows of the last batch applied to the ids whose bits are set.
@@ -177,7 +178,7 @@ class SlotTable:
     def drafts(self, slots: Sequence[int], count: int) -> torch.Tensor:
         """Return int32 [slots, count], the drafts behind the known ids of each slot."""
         rows = self.to_device(slots, torch.int64)[:, None]
-        places = self.num_known[rows] + torch.arange(count, device=self.device)
+        places = self.numbers.num_known[rows] + torch.arange(count, device=self.device)
         return self.token_ids[rows, places.clamp(max=self.token_ids.shape[1] - 1)]
 
     def give(self, given: Sequence[tuple[int, tuple[int, ...]]]) -> None:
@@ -185,7 +186,7 @@ class SlotTable:
         slots = [slot for slot, ids in given for _ in ids]
         numbers = [number for _, ids in given for number in range(len(ids))]
         sent = self.to_device([slots, numbers, [draft for _, ids in given for draft in ids]], torch.int64)
-        self.token_ids[sent[0], self.num_known[sent[0]] + sent[1]] = sent[2].int()
+        self.token_ids[sent[0], self.numbers.num_known[sent[0]] + sent[1]] = sent[2].int()
 
     def apply(self, batch: Batch) -> None:
         """Apply departures, admissions and growth."""
@@ -299,9 +300,9 @@ class SlotTable:
         if admission.logprobs.num_prompt_records:
             self.prompt_logprob_params[slot] = admission.logprobs, admission.num_prompt
 
-    def _numbers(self, admission: Admission) -> _Numbers:
+    def _numbers(self, admission: Admission) -> SlotNumbers[float, int]:
         sampling, logprobs = admission.sampling, admission.logprobs
-        return _Numbers(
+        return SlotNumbers(
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
@@ -320,15 +321,16 @@ class SlotTable:
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),
             num_known=len(admission.ids),
+            mask_row=0,
         )
 
     def _point_to_masks(self, slots: list[int], stride: int) -> None:
         # Set once it is sent: if sending fails, the next batch sends again.
         self._masked = None
-        self.mask_row.zero_()
+        self.numbers.mask_row.zero_()
         if slots:
             where, rows = self.to_device([slots, range(1, len(slots) * stride + 1, stride)], torch.int64)
-            self.mask_row.index_copy_(0, where, rows)
+            self.numbers.mask_row.index_copy_(0, where, rows)
         self._masked = (slots, stride) if slots else ([], 1)
 
     def _grow(self, batch: Batch) -> None:

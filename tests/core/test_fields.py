@@ -16,7 +16,7 @@ from photon_grpc.core.fields import FIELDS, NEUTRAL, fields_of
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.model import RequestLimits
-from photon_grpc.runner.slot_table import _Numbers
+from photon_grpc.runner.slot_table import SlotNumbers
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 from photon_grpc.v1.annotations_pb2 import Range
@@ -163,7 +163,7 @@ def test_the_ranges_in_the_protos_are_those_of_the_declarations() -> None:
 
 def test_every_number_of_a_draw_has_a_column_in_the_slot_table() -> None:
     numbers = {field.name for field in fields_of("sampling") if field.kind in (int, float)} - {"num_outputs"}
-    assert numbers <= set(_Numbers._fields)
+    assert numbers <= set(SlotNumbers._fields)
     assert set(SamplingParams.__struct_fields__) == {field.name for field in fields_of("sampling")} - {"num_outputs"}
 
 

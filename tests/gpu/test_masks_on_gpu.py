@@ -66,4 +66,4 @@ def test_masks_leave_no_flag_behind(device: str) -> None:
     runner = runner_on(device, False)
     for each in launched(runner):
         each.result()
-    assert not torch.any(runner.table.mask_row)
+    assert not torch.any(runner.table.numbers.mask_row)

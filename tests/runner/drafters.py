@@ -75,8 +75,8 @@ class ScriptedDrafter(NoDrafter):
         for slot, yields in zip(batch.slots, batch.yields, strict=True):
             if yields < 2:
                 continue
-            known = int(table.num_known[slot])
-            key = int(table.seed[slot]) & (2**64 - 1), int(table.output_index[slot])
+            known = int(table.numbers.num_known[slot])
+            key = int(table.numbers.seed[slot]) & (2**64 - 1), int(table.numbers.output_index[slot])
             answer = self._answers.get(key, [])[known : known + yields - 1]
             drafts = [self._one(answer[at] if at < len(answer) else None) for at in range(yields - 1)]
             table.token_ids[slot, known : known + len(drafts)] = table.to_device(drafts, table.token_ids.dtype)

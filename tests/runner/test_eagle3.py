@@ -51,7 +51,7 @@ class Recorded:
     def draft(self, batch: Batch) -> None:
         self._drafter.draft(batch)
         for slot, yields in zip(batch.slots, batch.yields, strict=True):
-            known = int(self._table.num_known[slot])
+            known = int(self._table.numbers.num_known[slot])
             ids = self._table.token_ids[slot, : known + yields - 1].tolist()
             self.found.append((ids[:known], ids[known:]))
 
@@ -171,7 +171,7 @@ def test_a_plain_step_keeps_the_streams_that_any_step_keeps(directory: Path) -> 
         ):
             drafter._carried.zero_()
             drafter._first.zero_()
-            runner.table.num_computed[1:4] = computed
+            runner.table.numbers.num_computed[1:4] = computed
             carry()
             kept.append((drafter._carried.clone(), drafter._first.clone()))
         (one, at), (other, at_other) = kept

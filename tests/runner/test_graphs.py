@@ -196,7 +196,7 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
     assert StepShape("mixed", 32, 16) in launch.bodies and not output.faults
-    assert runner.table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
+    assert runner.table.numbers.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
     assert torch.equal(cache.pages[0][1:][is_old[1:]], before[1:][is_old[1:]])
     written = (cache.pages[0].isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
@@ -213,11 +213,11 @@ def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) ->
 def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
     """Check that each batch gives the ids of an eager runner and leaves the same state."""
     cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
-    eager = eager_runner(loaded(), cache, max_num_seqs=runner.table.num_computed.shape[0] - 1)
+    eager = eager_runner(loaded(), cache, max_num_seqs=runner.table.numbers.num_computed.shape[0] - 1)
     for batch in batches:
         mine, theirs = (each.submit(batch).result() for each in (runner, eager))
         assert (mine.ids, mine.faults) == (theirs.ids, {})
-    assert torch.equal(runner.table.num_computed, eager.table.num_computed)
+    assert torch.equal(runner.table.numbers.num_computed, eager.table.numbers.num_computed)
     assert torch.equal(runner.table.token_ids[1:], eager.table.token_ids[1:])
 
 
@@ -265,9 +265,9 @@ def test_slots_are_sent_again_behind_a_step_that_could_not_send_them(monkeypatch
     with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
         broken.setattr(graphs, "fill_columns", lambda *_: 1 / 0)
         launch(other)()
-    before = table.num_computed.clone()
+    before = table.numbers.num_computed.clone()
     launch(other)()
-    assert (table.num_computed - before).tolist()[:4] == [0, 0, 1, 1]
+    assert (table.numbers.num_computed - before).tolist()[:4] == [0, 0, 1, 1]
 
 
 def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:

@@ -75,7 +75,7 @@ def test_a_mask_that_allows_all_changes_nothing_and_holds_for_its_step_alone(run
         pending.sample(masks(*[range(320)] * 3)) if batch.masked else None
         found.append(pending.result().ids)
     assert found == expected
-    assert not runner.table.mask_row.any()
+    assert not runner.table.numbers.mask_row.any()
 
 
 def test_masks_hold_for_the_rows_of_their_step_whichever_those_of_the_step_before_were(runner: ModelRunner) -> None:
@@ -86,7 +86,7 @@ def test_masks_hold_for_the_rows_of_their_step_whichever_those_of_the_step_befor
         pending = runner.submit(replace(batch, masked=masked))
         pending.sample(masks(*[(expected[step][row],) for row in masked])) if masked else None
         assert pending.result().ids == expected[step]
-        rows = {slot: row for slot, row in enumerate(runner.table.mask_row.tolist()) if row}
+        rows = {slot: row for slot, row in enumerate(runner.table.numbers.mask_row.tolist()) if row}
         assert rows == {batch.slots[row]: number for number, row in enumerate(masked, 1)}
 
 
@@ -104,11 +104,11 @@ def test_flags_that_could_not_be_sent_are_sent_again(runner: ModelRunner, monkey
     pending.sample(masks((7,), (8,)))
     table = runner.table
     with monkeypatch.context() as broken:
-        broken.setattr(table, "mask_row", None)
+        broken.setattr(table, "numbers", table.numbers._replace(mask_row=None))
         with pytest.raises(AttributeError):
             table.apply(second)
     table.apply(second)
-    assert not table.mask_row.any()
+    assert not table.numbers.mask_row.any()
 
 
 def test_a_mask_that_allows_nothing_is_a_fault_of_its_row_that_is_no_failure_of_numbers(runner: ModelRunner) -> None:

@@ -94,8 +94,8 @@ def test_every_level_samples_the_same_for_rows_that_ask_for_nothing() -> None:
     logits = torch.randn(3, 200) * 2
     samplings = [SamplingParams(temperature=0.8, seed=7), SamplingParams(temperature=0.0), SamplingParams(seed=9)]
     tail, slots, _, _ = sampler_of(samplings, 200)
-    tail._table.num_prompt[slots] = 5
-    tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
+    tail._table.numbers.num_prompt[slots] = 5
+    tail._table.numbers.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.numbers.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
     levels = SamplingLevel.PROCESSED_FILTERED, SamplingLevel.FILTERED, SamplingLevel.PROCESSED, SamplingLevel.PLAIN
     sampled = [tail(logits.clone(), slots, context_len, level).ids for level in levels]
@@ -227,7 +227,7 @@ def test_what_is_nearly_greedy_is_greedy() -> None:
     samplings = [SamplingParams(temperature=9e-6, seed=1), SamplingParams(temperature=0.0), SamplingParams(seed=2)]
     sampler, slots, lengths, level = sampler_of(samplings, 200)
     assert torch.equal(sampler(logits.clone(), slots, lengths, level).ids[:2], logits[:2].argmax(-1))
-    assert sampler._table.temperature[slots].tolist() == [0.0, 0.0, 1.0] and samplings[0].is_greedy
+    assert sampler._table.numbers.temperature[slots].tolist() == [0.0, 0.0, 1.0] and samplings[0].is_greedy
 
 
 def test_both_ends_of_sampling_call_a_failed_row_by_the_same_number() -> None:

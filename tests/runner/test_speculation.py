@@ -58,7 +58,7 @@ def test_drafts_of_masked_rows_are_told_early_and_padded() -> None:
     output = other.result()
     # The first draft of the first row was right, the second not; that of the second row was not.
     assert (output.ids, output.lengths) == ((7, 6, 5), (2, 1))
-    assert runner.table.num_computed[[1, 2]].tolist() == [7, 6]
+    assert runner.table.numbers.num_computed[[1, 2]].tolist() == [7, 6]
 
 
 def test_the_host_knows_lengths_once_steps_are_read() -> None:

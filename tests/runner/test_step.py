@@ -81,10 +81,12 @@ def test_rows_up_to_a_bucket_change_no_output(row_buckets: tuple[int, ...], num_
     assert (sampled_for, plain) == (num_rows, [4, 5, 1, 3])
     assert [output.ids for output in outputs] == [output.ids for output in expected]
     assert not any(output.faults for output in outputs)
-    assert torch.equal(table.token_ids[1:], other.token_ids[1:]) and torch.equal(table.num_computed, other.num_computed)
+    assert torch.equal(table.token_ids[1:], other.token_ids[1:]) and torch.equal(
+        table.numbers.num_computed, other.numbers.num_computed
+    )
 
 
 def test_a_step_of_which_no_row_yields_samples_nothing() -> None:
     admission = Admission(1, (1, 2, 3), 3, 0, ((1,),), SAMPLINGS[1])
     outputs, table, sampled_for = play((4,), [Batch(1, (1,), (2,), (0,), admissions=(admission,))])
-    assert outputs[0].ids == () and sampled_for == [] and table.num_computed[1] == 2
+    assert outputs[0].ids == () and sampled_for == [] and table.numbers.num_computed[1] == 2

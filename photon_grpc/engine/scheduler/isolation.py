@@ -39,10 +39,7 @@ class Isolation:
         return None
 
     def planned(self, plan: Callable[[], BatchBuilder], is_flying: bool) -> BatchBuilder | None:
-        """Plan a step of all sequences. While a suspect is isolated, alternate between it and the others.
-
-        Return None if a suspect is isolated and a step is in flight.
-        """
+        """Plan a step: of all, or of the suspect and the others in turn, and then None while a step is in flight."""
         if not self.seqs:
             return plan()
         if is_flying:

@@ -32,13 +32,9 @@ class LiveSequences:
     """
 
     def __init__(
-        self,
-        num_slots: int,
-        pool: BlockPool,
-        constraints: ConstrainedOutputs,
-        waiting: WaitingQueue,
+        self, num_slots: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue,
         isolation: Isolation,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.constraints = constraints
         self.isolation = isolation
         self.prompt_scoring = PendingPromptLogprobs()
