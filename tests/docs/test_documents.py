@@ -19,6 +19,7 @@ from photon_grpc.config.settings import settings
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
 CLIENT_FLAGS = {"--help"} | {
     flag for verb in ("generate", "chat") for each in cli.commands[verb].params for flag in each.opts
 }
@@ -78,9 +79,8 @@ def test_the_verbs_that_read_the_target_variable_are_named() -> None:
 def test_the_headline_is_of_the_table_below_it() -> None:
     """Quotients, and the version that they are of; the table's figures are those of the results that it names."""
     text = (ROOT / "README.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-    ours, theirs = ((results / f"{name}.md").read_text() for name in ("one_arithmetic_h200", "offline_1b_h200"))
-    theirs += (results / "offline_8b_h200.md").read_text()
+    ours, theirs = ((RESULTS / f"{name}.md").read_text() for name in ("one_arithmetic_h200", "offline_1b_h200"))
+    theirs += (RESULTS / "offline_8b_h200.md").read_text()
     quotients: list[float] = []
     for row in re.findall(r"^\| (?:decode, ms a step|the same, 8B).*$", text, re.MULTILINE)[:2]:
         mine, other = ([float(each) for each in cell.strip(" *").split(" / ")] for cell in row.split("|")[2:4])
@@ -105,7 +105,12 @@ def test_one_page_says_what_a_seed_promises() -> None:
     assert "bfloat16" in rule and "float32" in rule
 
 
-@pages
+def test_the_index_of_results_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w+\.md)\)", (RESULTS / "README.md").read_text()))
+    assert listed == {page.name for page in RESULTS.glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(RESULTS.glob("*.md"))], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not link.startswith(("http://", "https://")):
