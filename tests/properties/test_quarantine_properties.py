@@ -79,7 +79,7 @@ class Mortal:
     def _submit_or_die(self, batch: Batch) -> Pending:
         live = self.harness.scheduler.live
         rows = [seq for seq in live.running if seq.slot in batch.slots]
-        suspects = {seq.fingerprint for seq in rows if seq in live.trial.seqs}
+        suspects = {seq.fingerprint for seq in rows if seq in live.isolation.seqs}
         assert not suspects or {seq.fingerprint for seq in rows} == suspects, "a suspect computes beside others"
         if any(_num_drawn(seq) >= self._fatal[seq.handle] for seq in rows):
             raise Died

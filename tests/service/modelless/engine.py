@@ -136,7 +136,7 @@ class _Assembled:
         path = self._config.scheduler.step_trace
         trace = JsonlStepTrace(TraceFile(path), self.facts) if path else None
         made = Engine(scheduler, runner, ports, self.facts, quotas, trace)
-        made.pace.stepped(1, _STEP_S)
+        made.step_times.stepped(1, _STEP_S)
         return made
 
 
