@@ -51,7 +51,7 @@ class KeyRing:
         try:
             self._use(read_api_keys(self._path))
         except ConfigError as error:
-            _LOG.error("%s; the %d keys of before stay in force", error, len(self._keys))
+            _LOG.error("%s; the %d previous keys stay in force", error, len(self._keys))
         else:
             _LOG.info("%d API keys are in force", len(self._keys))
 

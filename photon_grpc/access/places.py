@@ -16,7 +16,7 @@ from typing import Protocol
 from photon_grpc.errors import RETRY_AFTER_S, IdleStreamEvicted, PhotonError, QueueFull
 
 #: The error text of a stream that is shed, idle or not.
-_FOR_MEMORY = "the call was ended because messages that arrive hold too much of the server's memory; open it again"
+_FOR_MEMORY = "the call was ended because incoming messages use too much of the server's memory; open it again"
 
 
 class PlaceHolder(Protocol):
@@ -131,7 +131,7 @@ class Places:
 
     def eviction_error(self) -> PhotonError:
         """Return the error for an evicted holder."""
-        text = f"the call was idle, and its place is needed: only {self.limit} {self.what} may be open; open it again"
+        text = f"the idle call made room for another: at most {self.limit} {self.what} may be open; open it again"
         return IdleStreamEvicted(text, limit=self.limit)
 
     def _end(self, place: Place, error: PhotonError | None = None) -> None:

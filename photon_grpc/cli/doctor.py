@@ -281,7 +281,7 @@ def _model_directory(directory: Path, config: ServeConfig) -> list[tuple[str, st
     num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     latent, kept = model.latent, f"{model.num_kv_heads} KV heads of {model.head_dim}"
     if latent is not None:
-        kept = f"latents of {latent.rank} with {latent.rotated} rotated numbers instead of KV heads"
+        kept = f"latent attention: rank {latent.rank}, {latent.rotated} rotated dimensions"
     shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, {kept}"
     has_chat = model.has_tokenizer and model.chat_template is not None
     parts = [name for name, has in (("text", model.has_tokenizer), ("chat", has_chat)) if has]
@@ -303,8 +303,8 @@ def _experts(experts: ExpertSpec | None) -> list[tuple[str, str]]:
     """Return how many experts the layers have, if they have some."""
     if experts is None:
         return []
-    shared = f" and {experts.num_shared} that every token reaches" if experts.num_shared else ""
-    said = f"{experts.top_k} of {experts.num_experts} a token{shared}, {experts.intermediate_size:,} wide"
+    shared = f", {experts.num_shared} shared" if experts.num_shared else ""
+    said = f"{experts.top_k} of {experts.num_experts} per token{shared}, {experts.intermediate_size:,} wide"
     return [("experts", f"{said}, in {sum(experts.layers)} of {len(experts.layers)} layers")]
 
 
@@ -317,7 +317,7 @@ def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:
     has_weights = config.model.load_format != "dummy"
     source = source_of_scales(directory, config.cache.kv_calibration, has_weights=has_weights)
     if source is None:
-        scales = "scales of 1, beyond 448 keys and values are cut: photon-grpc calibrate finds better ones"
+        scales = "scales of 1; keys and values beyond 448 are clipped: photon-grpc calibrate finds better ones"
     else:
         scales = f"scales of {'the checkpoint' if source == directory else source}"
     return [("kv cache", f"float8_e4m3fn, {scales}")]
@@ -352,7 +352,7 @@ def ask_start(config: ServeConfig) -> StartReport:
         # A module that is imported there may print its own lines first.
         return StartReport(*json.loads(done.stdout.splitlines()[-1]))
     except (OSError, TypeError, ValueError, LookupError, subprocess.SubprocessError) as error:
-        return StartReport([f"the check whether it would start failed: {error}"], "")
+        return StartReport([f"the start check failed: {error}"], "")
 
 
 def _windows(windows: tuple[int, ...]) -> str:

@@ -70,7 +70,7 @@ class NewerFields:
             raise DeadlinePassed(f"{timeout_s:g} s have passed; {self._target} did not name its features") from None
         except ScopeRequired as error:
             field = newer_field(request)
-            raise ScopeRequired(f"{field} needs a look at the server's features first: {error}", field=field) from error
+            raise ScopeRequired(f"{field} needs the server's features to be known: {error}", field=field) from error
         if not is_refusing:
             raise self._ignored(newer_field(request))
         return max(timeout_s - (time.monotonic() - started_s), _SHORTEST_S)

@@ -278,11 +278,11 @@ def _saving(held: int, plain: int, dtype: torch.dtype) -> str:
 
 
 def _peak(device: torch.device) -> str:
-    """Return such as "; all take 9.1 GB, and took 9.6 GB while they were loaded" on CUDA."""
+    """Return such as "; 9.1 GB in use, 9.6 GB at the peak of loading" on CUDA."""
     if device.type != "cuda":
         return ""
     now, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-    return f"; all take {now / 1e9:.3g} GB, and took {peak / 1e9:.3g} GB while they were loaded"
+    return f"; {now / 1e9:.3g} GB in use, {peak / 1e9:.3g} GB at the peak of loading"
 
 
 def _limits(config: ServeConfig, sizes: Sizes) -> RunnerLimits:

@@ -50,7 +50,7 @@ class KVForm:
         )  # fmt: skip
         if not self.scales.source:
             _LOG.warning(
-                "the KV cache has no scales: keys and values beyond 448 are cut, and counted in "
+                "the KV cache has no scales: keys and values beyond 448 are clipped, and counted in "
                 "photon_kv_saturated_values_total; photon-grpc calibrate finds scales"
             )
 

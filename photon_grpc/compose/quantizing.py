@@ -64,7 +64,7 @@ class InputMoments:
     def taken(self) -> torch.Tensor:
         """Return the sums. Raise ConfigError if the Linear was never called."""
         if self.moments is None:
-            raise ConfigError("a projection of this model multiplies nothing")
+            raise ConfigError("the text reached no input of a projection of this model")
         return self.moments
 
     def __getattr__(self, name: str) -> Any:

@@ -47,16 +47,16 @@ def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stag
         return
     if all(served.windows):
         raise ConfigError(
-            f"--speculative-model {name}: its keys have no place beside those of {served.architecture}, whose layers "
-            f"all have a sliding window and free their blocks; {NGRAM} and {GRAMMAR} need none",
+            f"--speculative-model {name}: all layers of {served.architecture} have a sliding window, which frees "
+            f"KV blocks that a draft model needs; use {NGRAM} or {GRAMMAR}",
             field=_FIELD,
         )
     if _is_head(name):
         _read_head(name, served)
         if num_stages > 1:
             raise ConfigError(
-                f"--speculative-model {name}: a head reads states behind several layers, which stages "
-                f"(--pipeline-parallel-size {num_stages}) have apart",
+                f"--speculative-model {name}: a head reads states after several layers, which are on different GPUs "
+                f"with --pipeline-parallel-size {num_stages}",
                 field=_FIELD,
             )
     else:

@@ -161,7 +161,7 @@ def _gptq(value: dict[str, Any]) -> WeightFormat:
         raise refused("sym", "is false: zero points are supported with 4 bits only")
     for name in ("adapter", "rotation"):
         if getattr(keys, name):
-            raise refused(name, "is set, which is not supported: all modules have one format and nothing beside it")
+            raise refused(name, "is set, which is not supported: all modules must have one format")
     ignored = (*(keys.modules_to_not_convert or ()), *(() if keys.lm_head else ("lm_head",)))
     ignored += left_out(keys.dynamic) + outside(keys.modules_in_block_to_quantize, has_head=keys.lm_head)
     # Symmetric checkpoints store zero points, too; they are checked when they are read.

@@ -88,7 +88,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 FAULTS = {
     NAN_LOGITS: Fault.of(NumericFailure("the model gave NaN or infinite logits for this request")),
     NOTHING_TO_SAMPLE: Fault.of(
-        InvalidConstraint("the ids that the request bans and those that its constraint allows leave none to sample")
+        InvalidConstraint("no id is left to sample: the request bans all that its constraint allows")
     ),
 }
 

@@ -162,7 +162,7 @@ class OutputOptions(TypedDict, total=False):
         int,
         Field(help="Show how likely each token was, and the N likeliest.", bounds=Interval(0, "max_logprobs")),
     ]
-    prompt_logprobs: Annotated[int, Field(help="As --logprobs, of the prompt.", bounds=Interval(0, "max_logprobs"))]
+    prompt_logprobs: Annotated[int, Field(help="Like --logprobs, for the prompt.", bounds=Interval(0, "max_logprobs"))]
     score_token_ids: Annotated[
         Sequence[int],
         Field(help="Show how likely this token was", flag="--score-token-id", max_items="limits.max_logprobs"),

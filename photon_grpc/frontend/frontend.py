@@ -245,7 +245,7 @@ class Frontend:
         unfinished = tuple(self._streams)
         for stream in unfinished:
             self._streams.abort(stream)
-            stream.fail(Draining(f"{Draining.text}; the time for running requests is over"))
+            stream.fail(Draining(f"{Draining.text}; the time limit for running requests has passed"))
         return len(unfinished)
 
     def give_up(self, why: str) -> None:

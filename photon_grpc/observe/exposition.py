@@ -75,21 +75,21 @@ class Snapshot(Collector):
         yield blocks
         yield _gauge("engine_step_seconds", "Duration of the last step.", load.step_s)
         yield _total("engine_steps", "Steps computed.", load.steps)
-        yield _total(
-            "prompt_tokens", "Prompt tokens of requests that began, found in the cache too.", load.prompt_tokens
-        )
+        yield _total("prompt_tokens", "Prompt tokens of requests that began, cached ones included.", load.prompt_tokens)
         yield _total("generation_tokens", "Tokens sent to front ends.", load.output_tokens)
         yield _total("overrun_tokens", "Tokens computed past the end of an output: dropped.", load.overrun_tokens)
         yield _total("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens)
         yield _total("prefix_cache_hits", "Prompt tokens found there.", load.cached_prompt_tokens)
         yield _total(
             "prefix_cache_session_hits",
-            "Prompt tokens found there by requests with a session_id.",
+            "Prompt tokens found in the prefix cache by requests with a session_id.",
             load.session_cached_prompt_tokens,
         )
         yield _total("draft_tokens", "Tokens that were drafted.", load.draft_tokens)
         accepted = CounterMetricFamily(
-            "photon_accepted_draft_tokens", "Drafts that became output, by their place in a step.", labels=["position"]
+            "photon_accepted_draft_tokens",
+            "Accepted draft tokens, by position in a step.",
+            labels=["position"],
         )
         for position, count in enumerate(load.accepted_at or (0,)):
             accepted.add_metric([str(position)], count)
@@ -107,9 +107,9 @@ class Snapshot(Collector):
 
 def _experts(load: Load) -> Iterator[Family]:
     yield _total("expert_layers", "Layers with experts that steps computed.", load.expert_layers)
-    yield _total("experts_reached", "Experts that tokens reached, of each of these layers.", load.experts_reached)
-    yield _total("expert_tokens", "Pairs of a token and an expert that it reached.", load.expert_tokens)
-    yield _total("busiest_expert_tokens", "The part of them of each layer's busiest.", load.busiest_expert_tokens)
+    yield _total("experts_reached", "Experts that received tokens, summed over these layers.", load.experts_reached)
+    yield _total("expert_tokens", "Tokens routed to experts: pairs of a token and an expert.", load.expert_tokens)
+    yield _total("busiest_expert_tokens", "Such pairs of the busiest expert of each layer.", load.busiest_expert_tokens)
 
 
 def _build(facts: Facts, model: str) -> Family:
@@ -122,7 +122,7 @@ def _build(facts: Facts, model: str) -> Family:
         "kernels": facts.kernels,
         "numerics": facts.numerics.version,
     }
-    family = GaugeMetricFamily("photon_build_info", "1; what runs here, in its labels.", labels=list(labels))
+    family = GaugeMetricFamily("photon_build_info", "1; its labels describe what runs here.", labels=list(labels))
     family.add_metric(list(labels.values()), 1)
     return family
 

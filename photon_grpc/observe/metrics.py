@@ -82,30 +82,30 @@ LATENCY_S = Metric(
     "photon_e2e_request_latency_seconds", "From arrival to the end, of requests that had a step.", bounds=_REQUEST_S
 )
 PROMPT_TOKENS = Metric(
-    "photon_request_prompt_tokens", "Prompt tokens that requests with a step were billed.", bounds=_TOKENS
+    "photon_request_prompt_tokens", "Prompt tokens billed to requests that had a step.", bounds=_TOKENS
 )
 GENERATION_TOKENS = Metric(
-    "photon_request_generation_tokens", "Output tokens that requests with a step were billed.", bounds=_TOKENS
+    "photon_request_generation_tokens", "Output tokens billed to requests that had a step.", bounds=_TOKENS
 )
 PROMPT_TOKENS_BY_KEY = Metric(
-    "photon_prompt_tokens_by_key_total", "Prompt tokens that the requests of an API key were billed.", ("key",)
+    "photon_prompt_tokens_by_key_total", "Prompt tokens billed to the requests of an API key.", ("key",)
 )
 GENERATION_TOKENS_BY_KEY = Metric(
-    "photon_generation_tokens_by_key_total", "Output tokens that the requests of an API key were billed.", ("key",)
+    "photon_generation_tokens_by_key_total", "Output tokens billed to the requests of an API key.", ("key",)
 )
 REQUESTS_BY_LABEL = Metric(
     "photon_requests_by_label_total",
-    "Requests that ended, by their labels that --metrics-label names.",
+    "Requests that ended, by the labels that --metrics-label names.",
     ("label", "value", "outcome"),
 )
 GENERATION_TOKENS_BY_LABEL = Metric(
     "photon_generation_tokens_by_label_total",
-    "Output tokens that requests with a label that --metrics-label names were billed.",
+    "Output tokens billed to requests, by the labels that --metrics-label names.",
     ("label", "value"),
 )
 LOOP_LAG_S = Metric(
     "photon_event_loop_lag_seconds",
-    "By how much the event loops of front ends were late for a timer that they have every 50 ms.",
+    "Lateness of a 50 ms timer on the event loops of front ends.",
     bounds=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
 STARTED = Metric("grpc_server_started_total", "Calls that came.", _METHOD)

@@ -99,7 +99,7 @@ class _Exporter(OTLPSpanExporter):
         result = super().export(spans)
         if result is not SpanExportResult.SUCCESS and time.monotonic() - self._warned_s > _WARNING_INTERVAL_S:
             self._warned_s = time.monotonic()
-            _LOG.warning("--otlp-endpoint: the collector takes no spans; they are dropped")
+            _LOG.warning("--otlp-endpoint: the collector accepts no spans; they are dropped")
         return result
 
 

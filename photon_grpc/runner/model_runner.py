@@ -229,7 +229,7 @@ class MaskedStep(LaunchedStep):
 
     def result(self) -> StepOutput:
         if self._pending is None:
-            raise InternalFailure("the result of a step is asked for before its masks are given")
+            raise InternalFailure("the result of a step was requested before its masks were given")
         return self._pending.result()
 
 

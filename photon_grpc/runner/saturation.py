@@ -65,7 +65,7 @@ class SaturationCount:
         if count >= max(1, _FACTOR * self._told):
             self._told = count
             _LOG.warning(
-                "%s numbers of keys and values were beyond the range of the 8-bit KV cache so far, and were cut: "
+                "%s numbers of keys and values were beyond the range of the 8-bit KV cache so far, and were clipped: "
                 "photon-grpc calibrate finds scales for --kv-calibration",
                 f"{count:,}",
             )

@@ -38,7 +38,7 @@ class Certificates:
                 _LOG.info("TLS certificates were read again")
             except ConfigError as error:
                 # Files may be half written; the next change reloads them.
-                _LOG.error("%s; the certificates of before stay in force", error)
+                _LOG.error("%s; the previous certificates stay in force", error)
         return self._configuration
 
     def _read(self) -> grpc.ServerCertificateConfiguration:

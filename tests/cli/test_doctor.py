@@ -219,8 +219,8 @@ def test_a_check_that_breaks_is_a_reason_and_the_others_are_made(monkeypatch: py
     ("printed", "reasons"),
     [
         ("print('a word of a module'); print('[[\"taken\"], \"\"]')", ["taken"]),
-        ("print('[]'); print('a last word')", ["whether it would start failed"]),
-        ("pass", ["whether it would start failed"]),
+        ("print('[]'); print('a last word')", ["the start check failed"]),
+        ("pass", ["the start check failed"]),
     ],
 )
 def test_doctor_finds_the_reasons_among_other_lines(
@@ -237,4 +237,4 @@ def test_doctor_finds_the_reasons_among_other_lines(
 def test_doctor_works_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
     (found,) = doctor.ask_start(resolve(FREE, {}).config).problems
-    assert "whether it would start failed" in found and "/no/such/python" in found
+    assert "the start check failed" in found and "/no/such/python" in found

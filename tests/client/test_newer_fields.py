@@ -183,7 +183,7 @@ async def test_a_count_of_tokens_is_checked_too() -> None:
 
 async def test_a_key_that_may_not_read_features_is_told_why_they_are_read() -> None:
     async with serving(Release(REFUSING, refusals=1)) as fake, Client(fake.target) as client:
-        with pytest.raises(errors.ScopeRequired, match=r"tool_calls needs a look at the server's features first: no"):
+        with pytest.raises(errors.ScopeRequired, match=r"tool_calls needs the server's features to be known: no"):
             await client.generate(NEWER)  # type: ignore[arg-type]
         assert await by_generate(client, NEWER) == "ok"
 

@@ -135,7 +135,7 @@ def test_a_head_for_drafts_is_whole_on_every_rank(alone: LLM, tmp_path: Path) ->
 
 def test_a_head_for_drafts_needs_one_stage(tmp_path: Path) -> None:
     random_head(tmp_path)
-    with pytest.raises(StartupError, match="a head reads states behind several layers, which stages"):
+    with pytest.raises(StartupError, match="a head reads states after several layers, which are on"):
         LLM(device="cpu", pipeline_parallel_size=2, speculative_model=str(tmp_path))
 
 

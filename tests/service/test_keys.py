@@ -116,7 +116,7 @@ def test_the_file_is_read_again(
 ) -> None:
     assert refusal(stub, request("x"), "carol") == "INVALID_CREDENTIALS"
     write_keys(file, OWNERS, "[[key]")
-    wait_until(lambda: any("3 keys of before stay" in line for line in service.lines), "a line about a broken file")
+    wait_until(lambda: any("3 previous keys stay" in line for line in service.lines), "a line about a broken file")
     stub.Generate(request("x"), **key_of("alice"))
     write_keys(file, OWNERS, block("carol", "secret-of-carol"))
     wait_until(lambda: any("4 API keys are in force" in line for line in service.lines), "a line about new keys")

@@ -97,7 +97,7 @@ class NoGrammars:
 
     def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> None:
         if request.constraint is not None:
-            raise FeatureNotSupported("structured_output: this model has no tokenizer that grammars know")
+            raise FeatureNotSupported("structured_output: grammars do not support this model's tokenizer")
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
         raise NotImplementedError("there are no matchers")

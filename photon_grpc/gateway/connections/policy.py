@@ -108,10 +108,10 @@ class HttpPolicy:
         if len(origins) == 1 and (origins[0] in self._allowed_origins or origins[0] == call.own_origin()):
             return
         if origins:
-            text = "this server does not answer pages of that origin; start it with --http-allowed-origin ORIGIN"
+            text = "pages of that origin may not call this server; start it with --http-allowed-origin ORIGIN"
             raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
         if not _FOREIGN_SITES.isdisjoint(call.all(b"sec-fetch-site")) and not call.is_navigation:
-            text = "this server does not answer requests of foreign pages; see --http-allowed-origin"
+            text = "pages of other origins may not call this server; see --http-allowed-origin"
             raise HttpRefusal(403, "ORIGIN_NOT_ALLOWED", text)
 
 

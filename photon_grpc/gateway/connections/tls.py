@@ -46,7 +46,7 @@ class HttpCertificates:
             _LOG.info("TLS certificates were read again for HTTP")
         except ConfigError as error:
             # Files may be half written; the next change reads them again.
-            _LOG.error("%s; the certificates of before stay in force", error)
+            _LOG.error("%s; the previous certificates stay in force", error)
 
     def _read(self) -> ssl.SSLContext:
         read_tls_files(self._files)

@@ -55,7 +55,7 @@ FIELDS: Table = {
     "continue_final_message": Refused("a message cannot be continued here", (False,)),
     "add_special_tokens": Refused("the chat template writes them", (False,)),
     "echo": Refused("the prompt of a chat is not repeated", (False,)),
-    "include_reasoning": Refused("reasoning is always reported beside the content", (True,)),
+    "include_reasoning": Refused("reasoning is always reported, in a field of its own", (True,)),
     "chat_template": Refused("the model's own template is used"),
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
 }

@@ -112,7 +112,7 @@ SHARED: Table = {
     "truncate_prompt_tokens": Refused("a prompt is never cut; one that is too long is refused"),
     "truncation_side": Refused("a prompt is never cut; one that is too long is refused"),
     "best_of": Refused("sample several outputs with n, and rank them by their logprobs", (1,)),
-    "logprob_token_ids": Supported(tuple[int, ...], "score_token_ids", note="beside the likeliest; needs logprobs"),
+    "logprob_token_ids": Supported(tuple[int, ...], "score_token_ids", note="besides the most likely; needs logprobs"),
     "return_tokens_as_token_ids": Refused("tokens are reported as text", (False,)),
     "return_token_ids": _NO_IDS,
     "return_prompt_text": Refused("ask /tokenize and /detokenize", (False,)),

@@ -197,7 +197,7 @@ class _Method:
 
 
 async def _refuse(messages: Any, context: Context) -> NoReturn:
-    raise current().refusal or NotAllowed("the call is not let in")
+    raise current().refusal or NotAllowed("the call is not admitted")
 
 
 def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:

@@ -171,7 +171,7 @@ class MessageReceiver:
             self._receiving[call] += 1
             if self._receiving[call] > max(grace_s / _CHECK_INTERVAL_S, _MIN_CHECKS):
                 del self._receiving[call]
-                message = f"others wait to send; this message took more than {grace_s:.2f} s to arrive"
+                message = f"other calls are waiting to send; this message took more than {grace_s:.2f} s to arrive"
                 self.cut_off(call, QueueFull(message, retry_after_s=RETRY_AFTER_S))
 
     def _num_waiting_for(self, owner: str) -> int:
