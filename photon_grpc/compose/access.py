@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from photon_grpc.access.key_ring import KeyRing
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.quotas import Quotas
-from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
+from photon_grpc.frontend.quotas import NO_FRONTEND_QUOTAS, FrontendQuotas, NoFrontendQuotas
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import NO_KEYS, KeyCheck
 from photon_grpc.server.tls import Certificates
@@ -21,7 +21,7 @@ class Access:
     """API keys, quotas and certificates; without keys all calls are allowed, without certificates in clear text."""
 
     keys: KeyCheck = NO_KEYS
-    shares: Shares | NoShares = NO_SHARES
+    quotas: FrontendQuotas | NoFrontendQuotas = NO_FRONTEND_QUOTAS
     certificates: Certificates | None = None
     #: The keys that `keys` checks.
     ring: KeyRing | None = None
@@ -37,9 +37,9 @@ async def access(config: ServerConfig, services: Iterable[str] = ()) -> AsyncIte
     if keys is None:
         yield Access(certificates=certificates)
         return
-    watching = asyncio.create_task(keys.watch())
+    watching, quotas = asyncio.create_task(keys.watch()), FrontendQuotas(Quotas(keys.limits))
     try:
-        yield Access(ApiKeys(keys, config.api_keys_exempt, services), Shares(Quotas(keys.limits)), certificates, keys)
+        yield Access(ApiKeys(keys, config.api_keys_exempt, services), quotas, certificates, keys)
     finally:
         watching.cancel()
 

@@ -37,7 +37,7 @@ from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, Grammars,
 from photon_grpc.engine.constraints.guidance import GuidanceGrammars, read_vocabulary
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
-from photon_grpc.engine.scheduler.chunking import Chunked, Whole
+from photon_grpc.engine.scheduler.chunking import Chunked, Unchunked
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -81,7 +81,7 @@ class Assembled:
         """Make the engine, with a quarantine if another engine replaces it when it dies."""
         kept, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(kept, self.runner.kv), _allocation(kept))
-        chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
+        chunking = Chunked() if scheduling.enable_chunked_prefill else Unchunked()
         sizes, depth = self.sizes, max(self.runner.depth, 1)
         limits = SchedulerLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, depth, chunking)
         policy = _policy(scheduling.scheduling_policy, self.config.server)

@@ -184,7 +184,7 @@ class Engine:
             self._add(frontend, frame, report)
             self.scheduler.quarantine.received()
         elif isinstance(frame, Event):
-            self.scheduler.live.happened(frame, report)
+            self.scheduler.live.resume(frame, report)
             self._forget_ended(report)
         elif isinstance(frame, Abort):
             self._abort(frontend, frame)

@@ -46,7 +46,7 @@ from photon_grpc.frontend.output.logprobs import NO_PROMPT_LOGPROBS, PromptLogpr
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import Result, gathered
 from photon_grpc.frontend.outputs import outputs_of, replay_turns
-from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Share, Shares
+from photon_grpc.frontend.quotas import NO_FRONTEND_QUOTAS, FrontendQuotas, NoFrontendQuotas, QuotaLease
 from photon_grpc.frontend.readiness import Readiness, State
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, RequestRecord, refused
 from photon_grpc.frontend.stream import Prompt, TokenStream
@@ -76,7 +76,7 @@ class Frontend:
         model: ServedModel,
         encoder: Encoder,
         seed: int = 0,
-        shares: Shares | NoShares = NO_SHARES,
+        quotas: FrontendQuotas | NoFrontendQuotas = NO_FRONTEND_QUOTAS,
         observers: Observers = NO_OBSERVERS,
     ) -> None:
         """Join the parts to the engine's link.
@@ -96,7 +96,7 @@ class Frontend:
         self._streams = LiveStreams(self._send)
         self._queue = EngineQueue()
         self._turns = WriteTurns()
-        self._shares = shares
+        self._quotas = quotas
         self._controls = Controls(link)
         self._watchers = Watchers(link)
         self._observers = observers
@@ -167,10 +167,10 @@ class Frontend:
             ask = replace(ask, stream=options)
         if ask.input is None:
             raise RuntimeError("an ask without input passed the checks")
-        with self._shares.share(origin.owner, origin.deadline_s) as share:
+        with self._quotas.lease(origin.owner, origin.deadline_s) as lease:
             # Hold a place in the engine's queue while the prompt is prepared. The Encoder bounds the inputs that wait
             # for it.
-            with self._queue.preparing(ask, facts, share.num_running, is_small=is_small(ask.input)):
+            with self._queue.preparing(ask, facts, lease.num_running, is_small=is_small(ask.input)):
                 written = await self._written(ask, write) if write else ask.constraint
                 prompt_ids = await self._encoder.encode(ask.input, facts.max_model_len, origin.caller)
                 if written is None and isinstance(ask.input, ChatInput):
@@ -186,12 +186,12 @@ class Frontend:
                 request_id=origin.request_id or uuid.uuid4().hex,
                 random_seed=self._seeds.getrandbits(64),
             )
-            if constraint is not None or share.limits is not NO_LIMITS:
-                request = replace(request, constraint=constraint, limits=share.limits)
+            if constraint is not None or lease.limits is not NO_LIMITS:
+                request = replace(request, constraint=constraint, limits=lease.limits)
             outputs = await outputs_of(ask, request, self._model, self._replays)
             if request.continued_ids:  # the engine may have been lost while they were replayed
                 facts = self._readiness.facts()
-            return self._open(ask, facts, request, outputs, share)
+            return self._open(ask, facts, request, outputs, lease)
 
     async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
         """Return the whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
@@ -263,21 +263,21 @@ class Frontend:
         return written
 
     def _open(
-        self, ask: Ask, facts: Facts, request: Request, outputs: tuple[OutputText, ...], share: Share
+        self, ask: Ask, facts: Facts, request: Request, outputs: tuple[OutputText, ...], lease: QuotaLease
     ) -> TokenStream:
         """Send the request if there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
         num_tokens = len(request.prompt_ids) + len(request.continued_ids)
         start = _start(ask, request, facts.numerics.version)
         prompt = Prompt(num_tokens, _prompt_logprobs(request, self._model))
-        self._queue.check(num_tokens, facts, share.num_running)
-        share.check_prompt(num_tokens)
+        self._queue.check(num_tokens, facts, lease.num_running)
+        lease.check_prompt(num_tokens)
         stream = TokenStream(
             start,
             outputs,
             prompt=prompt,
             ask=ask,
             turns=self._turns,
-            on_close=partial(self._closed, share),
+            on_close=partial(self._closed, lease),
         )
         if outputs[0].finish is not None:
             # A stop string in the ids that it continues from ended it.
@@ -286,7 +286,7 @@ class Frontend:
         first, *_ = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
         self._queue.sent(first, num_tokens)
-        share.sent(num_tokens)
+        lease.sent(num_tokens)
         self._streams.add(stream, first)
         return stream
 
@@ -316,9 +316,9 @@ class Frontend:
         # The callbacks of Readiness may read its last Load, so the queue forgets it after them.
         self._queue.lost()
 
-    def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
+    def _closed(self, lease: QuotaLease, stream: TokenStream, record: RequestRecord) -> None:
         self._streams.remove(stream)
-        share.end(record.usage.output_tokens)
+        lease.end(record.usage.output_tokens)
         self._observers.ended(record)
         if not self._streams:
             self._is_empty.set()

@@ -11,14 +11,14 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import NO_LIMITS, OwnerLimits
 
 
-class Share:
-    """One request's share, without limits. An exception that leaves its context means that the request was not sent."""
+class QuotaLease:
+    """One request's use of its owner's quotas, unlimited. If an exception leaves its context, nothing was sent."""
 
     limits: OwnerLimits = NO_LIMITS
     #: Requests of its owner in this front end, itself included; 0 if they are not counted.
     num_running = 0
 
-    def __enter__(self) -> Share:
+    def __enter__(self) -> QuotaLease:
         return self
 
     def __exit__(
@@ -37,33 +37,33 @@ class Share:
         """Count the output of a request that is over; called once."""
 
 
-class NoShares:
-    """Shares without any quota."""
+class NoFrontendQuotas:
+    """No quotas, for a server without API keys."""
 
-    _SHARE = Share()
+    _LEASE = QuotaLease()
 
-    def share(self, owner: str, deadline_s: float | None) -> Share:
-        return self._SHARE
-
-
-NO_SHARES = NoShares()
+    def lease(self, owner: str, deadline_s: float | None) -> QuotaLease:
+        return self._LEASE
 
 
-class Shares:
-    """Shares limited by the quotas of the owners in one front end."""
+NO_FRONTEND_QUOTAS = NoFrontendQuotas()
+
+
+class FrontendQuotas:
+    """The quotas of the owners in one front end."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
-    def share(self, owner: str, deadline_s: float | None) -> Share:
-        """Return the share of one request of `owner` with a deadline. Raise QuotaExceeded."""
+    def lease(self, owner: str, deadline_s: float | None) -> QuotaLease:
+        """Count one more request of `owner`, with a deadline. Raise QuotaExceeded."""
         self._quotas.check_running(owner, deadline_s)
         self._quotas.check_tokens(owner, 1, deadline_s)
         self._quotas.enter(owner)
-        return _LimitedShare(self._quotas, owner, deadline_s)
+        return _LimitedLease(self._quotas, owner, deadline_s)
 
 
-class _LimitedShare(Share):
+class _LimitedLease(QuotaLease):
     def __init__(self, quotas: Quotas, owner: str, deadline_s: float | None) -> None:
         self._quotas = quotas
         self._owner = owner

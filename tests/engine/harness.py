@@ -22,7 +22,7 @@ from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
-from photon_grpc.engine.scheduler.chunking import Chunked, Whole
+from photon_grpc.engine.scheduler.chunking import Chunked, Unchunked
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare
 from photon_grpc.engine.scheduler.quarantine import Quarantine
@@ -105,7 +105,7 @@ class Harness:
         self.runner = FakeRunner(plan, num_blocks, s.depth)
         index = RadixIndex(plan) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
         self.pool = BlockPool(plan, num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
-        chunking = Chunked() if s.chunked else Whole()
+        chunking = Chunked() if s.chunked else Unchunked()
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1), chunking)
         self.grammars = TableGrammars()
         constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)

@@ -19,7 +19,7 @@ from photon_grpc.frontend.input.chat import ChatTemplate
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.output.answer import PLAIN, AnswerFormat
-from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
+from photon_grpc.frontend.quotas import NO_FRONTEND_QUOTAS, FrontendQuotas, NoFrontendQuotas
 from tests.frontend.small_tokenizers import definition
 from tests.kv_plans import kv_plan
 
@@ -132,13 +132,13 @@ def frontend(
     *,
     link: FakeLink | None = None,
     seed: int = 0,
-    shares: Shares | NoShares = NO_SHARES,
+    quotas: FrontendQuotas | NoFrontendQuotas = NO_FRONTEND_QUOTAS,
 ) -> Iterator[tuple[Frontend, FakeLink]]:
     link = link or FakeLink()
     with ThreadPoolExecutor(1) as pool:
         model = model or served()
         encoder = ThreadEncoder(model, pool)
-        yield Frontend(link=link, model=model, encoder=encoder, seed=seed, shares=shares), link
+        yield Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=quotas), link
 
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:

@@ -14,7 +14,7 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import FinishReason, OwnerLimits
 from photon_grpc.errors import DescriptorSetUnknown, EngineRestarting, PromptTooLong, QuotaExceeded
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.quotas import Shares
+from photon_grpc.frontend.quotas import FrontendQuotas
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend
 
 
@@ -32,7 +32,7 @@ def tenants() -> Tenants:
 
 @pytest.fixture
 def pair(tenants: Tenants) -> Iterator[tuple[Frontend, FakeLink]]:
-    with frontend(shares=Shares(tenants.quotas)) as made:
+    with frontend(quotas=FrontendQuotas(tenants.quotas)) as made:
         yield made
 
 

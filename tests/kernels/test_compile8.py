@@ -19,7 +19,7 @@ from photon_grpc.kernels.linear.products8 import PARTS
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, holds_heads
 from photon_grpc.kernels.linear.tiles8 import Way, Weights
 from photon_grpc.kernels.linear.wgmma8 import Eight, wgmma8_kernel
-from photon_grpc.kernels.linear.wide8 import GROUP_ROWS, Size, tile_of, wide8_kernel
+from photon_grpc.kernels.linear.wide8 import GROUP_ROWS, TileSize, tile_of, wide8_kernel
 from photon_grpc.kernels.linear.wide8_sums import box_layout, scale_layout
 from tests.kernels.eight import FORMATS, each_format
 from tests.kernels.test_compile import MODELS, Compiled, check, compiled, kept_report
@@ -128,7 +128,7 @@ def test_parts_of_many_rows(name: str) -> None:
         check(built, "wgmma.mma_async")
 
 
-def wide(name: str, end: str, size: Size, problem: Problem) -> Compiled:
+def wide(name: str, end: str, size: TileSize, problem: Problem) -> Compiled:
     kind, has_blocks = FORMATS[name]
     load, store = EPILOGUES[end]
     tile = tile_of(size, has_blocks=has_blocks)
@@ -148,15 +148,15 @@ def wide(name: str, end: str, size: Size, problem: Problem) -> Compiled:
 @pytest.mark.parametrize(
     ("which", "size"),
     [
-        ("output", Size(1, 2)),
-        ("gate_up", Size(1, 2)),
-        ("gate_up", Size(2, 2)),
-        ("down", Size(1, 1)),
-        *(pytest.param(*one, marks=pytest.mark.full) for one in (("down", Size(2, 2)), ("qkv", Size(1, 2)))),
+        ("output", TileSize(1, 2)),
+        ("gate_up", TileSize(1, 2)),
+        ("gate_up", TileSize(2, 2)),
+        ("down", TileSize(1, 1)),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in (("down", TileSize(2, 2)), ("qkv", TileSize(1, 2)))),
     ],
 )
 @each_format
-def test_many_rows(name: str, which: str, size: Size) -> None:
+def test_many_rows(name: str, which: str, size: TileSize) -> None:
     end, problem = projections("8B")[which]
     if size not in wide8.sizes(has_blocks=FORMATS[name][1]):
         pytest.skip("blocks have one part")

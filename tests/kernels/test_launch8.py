@@ -189,7 +189,7 @@ def test_no_copy_reaches_beyond_the_rows_of_x(name: str, count: int, monkeypatch
     monkeypatch.setattr(wide8, "compiled_once", lambda *_, **options: None)
     monkeypatch.setattr(wide8, "num_multiprocessors", lambda device: 132)
     tensors = weight.values, weight.scales
-    wide8.launch(products8.PLAIN, tensors, rows, torch.empty(count, 256), size=wide8.Size(1, 2))
+    wide8.launch(products8.PLAIN, tensors, rows, torch.empty(count, 256), size=wide8.TileSize(1, 2))
     _, _, _, of_x, _, of_scales = launched[:6]
     # The last row has a place in the last box, which ends with the memory.
     assert count <= of_x.shape[0] < count + wide8.PART and of_x.shape[0] % of_x.block_shape[0] == 0

@@ -26,7 +26,7 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.errors import KVCapacity, ModelLoading
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.quotas import Shares
+from photon_grpc.frontend.quotas import FrontendQuotas
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server import inference, multiplex
 from photon_grpc.server.calls import methods
@@ -739,7 +739,7 @@ async def test_requests_belong_to_their_key_and_count_against_its_quota(tmp_path
     keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
     ring, link = KeyRing(str(keys)), RoomyLink()
     rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
-    with frontend(link=link, shares=Shares(Quotas(ring.limits))) as (front, _):
+    with frontend(link=link, quotas=FrontendQuotas(Quotas(ring.limits))) as (front, _):
         async with serving(front, rules=rules) as address, grpc.aio.insecure_channel(address) as channel:  # type: ignore[arg-type]
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             callers = [Caller(stub, metadata=bearer(secret)).read() for secret in ("secret-a", "secret-b")]

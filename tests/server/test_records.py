@@ -19,7 +19,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import DeadlinePassed, DeadlineUnreachable, KVCapacity, NumericFailure
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.quotas import NoShares, Share
+from photon_grpc.frontend.quotas import NoFrontendQuotas, QuotaLease
 from photon_grpc.frontend.record import Observers, RequestRecord
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
@@ -38,13 +38,13 @@ class Broken:
         raise RuntimeError("an observer of no use")
 
 
-class Bill(Share, NoShares):
+class Bill(QuotaLease, NoFrontendQuotas):
     """A share of the quota that records what a request charges to its owner."""
 
     def __init__(self) -> None:
         self.output_tokens: list[int] = []
 
-    def share(self, owner: str, deadline_s: float | None) -> Share:
+    def lease(self, owner: str, deadline_s: float | None) -> QuotaLease:
         return self
 
     def end(self, num_output_tokens: int) -> None:
@@ -62,7 +62,7 @@ class Service:
             link=self.link,
             model=served(),
             encoder=ThreadEncoder(served(), pool),
-            shares=self.bill,
+            quotas=self.bill,
             observers=Observers([Broken(), self]),
         )
         self.server = Server(self.frontend, config=ServerConfig())

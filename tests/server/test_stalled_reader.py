@@ -22,7 +22,7 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.quotas import Shares
+from photon_grpc.frontend.quotas import FrontendQuotas
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
@@ -63,7 +63,7 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     engine = Engine(harness.scheduler, harness.runner, EnginePorts(host, host, harness.post), harness.facts)
     with ThreadPoolExecutor(1) as pool:
         encoder = ThreadEncoder(served(), pool)
-        frontend = Frontend(link=client, model=served(), encoder=encoder, shares=Shares(Quotas(ring.limits)))
+        frontend = Frontend(link=client, model=served(), encoder=encoder, quotas=FrontendQuotas(Quotas(ring.limits)))
         running = asyncio.create_task(asyncio.to_thread(engine.run))
         rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
         async with serving(frontend, rules=rules, stall_limit_s=STALL_LIMIT_S) as address:  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ class Chunked:
         return budget
 
 
-class Whole:
+class Unchunked:
     """Computes each prompt in one step; one that exceeds the budget waits for a step without other rows."""
 
     def share(self, count: int, budget: int, is_alone: bool) -> int:

@@ -94,7 +94,7 @@ class LiveSequences:
         self.wait(leader)
         self.siblings.park(siblings, leader)
 
-    def happened(self, event: Event, report: StepFrameBuilder) -> None:
+    def resume(self, event: Event, report: StepFrameBuilder) -> None:
         """Resume what was parked until `event`.
 
         Requests get a new arrival number, so that a static batch under way does not include them. A sequence whose
@@ -212,7 +212,7 @@ class LiveSequences:
         else:
             self.wait(seq)
 
-    def landed(self, seq: Sequence) -> None:
+    def requeue(self, seq: Sequence) -> None:
         """Queue a sequence without a slot whose last flight was read."""
         if seq not in self.without_matcher:
             self.wait(seq)

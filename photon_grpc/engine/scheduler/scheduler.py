@@ -281,7 +281,7 @@ class Scheduler:
                     continue
             if status is Status.PARKED:
                 if not seq.flights:
-                    self.live.landed(seq)
+                    self.live.requeue(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
         if num_known or output.prompt_logprobs:

@@ -56,7 +56,7 @@ STEP = 128
 GROUP_ROWS, ROWS, PART = 64, 128, 128
 
 
-class Size(NamedTuple):
+class TileSize(NamedTuple):
     """The size of a tile: parts of 128 rows of x, halves of 64 rows of W."""
 
     parts: int
@@ -64,7 +64,7 @@ class Size(NamedTuple):
 
 
 class WideTile8(NamedTuple):
-    """Constants that the kernel is compiled for: those of Size, NS stages, TURN steps of e4m3 that overlap.
+    """Constants that the kernel is compiled for: those of TileSize, NS stages, TURN steps of e4m3 that overlap.
 
     BLOCKS: whether blocks have scales. GROUP: of warps.
     """
@@ -92,7 +92,7 @@ class Costs(NamedTuple):
 
 
 #: Registers do not hold two parts of x and scales.
-SIZES = {Size(1, 2): Costs(6, 0.42, 0.47), Size(2, 2): Costs(4, 0.8), Size(1, 1): Costs(8, 0.34, 0.4)}
+SIZES = {TileSize(1, 2): Costs(6, 0.42, 0.47), TileSize(2, 2): Costs(4, 0.8), TileSize(1, 1): Costs(8, 0.34, 0.4)}
 #: Steps of e4m3 that overlap, without and with scales of blocks: with them more is added between two products.
 TURNS = 2, 4
 #: Rows of W from which the kernel is faster than tiles of few rows with more than 64 rows of x.
@@ -240,32 +240,32 @@ def holds_pairs(span: int) -> bool:
 
 
 @cache
-def choose(num_rows: int, n: int, k: int, num_multiprocessors: int, *, has_blocks: bool = False) -> Size:
+def choose(num_rows: int, n: int, k: int, num_multiprocessors: int, *, has_blocks: bool = False) -> TileSize:
     """Return the tile that takes the least time."""
 
-    def us(size: Size) -> float:
+    def us(size: TileSize) -> float:
         waves = cdiv(num_tiles(size, num_rows, n), num_multiprocessors)
         return waves * cdiv(k, STEP) * (SIZES[size].blocks_us if has_blocks else SIZES[size].us)
 
     return min(SIZES, key=us)
 
 
-def sizes(*, has_blocks: bool) -> list[Size]:
+def sizes(*, has_blocks: bool) -> list[TileSize]:
     """Return the tiles that are considered."""
     return [size for size in SIZES if not has_blocks or SIZES[size].blocks_us < math.inf]
 
 
-def tile_of(size: Size, *, has_blocks: bool) -> WideTile8:
+def tile_of(size: TileSize, *, has_blocks: bool) -> WideTile8:
     return WideTile8(*size, SIZES[size].stages, TURNS[has_blocks], has_blocks)
 
 
-def num_tiles(size: Size, num_rows: int, n: int) -> int:
+def num_tiles(size: TileSize, num_rows: int, n: int) -> int:
     return n // (GROUP_ROWS * size.halves) * cdiv(num_rows, size.parts * PART)
 
 
 def launch(
     fusion: Fusion, weight: tuple[torch.Tensor, torch.Tensor], rows: QuantizedRows, y: torch.Tensor,
-    bias: torch.Tensor | None = None, *, size: Size | None = None,
+    bias: torch.Tensor | None = None, *, size: TileSize | None = None,
 ) -> None:  # fmt: skip
     """Fill y from quantized rows, which have memory for whole parts.
 
@@ -289,7 +289,7 @@ def launch(
         y, num_rows, rows.norms if fusion.eps is not None else None, fusion.operands, fusion.load, fusion.store,
     )  # fmt: skip
 
-    def arguments(size: Size) -> tuple[Any, ...]:
+    def arguments(size: TileSize) -> tuple[Any, ...]:
         return (*tensors, problem, TILE, tile_of(size, has_blocks=has_blocks), pdl)
 
     # Steps of other sizes take the other tile.

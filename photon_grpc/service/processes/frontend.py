@@ -96,7 +96,7 @@ async def _serve(context: ChildContext) -> None:
             model=model,
             encoder=encoder,
             seed=_own_seed(config.model.seed, begin.index),
-            shares=allowed.shares,
+            quotas=allowed.quotas,
             observers=Observers((*observed.observers, *traced)),
         )
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))

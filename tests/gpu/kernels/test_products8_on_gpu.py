@@ -203,7 +203,7 @@ def test_fused_ends_have_the_bits_of_two_kernels(
 @pytest.mark.parametrize("size", wide8.SIZES)
 @each_shape
 @each_format
-def test_many_rows_have_the_bits_of_few(name: str, n: int, k: int, size: wide8.Size) -> None:
+def test_many_rows_have_the_bits_of_few(name: str, n: int, k: int, size: wide8.TileSize) -> None:
     w = weight(name, n, k)
     if n % wide8.ROWS or size not in wide8.sizes(has_blocks=FORMATS[name][1]):
         pytest.skip("tiles have 128 rows of W, and of blocks one part of x")
