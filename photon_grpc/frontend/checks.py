@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -66,21 +66,23 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
         raise DeadlinePassed(_LATE)
 
 
-def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]:
-    """Yield every list of token ids in `ask` that is set."""
+def _id_lists(ask: Ask, limits: RequestLimits, facts: Facts) -> list[IdList]:
+    """Return every list of token ids in `ask` that is set."""
+    lists: list[IdList] = []
     if isinstance(ask.input, IdsInput):
-        yield IdList("token_ids.ids", ask.input.token_ids, facts.max_model_len, is_prompt=True)
+        lists.append(IdList("token_ids.ids", ask.input.token_ids, facts.max_model_len, is_prompt=True))
     if ask.sampling.logit_bias:
         biased = [token_id for token_id, _ in ask.sampling.logit_bias]
-        yield IdList("sampling.logit_bias", biased, limits.max_logit_bias, at="[{id}]")
+        lists.append(IdList("sampling.logit_bias", biased, limits.max_logit_bias, at="[{id}]"))
     if ask.sampling.allowed_token_ids is not None:
-        yield IdList("sampling.allowed_token_ids.ids", ask.sampling.allowed_token_ids)
+        lists.append(IdList("sampling.allowed_token_ids.ids", ask.sampling.allowed_token_ids))
     if ask.stop.stop_token_ids:
-        yield IdList("stop.stop_token_ids", ask.stop.stop_token_ids)
+        lists.append(IdList("stop.stop_token_ids", ask.stop.stop_token_ids))
     if ask.continue_from:
-        yield IdList("continue_from.ids", ask.continue_from)
+        lists.append(IdList("continue_from.ids", ask.continue_from))
     if ask.output.score_token_ids is not None:
-        yield IdList("output.score_token_ids.ids", ask.output.score_token_ids, limits.max_logprobs)
+        lists.append(IdList("output.score_token_ids.ids", ask.output.score_token_ids, limits.max_logprobs))
+    return lists
 
 
 def check_encoded(ask: Ask, prompt_ids: tuple[int, ...], facts: Facts) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 import msgspec
 
 from photon_grpc.core.admission import check_queue
-from photon_grpc.core.ask import Ask, ChatInput, IdsInput, TextInput
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
-
-#: An estimate for text that is not tokenized yet; about right for English.
-_CHARS_PER_TOKEN = 4
 
 
 class EngineQueue:
@@ -36,17 +31,6 @@ class EngineQueue:
         self._preparing: dict[str, dict[QueuePlace, None]] = {}
         self._num_preparing = 0
         self._num_preparing_tokens = 0
-
-    def preparing(self, ask: Ask, facts: Facts, num_of_owner: int, *, is_small: bool) -> AbstractContextManager[None]:
-        """Return the place of `ask` while its prompt is prepared. Raise QueueFull.
-
-        Large inputs take no place, since the Encoder bounds them.
-        """
-        num_tokens = estimate_tokens(ask, facts)
-        if is_small:
-            return self.place(num_tokens, facts, num_of_owner, ask.origin.caller)
-        self.check(num_tokens, facts, num_of_owner)
-        return nullcontext()
 
     def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0, caller: str = "") -> QueuePlace:
         """Return the place of a request while its prompt of about `num_tokens` is prepared. Raise QueueFull.
@@ -157,15 +141,3 @@ class QueuePlace:
         # As in asyncio.timeout, a task that others cancelled, too, stays cancelled.
         elif self._task is not None and self._task.uncancel() <= self._num_cancels and kind is asyncio.CancelledError:
             raise self._refusal from None
-
-
-def estimate_tokens(ask: Ask, facts: Facts) -> int:
-    """Estimate the tokens of the prompt: exact for ids, else a quarter of the characters, at most the context."""
-    if isinstance(ask.input, IdsInput):
-        return len(ask.input.token_ids)
-    num_chars = 0
-    if isinstance(ask.input, TextInput):
-        num_chars = len(ask.input.text)
-    elif isinstance(ask.input, ChatInput):
-        num_chars = sum(len(message.content) for message in ask.input.messages)
-    return min(num_chars // _CHARS_PER_TOKEN + 1, facts.max_model_len)

@@ -9,22 +9,20 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
 from photon_grpc import __version__
 from photon_grpc.core.admission import check_ids
-from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
+from photon_grpc.core.ask import Ask, ChatInput, Origin, StreamAsk, TextInput
 from photon_grpc.core.engine_picture import EnginePicture
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
 from photon_grpc.core.generation import Start
 from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.ports import EngineLink
-from photon_grpc.core.request import NO_LIMITS, Request
+from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import (
     Draining,
@@ -35,29 +33,23 @@ from photon_grpc.errors import (
     Unavailable,
 )
 from photon_grpc.frontend import checks
-from photon_grpc.frontend.constraints.constraint import check_constraint
 from photon_grpc.frontend.controls import Controls
-from photon_grpc.frontend.defaults import to_request
-from photon_grpc.frontend.encoder import Encoder, is_small
+from photon_grpc.frontend.encoder import Encoder
 from photon_grpc.frontend.engine_queue import EngineQueue
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output.logprobs import NO_PROMPT_LOGPROBS, PromptLogprobs
-from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import Result, gathered
-from photon_grpc.frontend.outputs import outputs_of, replay_turns
+from photon_grpc.frontend.preparation import Prepared, RequestPreparation, WriteConstraint
 from photon_grpc.frontend.quotas import NO_FRONTEND_QUOTAS, FrontendQuotas, NoFrontendQuotas, QuotaLease
 from photon_grpc.frontend.readiness import Readiness, State
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, RequestRecord, refused
 from photon_grpc.frontend.stream import Prompt, TokenStream
-from photon_grpc.frontend.tried_constraints import TriedConstraints
 from photon_grpc.frontend.watchers import Watcher, Watchers
 from photon_grpc.frontend.write_turns import WriteTurns
 
 _LOG = logging.getLogger(__name__)
 
-#: Writes the constraint of typed output, which may take long. Raises InvalidConstraint, QueueFull.
-WriteConstraint = Callable[[], Awaitable[ConstraintAsk]]
 #: Characters of the model's names in an error message.
 _MAX_NAMES_CHARS = 400
 #: Ids that Tokenize returns even if the context holds fewer.
@@ -89,9 +81,6 @@ class Frontend:
         # Every request needs them, and only a new engine changes them.
         self._model_facts = lru_cache(maxsize=1)(model.facts)
         self._encoder = encoder
-        self._constraints = TriedConstraints(encoder)
-        self._replays = replay_turns()
-        self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
         self._streams = LiveStreams(self._send)
         self._queue = EngineQueue()
@@ -101,6 +90,7 @@ class Frontend:
         self._watchers = Watchers(link)
         self._observers = observers
         self._readiness = Readiness(link)
+        self._preparation = RequestPreparation(model, encoder, seed, self._queue, self._readiness)
         self.on_state = self._readiness.on_state
         self._is_empty = asyncio.Event()
         link.listen(self._on_frame, self._on_lost)
@@ -165,33 +155,8 @@ class Frontend:
         checks.check(ask, self._model, facts, model.limits)
         if options is not None:
             ask = replace(ask, stream=options)
-        if ask.input is None:
-            raise RuntimeError("an ask without input passed the checks")
         with self._quotas.lease(origin.owner, origin.deadline_s) as lease:
-            # Hold a place in the engine's queue while the prompt is prepared. The Encoder bounds the inputs that wait
-            # for it.
-            with self._queue.preparing(ask, facts, lease.num_running, is_small=is_small(ask.input)):
-                written = await self._written(ask, write) if write else ask.constraint
-                prompt_ids = await self._encoder.encode(ask.input, facts.max_model_len, origin.caller)
-                if written is None and isinstance(ask.input, ChatInput):
-                    written = self._model.tool_calls(ask.input, prompt_ids)
-                constraint = await self._constraints.tried(written, origin.owner, origin.caller) if written else None
-            facts = self._readiness.facts()  # the engine may be lost by now
-            checks.check_encoded(ask, prompt_ids, facts)
-            request = to_request(
-                ask,
-                self._model,
-                facts,
-                prompt_ids,
-                request_id=origin.request_id or uuid.uuid4().hex,
-                random_seed=self._seeds.getrandbits(64),
-            )
-            if constraint is not None or lease.limits is not NO_LIMITS:
-                request = replace(request, constraint=constraint, limits=lease.limits)
-            outputs = await outputs_of(ask, request, self._model, self._replays)
-            if request.continued_ids:  # the engine may have been lost while they were replayed
-                facts = self._readiness.facts()
-            return self._open(ask, facts, request, outputs, lease)
+            return self._open(ask, await self._preparation.prepared(ask, facts, write, lease), lease)
 
     async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
         """Return the whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
@@ -256,21 +221,14 @@ class Frontend:
         self._watchers.give_up(why)
         self._readiness.fail(why)
 
-    async def _written(self, ask: Ask, write: WriteConstraint) -> ConstraintAsk:
-        """Return the constraint that `write` gives, checked. Raise InvalidConstraint."""
-        written = await write()
-        check_constraint(written, self.model(ask.model).limits.max_constraint_bytes)
-        return written
-
-    def _open(
-        self, ask: Ask, facts: Facts, request: Request, outputs: tuple[OutputText, ...], lease: QuotaLease
-    ) -> TokenStream:
+    def _open(self, ask: Ask, prepared: Prepared, lease: QuotaLease) -> TokenStream:
         """Send the request if there is still room. Raise QueueFull, QuotaExceeded, Unavailable."""
-        num_tokens = len(request.prompt_ids) + len(request.continued_ids)
+        request, outputs, facts = prepared
+        num_prompt = len(request.prompt_ids) + len(request.continued_ids)
         start = _start(ask, request, facts.numerics.version)
-        prompt = Prompt(num_tokens, _prompt_logprobs(request, self._model))
-        self._queue.check(num_tokens, facts, lease.num_running)
-        lease.check_prompt(num_tokens)
+        prompt = Prompt(num_prompt, _prompt_logprobs(request, self._model))
+        self._queue.check(num_prompt, facts, lease.num_running)
+        lease.check_prompt(num_prompt)
         stream = TokenStream(
             start,
             outputs,
@@ -285,8 +243,8 @@ class Frontend:
             return stream
         first, *_ = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
-        self._queue.sent(first, num_tokens)
-        lease.sent(num_tokens)
+        self._queue.sent(first, num_prompt)
+        lease.sent(num_prompt)
         self._streams.add(stream, first)
         return stream
 

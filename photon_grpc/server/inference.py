@@ -9,7 +9,8 @@ from photon_grpc.access.places import Places
 from photon_grpc.core.admission import check_request_id
 from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.errors import Draining, NotAllowed, PhotonError
-from photon_grpc.frontend.frontend import Frontend, WriteConstraint
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.preparation import WriteConstraint
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.calls.call import Call, CallFailures, current
 from photon_grpc.server.calls.metadata import Context

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from photon_grpc.core.ask import ChatInput, ChatMessage, Tool, ToolChoice
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PhotonError
-from photon_grpc.frontend.encoder import is_small
 from photon_grpc.frontend.input.chat import ChatTemplate
 from photon_grpc.frontend.input.chat_json import MAX_JSON_BYTES, MAX_JSON_DEPTH, MAX_JSON_NODES, check_json
 from photon_grpc.frontend.input.chat_variables import check_tools
+from photon_grpc.frontend.input.size import is_small
 from tests.frontend.small_tokenizers import definition
 from tests.frontend.tool_templates import MISTRAL, QWEN, TEMPLATES
 

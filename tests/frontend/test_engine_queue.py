@@ -15,8 +15,9 @@ from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PromptTooLong, QueueFull
 from photon_grpc.frontend.encoder import ThreadEncoder
-from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
+from photon_grpc.frontend.engine_queue import EngineQueue
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.input.size import estimate_tokens
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 
 
@@ -170,8 +171,8 @@ async def test_a_lost_engine_takes_its_queue_with_it() -> None:
 def test_the_estimate_is_exact_for_ids_and_never_above_the_context() -> None:
     chat = ChatInput((ChatMessage("user", "x" * 40), ChatMessage("user", "y" * 40)))
     given: tuple[str | tuple[int, ...], ...] = ((1,) * 77, "x" * 40, "x" * 4000)
-    assert [estimate_tokens(ask(each), FACTS) for each in given] == [77, 11, FACTS.max_model_len]
-    assert estimate_tokens(ask(input=chat), FACTS) == 21
+    assert [estimate_tokens(ask(each).input, FACTS.max_model_len) for each in given] == [77, 11, FACTS.max_model_len]
+    assert estimate_tokens(chat, FACTS.max_model_len) == 21
 
 
 async def test_an_owner_with_few_requests_passes_a_full_queue() -> None:

@@ -19,7 +19,7 @@ from photon_grpc.core.call_form import CallForm, CallSyntax
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.constraints.least_bytes import least_bytes
 from photon_grpc.frontend.constraints.least_chars import least_chars
-from photon_grpc.frontend.encoder import Grammar, TryConstraint, perform
+from photon_grpc.frontend.encoder_jobs import Grammar, TryConstraint, perform
 from tests.examples import examples
 from tests.frontend.fake_engine import served
 from tests.frontend.outputs import Outputs

@@ -16,7 +16,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
-from photon_grpc.frontend.encoder import ANSWER, JOB, TryConstraint, perform
+from photon_grpc.frontend.encoder_jobs import ANSWER, JOB, TryConstraint, perform
 from photon_grpc.frontend.output.answer import Answer, AnswerFormat
 from photon_grpc.frontend.output.call_ids import CallIds
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3

@@ -22,7 +22,8 @@ from photon_grpc.core.ask import ChatInput, ChatMessage, ConstraintAsk, TextInpu
 from photon_grpc.core.call_form import TAGGED, CallForm
 from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError
 from photon_grpc.frontend.constraints import constraint
-from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
+from photon_grpc.frontend.encoder import ThreadEncoder
+from photon_grpc.frontend.encoder_jobs import EncodeText
 from photon_grpc.service.processes import encoder as encoder_process
 from photon_grpc.service.processes.encoder_client import EncoderProcess
 

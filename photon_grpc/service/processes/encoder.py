@@ -23,7 +23,7 @@ from photon_grpc.bridge.codec import FrameReader, encode, max_frame_bytes
 from photon_grpc.bridge.control import ControlMessage, Link
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.frontend.constraints.trial import byte_tokenizer
-from photon_grpc.frontend.encoder import JOB, Answer, Job, TryConstraint, excess, perform, refusal
+from photon_grpc.frontend.encoder_jobs import JOB, Answer, Job, TryConstraint, excess, perform, refusal
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.service.processes.child import ChildContext, die_with, enter_child
 

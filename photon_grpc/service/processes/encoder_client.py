@@ -15,11 +15,10 @@ from photon_grpc.bridge.control import Begin, Link
 from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import EngineRestarting
-from photon_grpc.frontend.encoder import (
+from photon_grpc.frontend.encoder import WAITING, AnyInput, ThreadEncoder
+from photon_grpc.frontend.encoder_jobs import (
     ANSWER,
-    WAITING,
     Answer,
-    AnyInput,
     DecodeIds,
     EncodeChat,
     EncodeText,
@@ -28,16 +27,14 @@ from photon_grpc.frontend.encoder import (
     Job,
     Refusal,
     Text,
-    ThreadEncoder,
     TryConstraint,
-    are_few,
     excess,
-    is_small,
     packed,
     unpacked,
 )
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.chat_json import json_fields, texts_of
+from photon_grpc.frontend.input.size import are_few, is_small
 from photon_grpc.service.processes.child import Child, ChildCommand
 from photon_grpc.service.processes.encoder import SMALL_JOB_BYTES, max_memory_bytes
 from photon_grpc.service.processes.managed_process import ManagedProcess
