@@ -112,9 +112,21 @@ def test_the_index_of_results_lists_every_page() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(RESULTS.glob("*.md"))], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not link.startswith(("http://", "https://")):
-            assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.resolve()), f"{link}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page, each of which is there once."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pages
