@@ -1,1 +1,1 @@
-"""The assembly of each process, and the only room that knows the concrete classes of all others."""
+"""The assembly of each process, and the only package that knows the concrete classes of all others."""

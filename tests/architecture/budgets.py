@@ -1,4 +1,4 @@
-"""The measures that budgets.toml limits: findings of ruff by rule, and lines by room.
+"""The measures that budgets.toml limits: findings of ruff by rule, and lines by package.
 
 `python -m tests.architecture.budgets > tests/architecture/budgets.toml` records today's numbers, from the root of the
 repository. A higher number of lines needs a decision record (docs/decisions); findings of ruff may only become fewer.
@@ -46,8 +46,8 @@ def lines_of(path: Path) -> int:
     return len(path.read_bytes().splitlines())
 
 
-def lines_by_room() -> dict[str, int]:
-    """Lines by first folder; files beside the folders count as the room `photon_grpc`."""
+def lines_by_package() -> dict[str, int]:
+    """Lines by first folder; files beside the folders count as the package `photon_grpc`."""
     counts: Counter[str] = Counter()
     for path in sources():
         counts[path.relative_to(ROOT).parts[-2 if path.parent == PACKAGE else 1]] += lines_of(path)
@@ -59,7 +59,7 @@ def main() -> None:
     print("\n# Findings of ruff in photon_grpc. They may only become fewer.\n[findings]")
     print(*(f"{rule} = {count}" for rule, count in findings().items()), sep="\n")
     print("\n# Lines of .py files that are not generated. A higher number needs a decision record.\n[lines]")
-    print(*(f"{room} = {count}" for room, count in lines_by_room().items()), sep="\n")
+    print(*(f"{package} = {count}" for package, count in lines_by_package().items()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The directions of imports: the contracts of pyproject.toml hold, and cover every room that exists."""
+"""The directions of imports: the contracts of pyproject.toml hold, and cover every package that exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TENSORS = {
     *("server", "gateway", "access", "observe", "client", "frontend", "bridge", "engine", "core", "config", "errors"),
     *("v1", "admin"),
 }
-#: Rooms that know gRPC or protobuf; observe sends spans.
+#: Packages that know gRPC or protobuf; observe sends spans.
 ON_THE_WIRE = {"server", "observe", "client", "v1", "admin"}
 ABOVE_THE_WIRE = {"cli", "service", "compose", "__main__"}
 # Files of compose that join parts of the server, and those of LLM, which reads requests as the server does.
@@ -32,10 +32,10 @@ MESSAGES_OF_A_VERB = "photon_grpc.cli.load.load_client"
 PROGRAMS_WITHOUT_TENSORS = ("photon_grpc.service.supervisor", "photon_grpc.service.processes.frontend")
 
 
-def rooms() -> set[str]:
+def packages() -> set[str]:
     """Names of the packages and modules directly below photon_grpc."""
-    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    return packages | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return folders | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
 
 
 def contract(contract_id: str) -> dict[str, list[str]]:
@@ -49,16 +49,16 @@ def test_import_contracts_hold() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_contract_without_tensors_names_every_room() -> None:
+def test_contract_without_tensors_names_every_package() -> None:
     named = {module.removeprefix("photon_grpc.").split(".")[0] for module in contract("no-tensors")["source_modules"]}
-    assert named - {"compose"} == NO_TENSORS, "list the room under no-tensors in pyproject.toml"
+    assert named - {"compose"} == NO_TENSORS, "list the package under no-tensors in pyproject.toml"
 
 
-def test_contract_without_wire_names_every_room() -> None:
+def test_contract_without_wire_names_every_package() -> None:
     named = {module.removeprefix("photon_grpc.") for module in contract("no-wire")["source_modules"]}
     of_compose = {f"compose.{path.stem}" for path in (PACKAGE / "compose").glob("*.py")} - {"compose.__init__"}
-    expected = (rooms() - ON_THE_WIRE - ABOVE_THE_WIRE) | (of_compose - WITH_THE_WIRE)
-    assert named == expected, "list the room, or the file of compose, under no-wire in pyproject.toml"
+    expected = (packages() - ON_THE_WIRE - ABOVE_THE_WIRE) | (of_compose - WITH_THE_WIRE)
+    assert named == expected, "list the package, or the file of compose, under no-wire in pyproject.toml"
 
 
 def imported_modules(graph: grimp.ImportGraph, module: str) -> set[str]:
@@ -72,7 +72,7 @@ def modules_in(graph: grimp.ImportGraph, package: str) -> set[str]:
 
 def test_roof_leaves_the_wire_to_the_server(graph: grimp.ImportGraph) -> None:
     """cli, service and compose choose concrete classes; messages and channels are for server and client."""
-    for module in set().union(*(modules_in(graph, f"photon_grpc.{room}") for room in ABOVE_THE_WIRE)) - {
+    for module in set().union(*(modules_in(graph, f"photon_grpc.{package}") for package in ABOVE_THE_WIRE)) - {
         MESSAGES_OF_A_VERB
     }:
         wire = graph.find_modules_directly_imported_by(module) & {"grpc", "google"}
@@ -86,9 +86,9 @@ def test_program_reaches_no_tensors(graph: grimp.ImportGraph, program: str) -> N
         assert chain is None, " imports ".join(chain or ())
 
 
-@pytest.mark.parametrize("room", ["frontend", "engine", "runner", "models", "layers", "core"])
-def test_settings_reach_a_room_as_plain_values(graph: grimp.ImportGraph, room: str) -> None:
-    for module in modules_in(graph, f"photon_grpc.{room}"):
+@pytest.mark.parametrize("package", ["frontend", "engine", "runner", "models", "layers", "core"])
+def test_settings_reach_a_package_as_plain_values(graph: grimp.ImportGraph, package: str) -> None:
+    for module in modules_in(graph, f"photon_grpc.{package}"):
         assert "photon_grpc.config.flags" not in imported_modules(graph, module), f"{module} imports config.flags"
 
 

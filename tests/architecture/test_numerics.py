@@ -29,7 +29,9 @@ def test_every_pattern_finds_sources_of_every_folder_that_computes() -> None:
     for pattern in numerics.SOURCES:
         assert list(numerics.PACKAGE.glob(pattern)), f"{pattern} matches no file"
     found = set(numerics.digests())
-    computing = {path for room in ("kernels", "layers", "models") for path in (numerics.PACKAGE / room).rglob("*.py")}
+    computing = {
+        path for package in ("kernels", "layers", "models") for path in (numerics.PACKAGE / package).rglob("*.py")
+    }
     assert {str(path.relative_to(numerics.PACKAGE)) for path in computing} <= found
 
 

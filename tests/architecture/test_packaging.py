@@ -122,8 +122,8 @@ def test_every_dependency_is_imported() -> None:
 
 def test_client_side_imports_only_the_base_install() -> None:
     known = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
-    for room in ("client", "v1", "admin", "errors.py"):
-        place = ROOT / "photon_grpc" / room
+    for package in ("client", "v1", "admin", "errors.py"):
+        place = ROOT / "photon_grpc" / package
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             strangers = {name for name in third_party_imports(path) if not distributions_of(name) & known}
             assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"

@@ -223,6 +223,6 @@ def test_everything_that_can_be_measured_is_listed() -> None:
     names = [name for name, _ in listed.listing()]
     assert all(meaning for _, meaning in listed.listing())
     commands = [path for path in (ROOT / "benchmarks").glob("[a-z]*.py") if "__name__ ==" in path.read_text()]
-    rooms = {f"benchmarks.{name}" for name in ("bits", "kernels", "own_services", "quality")}
-    assert {f"benchmarks.{path.stem}" for path in commands} | rooms == set(names)
+    folders = {f"benchmarks.{name}" for name in ("bits", "kernels", "own_services", "quality")}
+    assert {f"benchmarks.{path.stem}" for path in commands} | folders == set(names)
     assert {module for module, *_ in listed.SHORT} <= set(names)

@@ -152,8 +152,10 @@ def check_python_files(path: Path) -> None:
 
 @cache
 def python_files() -> tuple[str, ...]:
-    rooms = ("photon_grpc", "tests", "benchmarks", "clients", "docs", "protos")
-    return tuple(f"/{path.relative_to(ROOT).as_posix()}" for room in rooms for path in (ROOT / room).rglob("*.py"))
+    folders = ("photon_grpc", "tests", "benchmarks", "clients", "docs", "protos")
+    return tuple(
+        f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.py")
+    )
 
 
 @pages

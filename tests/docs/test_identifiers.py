@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
-ROOMS = sorted(
+PACKAGES = sorted(
     path for path in PACKAGE.iterdir() if path.name not in ("v1", "demo", "__pycache__") and path.suffix in ("", ".py")
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -69,9 +69,9 @@ def unknown(text: str, known: set[str]) -> list[str]:
     return [name for name in variables if not known.issuperset(name.split("."))]
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda path: path.stem)
-def test_docstrings_name_what_exists(room: Path, known: set[str]) -> None:
-    for path in [room] if room.suffix else room.rglob("*.py"):
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.stem)
+def test_docstrings_name_what_exists(package: Path, known: set[str]) -> None:
+    for path in [package] if package.suffix else package.rglob("*.py"):
         for text in source(path).docstrings:
             wrong = unknown(text, known)
             assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
