@@ -172,3 +172,10 @@ def test_every_way_divides_its_weight_and_only_int8_is_cut(name: str, n: int, k:
     assert n % way.tile.BN == 0
     assert way.slices == 1 or kind == torch.int8
     assert tiles8.fits(way, Problem(n, k, rows), weights)
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_a_w_of_few_rows_that_is_not_cut_is_shared_by_as_many_programs_as_there_are_multiprocessors(rows: int) -> None:
+    way = tiles8.choose(Product(4096, 14336, rows, 0, "add"), tiles8.Weights(is_int=False), may_decline=False)
+    assert way is not None
+    assert 0.9 * tiles8.H200.num_multiprocessors <= 4096 // way.tile.BN

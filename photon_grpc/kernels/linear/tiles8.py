@@ -15,14 +15,22 @@ from photon_grpc.kernels.linear import cost
 from photon_grpc.kernels.linear.cost import H200, Device, Product
 from photon_grpc.kernels.linear.quantize import ROWS
 from photon_grpc.kernels.linear.tiles import SHARED_BYTES, Problem, Tile
+from photon_grpc.kernels.linear.wgmma8 import x_rows
 
-#: (BN, BK, warps) of tiles for so many rows of x.
+#: (BN, BK, warps) of tiles for so many rows of x: of blocks, of int8, and of e4m3 with a scale of a row, whose sums are
+#: added between two products: with 64 rows of x and 128 of W nothing is multiplied meanwhile.
 _OF_64 = (64, 128, 4), (64, 256, 4)
-_FEW = (*_OF_64, (128, 128, 8))
-MENU = {8: _OF_64, 16: _FEW, 32: _FEW, 64: _FEW, 128: ((64, 128, 4), (128, 128, 8))}
+_OF_32 = (32, 256, 4), *_OF_64
+_OF_128 = ((128, 128, 8),)
+_MANY = (64, 128, 4), *_OF_128
+BLOCK_MENU = {8: _OF_64, **dict.fromkeys((16, 32, 64), (*_OF_64, *_OF_128)), 128: _MANY}
+MENU = {8: _OF_32, **dict.fromkeys((16, 32, 64), (*_OF_32, *_OF_128)), 128: _MANY}
+FLOAT_MENU = {**dict.fromkeys((8, 16, 32, 64), _OF_32), 128: _MANY}
 IN_FLIGHT = (*cost.IN_FLIGHT, 192 << 10)
 #: Microseconds from the end of the kernel before to rounded rows; of a slice that is merged, beside what 16 bits take.
 ROUNDING_US, MERGING_US = 3.0, 1.5
+#: Microseconds of adding the sums of 128 columns of e4m3 and 64 rows of W.
+ADDING_US = 0.02
 #: Slices of K that are considered, of int8 only; sums of a thread that can be merged.
 SLICES, MERGED = (1, 2, 4), 64
 
@@ -50,7 +58,7 @@ def bucket(num_rows: int) -> int | None:
 def shared_bytes(tile: Tile, rows: int, weights: Weights) -> int:
     """Return the bytes of the steps in flight and of their scales."""
     columns = tile.BK + (4 * tile.BK // 128 if weights.has_blocks else 0)
-    return tile.NS * columns * (tile.BN + rows)
+    return tile.NS * columns * (tile.BN + x_rows(tile.BN, rows))
 
 
 def fits(way: Way, problem: Problem, weights: Weights, max_bytes: int = SHARED_BYTES) -> bool:
@@ -76,9 +84,10 @@ def candidates(product: Product, weights: Weights, device: Device = H200) -> lis
     that quantizes ends, and the more steps each has in flight, the more of W arrives meanwhile.
     """
     rows = product.rows
+    menu = BLOCK_MENU if weights.has_blocks else MENU if weights.is_int else FLOAT_MENU
     found = [
-        Way(Tile("wgmma", bn, bk, warps, min(16, in_flight // (bk * (bn + rows)))), rows, slices)
-        for bn, bk, warps in MENU.get(rows, ())
+        Way(Tile("wgmma", bn, bk, warps, min(16, in_flight // (bk * (bn + x_rows(bn, rows))))), rows, slices)
+        for bn, bk, warps in menu.get(rows, ())
         for in_flight in IN_FLIGHT
         for slices in (SLICES if weights.is_int else (1,))
     ]
@@ -99,7 +108,7 @@ def _halved(way: Way, product: Product) -> tuple[Tile, Product]:
     return way.tile._replace(BK=way.tile.BK // 2), product._replace(k=product.k // 2, slices=way.slices)
 
 
-def way_us(way: Way, product: Product, device: Device = H200) -> float:
+def way_us(way: Way, product: Product, device: Device = H200, *, is_int: bool = True) -> float:
     """Return the microseconds of the product by this way behind the kernel that rounds x, its epilogue included."""
     tile, halved = _halved(way, product)
     programs = min(cost.num_programs(tile, halved), device.num_multiprocessors * cost.resident(tile, halved, device))
@@ -107,7 +116,8 @@ def way_us(way: Way, product: Product, device: Device = H200) -> float:
     steps = min(tile.NS - 2, -(-halved.k // (tile.BK * way.slices)))
     ahead = programs * steps * way.tile.BN * way.tile.BK
     waiting = max(0.0, ROUNDING_US - ahead / cost.TILES.memory)
-    return cost.tile_us(tile, halved, device) + waiting + MERGING_US * (way.slices - 1)
+    adding = 0.0 if is_int else ADDING_US * way.tile.BN / 64 * -(-product.k // 128)
+    return cost.tile_us(tile, halved, device) + waiting + MERGING_US * (way.slices - 1) + adding
 
 
 def library_us(product: Product) -> float:
@@ -125,7 +135,7 @@ def choose(product: Product, weights: Weights, device: Device = H200, *, may_dec
         may_decline: whether the library can take it; it has no scales of blocks.
     """
     found = candidates(product, weights, device)
-    best = min(found, key=lambda way: way_us(way, product, device), default=None)
+    best = min(found, key=lambda way: way_us(way, product, device, is_int=weights.is_int), default=None)
     if best is None or not may_decline or weights.has_blocks:
         return best
     return best if product.rows <= 64 or way_us(best, product, device) < library_us(product) else None

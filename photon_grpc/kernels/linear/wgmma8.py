@@ -1,4 +1,7 @@
-"""Gluon kernel for y = W x with both in 8 bits, W the 64- or 128-row operand of wgmma, at any number of rows of x.
+"""Gluon kernel for y = W x with both in 8 bits, at any number of rows of x.
+
+W is the 64- or 128-row operand of wgmma. Where a W of few rows would leave multiprocessors idle, a program takes 32 of
+them, and x is the operand of 64 rows. The bits are the same.
 
 `products8.py` has the formula and the launchers.
 
@@ -29,7 +32,7 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.squares import totals_at_once
 from photon_grpc.kernels.linear.epilogue import normalised, tile_layout, tile_rows
-from photon_grpc.kernels.linear.wgmma import merge_slices
+from photon_grpc.kernels.linear.wgmma import merge_slices, turned
 
 #: Columns of K that fp8 sums without rounding to float32, that a scale covers, and that a place of the ring holds.
 CHUNK = 128
@@ -47,6 +50,12 @@ class Eight(NamedTuple):
 
 
 @constexpr_function
+def x_rows(rows: int, tokens: int) -> int:
+    """Return the rows of x in shared memory for so many of W and of x; no result is of those behind `tokens`."""
+    return tokens if rows >= 64 else 64
+
+
+@constexpr_function
 def slice_steps(k: int, step: int, slices: int) -> int:
     """Return the steps of a slice of K; the last slice may have less to multiply, and multiplies zeros instead."""
     return -(-k // (step * slices))
@@ -54,7 +63,7 @@ def slice_steps(k: int, step: int, slices: int) -> int:
 
 @constexpr_function
 def product_layout(rows: int, tokens: int, warps: int) -> Any:
-    """Return the layout of the sums of a tile: groups of four warps side by side along rows of W, then along x."""
+    """Return the layout of the sums of a tile: groups of four warps side by side along rows of the first operand."""
     along_rows = min(warps, rows // 16)
     # The compiler of Triton 3.6 fails on 256 columns of int8.
     columns = min(128, tokens * along_rows // warps)
@@ -73,7 +82,12 @@ def copy_layout(rows: int, warps: int) -> Any:
 @gluon_jit
 def multiply(ws, xs, place, acc, USE: gl.constexpr):
     """Begin the product of the 128 columns at a place of the ring, added to acc if USE."""
-    return warpgroup_mma(ws.index(place), xs.index(place).permute([1, 0]), acc, use_acc=USE, is_async=True)
+    w = ws.index(place)
+    x = xs.index(place)
+    if w.shape[0] < 64:
+        return warpgroup_mma(x, w.permute([1, 0]), acc, use_acc=USE, is_async=True)
+    else:
+        return warpgroup_mma(w, x.permute([1, 0]), acc, use_acc=USE, is_async=True)
 
 
 @gluon_jit
@@ -89,11 +103,12 @@ def promote(total, part, scales, place, out: gl.constexpr, E: gl.constexpr):
 
 
 @gluon_jit
-def fetch_step(tiles, source, step, within, NS: gl.constexpr, PLACES: gl.constexpr):
+def fetch_step(tiles, source, step, within, ROWS: gl.constexpr, PLACES: gl.constexpr):
     """Begin the copies of a step's columns to its places: zeros from K on; `within`: first column, rows, K, or None."""
     for c in gl.static_range(PLACES):
-        first = (step * PLACES + c) * 128
-        to = tiles.index(step % NS * PLACES + c)
+        chunk = step * PLACES + c
+        first = chunk * 128
+        to = tiles.index(chunk % tiles.shape[0]).slice(0, ROWS)
         if within is None:
             async_copy.async_copy_global_to_shared(to, source + first)
         else:
@@ -133,7 +148,8 @@ def wgmma8_kernel(
 ):  # fmt: skip
     """Multiply W [N, K] by x [>= BM, K] and by their scales.
 
-    The grid is (N // BN, SLICES), or (N // BN, 1, parts of x), with 4 warps, or 8 if BN is 128 or BM 128 and more.
+    The grid is (N // BN, SLICES), or (N // BN, 1, parts of x), with 4 warps, or 8 if BN is 128 or BM 128 and more. BN
+    below 64: BM is 64 at most, and there are no BLOCKS.
 
     w_scale float32 [N], with BLOCKS [K / 128, N / 128]; x_scale float32 [>= BM], with BLOCKS [K / 128, >= BM], rows
     `scale_stride` elements apart. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
@@ -151,12 +167,15 @@ def wgmma8_kernel(
     IS_EVEN: gl.constexpr = STEPS * TILE.BK * P.SLICES == K
     kind: gl.constexpr = w.dtype.element_ty
     IS_INT: gl.constexpr = kind == gl.int8
-    out: gl.constexpr = product_layout(BN, BM, KW)
+    IS_TURNED: gl.constexpr = BN < 64
+    X_ROWS: gl.constexpr = x_rows(BN, BM)
+    SUMS: gl.constexpr = [X_ROWS, BN] if IS_TURNED else [BN, BM]
+    out: gl.constexpr = product_layout(X_ROWS if IS_TURNED else BN, BN if IS_TURNED else BM, KW)
     of_w: gl.constexpr = copy_layout(BN, KW)
     of_x: gl.constexpr = copy_layout(BM, KW)
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     ws = gl.allocate_shared_memory(kind, [NS * PLACES, BN, 128], swizzle)
-    xs = gl.allocate_shared_memory(kind, [NS * PLACES, BM, 128], swizzle)
+    xs = gl.allocate_shared_memory(kind, [NS * PLACES, X_ROWS, 128], swizzle)
     if E.PARTS:
         first_token = gl.program_id(2) * BM
         x += first_token.to(gl.int64) * K
@@ -183,7 +202,7 @@ def wgmma8_kernel(
         swp = w_scale + tile_rows(gl.program_id(0), BN, P.SPAN, flat) // 128
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch_step(ws, wp, s, w_within, NS, PLACES)
+            fetch_step(ws, wp, s, w_within, BN, PLACES)
             if E.BLOCKS:
                 fetch_scales(sws, swp, P.N // 128, s, CHUNKS, NS, PLACES)
         async_copy.commit_group()
@@ -197,7 +216,7 @@ def wgmma8_kernel(
         gdc_launch_dependents()
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch_step(xs, xp, s, x_within, NS, PLACES)
+            fetch_step(xs, xp, s, x_within, BM, PLACES)
             if E.BLOCKS:
                 fetch_scales(sxs, sxp, scale_stride, s, CHUNKS, NS, PLACES)
         async_copy.commit_group()
@@ -207,8 +226,8 @@ def wgmma8_kernel(
         ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
     if AHEAD and eps is not None:
         squares = totals_at_once(partial, K, BM, KW)
-    acc = gl.zeros([BN, BM], gl.int32 if IS_INT else gl.float32, out)
-    nothing = gl.zeros([BN, BM], gl.int32 if IS_INT else gl.float32, out)
+    acc = gl.zeros(SUMS, gl.int32 if IS_INT else gl.float32, out)
+    nothing = gl.zeros(SUMS, gl.int32 if IS_INT else gl.float32, out)
     for i in range(STEPS):
         async_copy.wait_group(NS - 3)
         fence_async_shared()
@@ -224,8 +243,8 @@ def wgmma8_kernel(
             if PLACES == 2:
                 second = multiply(ws, xs, place + 1, nothing, False)
         if i + NS - 2 < STEPS:
-            fetch_step(ws, wp, i + NS - 2, w_within, NS, PLACES)
-            fetch_step(xs, xp, i + NS - 2, x_within, NS, PLACES)
+            fetch_step(ws, wp, i + NS - 2, w_within, BN, PLACES)
+            fetch_step(xs, xp, i + NS - 2, x_within, BM, PLACES)
             if E.BLOCKS:
                 fetch_scales(sws, swp, P.N // 128, i + NS - 2, CHUNKS, NS, PLACES)
                 fetch_scales(sxs, sxp, scale_stride, i + NS - 2, CHUNKS, NS, PLACES)
@@ -237,7 +256,7 @@ def wgmma8_kernel(
     if IS_INT:
         acc = warpgroup_mma_wait(0, deps=[acc])
     apart: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
-    tile = gl.convert_layout(acc, apart)
+    tile = turned(acc, apart, P, TILE) if IS_TURNED else gl.convert_layout(acc, apart)
     is_last = True
     if P.SLICES > 1:
         is_last, tile = merge_slices(tile, partials, P, TILE)
