@@ -63,29 +63,29 @@ def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stag
         _read_draft(name, served, sizes)
 
 
-def check_tensors(config: ServeConfig, served: ModelConfig, sizes: Sizes, target: Decoder) -> None:
-    """Raise ConfigError unless the files of a drafter that `check` allows have its tensors, by their headers.
+def check_tensors(config: ServeConfig, served: ModelConfig, sizes: Sizes, target: Decoder, until_s: float) -> int:
+    """Raise ConfigError unless the files of a drafter that `check` allows have its tensors, with right values.
 
-    `target`: a decoder of the served model, which needs no weights.
+    Return the bytes of values that were not read by `until_s`. `target`: a decoder of the served model, maybe empty.
     """
     name = config.speculation.speculative_model
     if name in ("", NGRAM, GRAMMAR):
-        return
+        return 0
     with _about(name):
         if _is_head(name):
             head = _read_head(name, served)
             weights.checked(build_head(head, target, 1), head.layer)
-        else:
-            draft = _read_draft(name, served, sizes)
-            decoder = build(
-                draft,
-                dtype=target.dtype,
-                device=target.device,
-                kernels=target.kernels,
-                max_model_len=sizes.max_model_len,
-                method=methods(format_of(draft, _of_a_drafter(config.model))),
-            )
-            weights.checked(decoder, draft)
+            return 0  # None of its values can be wrong: they have 16 bits or more.
+        draft = _read_draft(name, served, sizes)
+        decoder = build(
+            draft,
+            dtype=target.dtype,
+            device=target.device,
+            kernels=target.kernels,
+            max_model_len=sizes.max_model_len,
+            method=methods(format_of(draft, _of_a_drafter(config.model))),
+        )
+        return weights.check_values(decoder, draft, until_s)
 
 
 @contextlib.contextmanager

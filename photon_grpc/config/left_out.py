@@ -1,4 +1,4 @@
-"""The modules that a quantized checkpoint leaves out, as its tool names them: patterns for `WeightFormat.ignored`."""
+"""The modules that a quantized checkpoint leaves out or names, in its tool's words: patterns for `WeightFormat`."""
 
 from __future__ import annotations
 
@@ -41,22 +41,17 @@ def outside(groups_of_names: Any, *, has_head: bool) -> tuple[str, ...]:
     return (rf"re:(?!(?:.*\.)?(?:{found})$)",)
 
 
-def all_but(targets: tuple[str, ...], at: str) -> tuple[str, ...]:
-    """Return a pattern of the modules that are no targets: names, patterns, or all linear layers by their class."""
+def targeted(targets: tuple[str, ...], at: str) -> tuple[str, ...]:
+    """Return patterns for `WeightFormat.targets`; () for all linear layers, which are named by their class."""
     if targets == ("Linear",):
         return ()
-    found = []
     for target in targets:
-        if target.startswith("re:"):
-            found.append(f"(?:{checked_pattern(at, target)[3:]})")
-        elif "." in target:
-            found.append(re.escape(target) + "$")
-        else:
+        if not target.startswith("re:") and "." not in target:
             problem = f"holds {shown(target)}; supported: [\"Linear\"], or names of modules and patterns ('re:')"
             raise refused(at, problem)
-    if not found:
+    if not targets:
         raise refused(at, "is empty")
-    return (checked_pattern(at, f"re:(?!{'|'.join(found)})"),)
+    return tuple(checked_pattern(at, each if each.startswith("re:") else f"re:{re.escape(each)}$") for each in targets)
 
 
 def checked_pattern(key: str, pattern: str) -> str:

@@ -28,7 +28,8 @@ class WeightFormat:
     quantized per token, with blocks per token and 128 columns. has_zeros: each scale has a zero point. ignored: names
     of modules that stay 16 bits, parts of such names, or "re:" and a pattern that matches their beginning. head: the
     kind of the head's weights where they have 8 bits on request, with a scale a row and 16-bit activations; "": as
-    `ignored` says. embedding: the same of the embedding, which else has 16 bits.
+    `ignored` says. embedding: the same of the embedding, which else has 16 bits. targets: the only modules that do not
+    stay 16 bits, in the forms of `ignored`; (): all.
     """
 
     kind: Kind
@@ -39,6 +40,7 @@ class WeightFormat:
     ignored: tuple[str, ...] = ()
     head: Head = ""
     embedding: Head = ""
+    targets: tuple[str, ...] = ()
 
     @property
     def bits(self) -> int:
@@ -67,7 +69,8 @@ class WeightFormat:
 
     def covers(self, name: str) -> bool:
         """Return whether this module, such as "model.layers.0.self_attn.q_proj", has quantized weights."""
-        return not any(_matches(pattern, name) for pattern in self.ignored)
+        is_target = not self.targets or any(_matches(pattern, name) for pattern in self.targets)
+        return is_target and not any(_matches(pattern, name) for pattern in self.ignored)
 
 
 class WeightBytes(NamedTuple):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from photon_grpc.config.json_file import refusal, shown
-from photon_grpc.config.left_out import FILE, KEY, all_but, checked_pattern, left_out, outside, refused
+from photon_grpc.config.left_out import FILE, KEY, checked_pattern, left_out, outside, refused, targeted
 from photon_grpc.config.quantization import ALL, BLOCK, PER_ROW, PER_TENSOR, Kind, WeightFormat, groups
 
 GROUP_SIZES = (32, 64, 128)
@@ -217,7 +217,7 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
     name, group = next(iter(keys.config_groups.items()))
     at = f"config_groups.{name}"
     scheme = _struct(group, Scheme, at)
-    ignored = (*(keys.ignore or ()), *all_but(scheme.targets, f"{at}.targets"))
+    targets = targeted(scheme.targets, f"{at}.targets")
     if scheme.weights is None:
         raise refused(f"{at}.weights", "is missing")
     if scheme.output_activations is not None:
@@ -230,7 +230,8 @@ def _compressed_tensors(value: dict[str, Any]) -> WeightFormat | None:
     has_zeros = not scheme.weights.symmetric
     if has_zeros and kind != "int4":
         raise refused(f"{at}.weights.symmetric", "is false: zero points are supported with 4 bits only")
-    return WeightFormat(kind, block, activation_bits, has_zeros, layout, ignored)  # type: ignore[arg-type]
+    ignored = keys.ignore or ()
+    return WeightFormat(kind, block, activation_bits, has_zeros, layout, ignored, targets=targets)  # type: ignore[arg-type]
 
 
 def _check_kv_cache(scheme: Any) -> None:

@@ -58,9 +58,8 @@ def application(frontend: Frontend, rules: HttpRules, pages: ServicePages, *, ma
     ]
     # Endpoints check the method themselves, to answer in the form of their API.
     routes = [Route(endpoint.route, GuardedEndpoint(endpoint, rules)) for endpoint in endpoints]
-    return Router(
-        routes, redirect_slashes=False, default=GuardedEndpoint(Endpoint("unknown", _unknown, _METHODS), rules)
-    )
+    unknown = GuardedEndpoint(Endpoint("unknown", _unknown, _METHODS, reads_json=False), rules)
+    return Router(routes, redirect_slashes=False, default=unknown)
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -103,13 +103,10 @@ def compute(runner: ModelRunner, batch: Batch) -> float:
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
         if fault.reason == NumericFailure.reason:
             raise NumericFailure(f"{step} gave NaN or infinite logits")
-        if damaged := damage():
-            raise ConfigError(f"{step} failed: {damaged}", field="kernels")
-        raise ConfigError(
-            f"{step} failed: {fault.message}; "
-            "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs",
-            field="max_num_batched_tokens",
-        )
+        cause = "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs"
+        # What is damaged need not be what this step wanted.
+        notes = "; ".join([cause, *filter(None, [damage()])])
+        raise ConfigError(f"{step} failed: {fault.message}; {notes}", field="max_num_batched_tokens")
     return output.duration_s
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from photon_grpc import demo
@@ -154,6 +156,32 @@ def test_a_tensor_that_a_drafter_lacks_is_found_without_loading(drafter: Path, n
     with pytest.raises(ConfigError, match=f"--speculative-model {directory}.*are missing.*{name}") as caught:
         assemble(config, lambda stage, done, total: None)
     assert [str(caught.value)] == check_start.reasons(config)
+
+
+def test_a_wrong_value_of_a_quantized_draft_model_is_found_without_loading(tmp_path: Path) -> None:
+    directory = shutil.copytree(demo.DRAFT, tmp_path / "draft")
+    (file,) = directory.glob("*.safetensors")
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scale = tensors[name].abs().amax(1, keepdim=True) / 127
+        tensors[name.removesuffix("weight") + "weight_scale"] = scale
+        tensors[name] = (tensors[name] / scale).round().to(torch.int8)
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    scheme = {"targets": ["Linear"], "weights": inputs | {"strategy": "channel", "dynamic": False}}
+    quantized = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    quantized["config_groups"] = {"group_0": scheme | {"input_activations": inputs}}
+    described = json.loads((directory / "config.json").read_text()) | {"quantization_config": quantized}
+    (directory / "config.json").write_text(json.dumps(described))
+    save_file(tensors, file)
+    config = resolve(FREE | {"speculative_model": str(directory)}, {}).config
+    assert check_start.reasons(config) == []
+    tensors["model.layers.1.mlp.down_proj.weight_scale"][3] = -1.0
+    save_file(tensors, file)
+    with pytest.raises(
+        ConfigError, match=f"--speculative-model {directory}.*down_proj.weight_scale: 1 of .* is -"
+    ) as e:
+        assemble(config, lambda stage, done, total: None)
+    assert [str(e.value)] == check_start.reasons(config)
 
 
 @pytest.mark.parametrize("name", ["tls", "keys", "step trace", "device"])

@@ -243,6 +243,37 @@ def test_ignored_modules_stay_as_they_are(ignored: tuple[str, ...], name: str, c
     assert WeightFormat("int8", (1, 0), ignored=ignored).covers(name) is covers
 
 
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["model.layers.1.mlp.up_proj", "re:.*q_proj$"],
+        # Flags of a whole pattern, and groups that are counted: each pattern stands alone.
+        ["re:(?i).*SELF_ATTN.*", "re:(?x) .*up_proj # of the experts, too"],
+        [r"re:model\.(layers)\.1", r"re:.*\.(mlp)\.(?!\1).*up_proj", r"re:(?P<a>model).*o_proj"],
+        ["re:(?P<a>model).*q_proj|model.norm", "re:.*mlp"],
+    ],
+)
+def test_targets_are_those_of_compressed_tensors(targets: list[str]) -> None:
+    from compressed_tensors.utils.match import match_name
+
+    config = copy.deepcopy(W4A16)
+    config["config_groups"]["group_0"]["targets"] = targets
+    form = read_quantization(config)
+    assert form is not None
+    modules = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    names = ["lm_head", *(f"model.layers.{layer}.{module}" for layer in (1, 11) for module in modules)]
+    found = [name for name in names if form.covers(name)]
+    assert found == [name for name in names if name != "lm_head" and any(match_name(name, each) for each in targets)]
+    assert found
+
+
+def test_a_target_that_is_no_pattern_is_named_as_it_stands() -> None:
+    config = copy.deepcopy(W4A16)
+    config["config_groups"]["group_0"]["targets"] = ["re:.*mlp", "re:a(?i)b"]
+    with pytest.raises(ModelLoadError, match=r"targets holds 're:a\(\?i\)b', which is no regular expression"):
+        read_quantization(config)
+
+
 def test_the_flag_names_formats_and_is_refused_for_what_is_quantized_already() -> None:
     assert [weight_format.name for weight_format in FORMATS.values()] == list(FORMATS)
     assert chosen_format(None, "auto") is None

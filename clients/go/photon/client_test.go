@@ -116,6 +116,39 @@ func TestAnErrorHasCodeReasonFieldsNumbersAndTime(t *testing.T) {
 	}
 }
 
+func TestNumbersOfAnErrorKeepTheirFractions(t *testing.T) {
+	for _, each := range []struct {
+		sent  string
+		whole int64
+		value float64
+	}{
+		{"-1.5", -1, -1.5},
+		{"2.0", 2, 2},
+		{"9007199254740993", 9007199254740993, 9007199254740992},
+		// More than an int64 holds.
+		{"18446744073709551615", 0, 18446744073709551615},
+		{"many", 0, 0},
+		{"inf", 0, 0},
+	} {
+		t.Run(each.sent, func(t *testing.T) {
+			f := newFake(t)
+			f.before = failing(1, failure(codes.InvalidArgument, photon.InvalidRequest,
+				map[string]string{"needed": each.sent, "limit": each.sent, "field": "sampling.temperature"}))
+			_, err := newClient(t, nil, f).Generate(t.Context(), photon.Text("x"))
+			var failed *photon.Error
+			if !errors.As(err, &failed) {
+				t.Fatal(err)
+			}
+			equal(t, "needed", failed.Needed, each.whole)
+			equal(t, "limit", failed.Limit, each.whole)
+			equal(t, "needed with its fraction", failed.NeededValue, each.value)
+			equal(t, "limit with its fraction", failed.LimitValue, each.value)
+			// Where the server names the field only beside the reason.
+			equal(t, "field", failed.Violations[0], photon.FieldViolation{Field: "sampling.temperature"})
+		})
+	}
+}
+
 func TestADeadlineThatCannotBeMetIsOneThatPassed(t *testing.T) {
 	for _, source := range sources {
 		t.Run(source.name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -155,10 +156,13 @@ type Error struct {
 	Code    codes.Code
 	Reason  Reason
 	Message string
-	// Of InvalidRequest and its members.
+	// Of InvalidRequest and its members; of others the field alone, where the server names one.
 	Violations []FieldViolation
-	// What was asked for and what is possible, in the unit that Message names; 0 where the failure has none.
+	// What was asked for and what is possible, in the unit that Message names; 0 where the failure has none, cut toward zero
+	// where it is a fraction, as of a temperature.
 	Needed, Limit int64
+	// The same numbers with their fractions.
+	NeededValue, LimitValue float64
 	// When to come back: 0 where the server does not say, negative where asking again cannot succeed.
 	RetryAfter time.Duration
 
@@ -239,12 +243,15 @@ func closedError() *Error {
 
 func fromStatus(told *status.Status, target string) *Error {
 	failure := &Error{Code: told.Code(), Message: told.Message()}
+	field := ""
 	for _, detail := range told.Details() {
 		switch detail := detail.(type) {
 		case *errdetails.ErrorInfo:
 			if detail.Domain == errorDomain {
 				failure.Reason = Reason(detail.Reason)
-				failure.Needed, failure.Limit = number(detail.Metadata["needed"]), number(detail.Metadata["limit"])
+				failure.Needed, failure.NeededValue = number(detail.Metadata["needed"])
+				failure.Limit, failure.LimitValue = number(detail.Metadata["limit"])
+				field = detail.Metadata["field"]
 			}
 		case *errdetails.BadRequest:
 			for _, violation := range detail.FieldViolations {
@@ -253,6 +260,9 @@ func fromStatus(told *status.Status, target string) *Error {
 		case *errdetails.RetryInfo:
 			failure.RetryAfter = detail.RetryDelay.AsDuration()
 		}
+	}
+	if field != "" && len(failure.Violations) == 0 {
+		failure.Violations = []FieldViolation{{Field: field}}
 	}
 	if failure.Reason == "" {
 		failure.Reason = failure.meaning()
@@ -280,12 +290,19 @@ func mismatch(format string, args ...any) *Error {
 	return &Error{Code: codes.Internal, Reason: MessageMismatch, Message: fmt.Sprintf(format, args...)}
 }
 
-func number(text string) int64 {
-	value, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return 0
+// number reads a number of ErrorInfo as a whole one, cut toward zero, and as it is; zeros where there is none.
+func number(text string) (int64, float64) {
+	if whole, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return whole, float64(whole)
 	}
-	return value
+	value, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsInf(value, 0) || math.IsNaN(value) {
+		return 0, 0
+	}
+	if math.Abs(value) >= 1<<63 {
+		return 0, value
+	}
+	return int64(value), value
 }
 
 // milliseconds reads a pushback: what is no number means "do not ask again", as gRPC reads it.

@@ -82,6 +82,7 @@ class Endpoint:
     errors: ErrorForm = OPENAI_ERRORS
     #: The API's names of fields by their paths in errors.
     names: Mapping[str, str] = field(default_factory=dict)
+    reads_json: bool = True
 
 
 class GuardedEndpoint:
@@ -134,7 +135,7 @@ class GuardedEndpoint:
             message = f"this path takes {allowed}, not {call.request.method[:20]}"
             headers = {"allow": allowed}
             raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, message, reason="METHOD_NOT_ALLOWED", headers=headers)
-        if call.request.method not in _WITHOUT_BODY:
+        if endpoint.reads_json and call.request.method not in _WITHOUT_BODY:
             _check_body_type(call)
         call.events.prepare(self._headers(call))
 

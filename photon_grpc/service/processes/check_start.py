@@ -134,7 +134,7 @@ def check_model(config: ServeConfig) -> list[str]:
     """Check sizes, what drafts, and tensors by the headers of their files and by values; return what was not read.
 
     Raise ConfigError for sizes and drafters that the model does not allow, and ModelLoadError naming a tensor that is
-    missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError of a drafter, whose values are unread.
+    missing, surplus, of a wrong shape or dtype, or has wrong values; ConfigError for a tensor of a drafter.
     """
     model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
@@ -149,7 +149,7 @@ def check_model(config: ServeConfig) -> list[str]:
         return []
     until_s = time.monotonic() + READING_TIME_S
     unread = sum(weights.check_values(decoder, model_config, until_s) for decoder in decoders)
-    check_drafter(config, model_config, sizes, decoders[0])
+    unread += check_drafter(config, model_config, sizes, decoders[0], until_s)
     said = (
         f"{unread / 1e9:.1f} GB of weights were not searched for NaN within {READING_TIME_S:.0f} s; loading does that"
     )

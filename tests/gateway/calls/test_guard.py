@@ -94,6 +94,15 @@ async def test_a_wrong_method_is_told_before_a_wrong_type_of_its_body() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}])
+async def test_a_path_that_is_not_there_is_told_before_a_wrong_type_of_a_body(
+    method: str, headers: dict[str, str]
+) -> None:
+    answer = await in_memory(FakeFrontend()).client.request(method, "/v1/none", content=b"x", headers=headers)
+    assert answer.status_code == 404
+
+
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=UTF-8"])
 async def test_json_is_read(kind: str) -> None:
     headers = {"content-type": kind, "content-encoding": "Identity"}

@@ -3,6 +3,7 @@ package io.photon.grpc;
 import io.grpc.Status;
 import io.photon.grpc.v1.ErrorReason;
 import java.io.Serializable;
+import java.math.BigDecimal;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
@@ -26,8 +27,8 @@ public class PhotonException extends RuntimeException {
       Status.Code code,
       String reason,
       List<Violation> violations,
-      Long needed,
-      Long limit,
+      BigDecimal needed,
+      BigDecimal limit,
       Duration retryAfter,
       boolean isFinal)
       implements Serializable {
@@ -37,6 +38,8 @@ public class PhotonException extends RuntimeException {
   }
 
   static final String DEADLINE_PASSED = "the deadline has passed";
+
+  private static final BigDecimal PAST_LONG = new BigDecimal("9223372036854775808");
 
   private final Facts facts;
 
@@ -72,14 +75,31 @@ public class PhotonException extends RuntimeException {
     return facts.violations();
   }
 
-  /** What the request asks for, in the unit that the message names; null where there is no such number. */
+  /**
+   * What the request asks for, in the unit that the message names; null where there is no such number, cut toward zero
+   * where it is a fraction, as of a temperature.
+   */
   public Long needed() {
-    return facts.needed();
+    return whole(facts.needed());
   }
 
-  /** What is possible, in the same unit; null where there is no such number. */
+  /** What is possible, in the same unit and form. */
   public Long limit() {
-    return facts.limit();
+    return whole(facts.limit());
+  }
+
+  /** {@link #needed} with its fraction. */
+  public Double neededValue() {
+    return facts.needed() == null ? null : facts.needed().doubleValue();
+  }
+
+  /** {@link #limit} with its fraction. */
+  public Double limitValue() {
+    return facts.limit() == null ? null : facts.limit().doubleValue();
+  }
+
+  private static Long whole(BigDecimal value) {
+    return value == null || value.abs().compareTo(PAST_LONG) >= 0 ? null : Long.valueOf(value.longValue());
   }
 
   /** When to come back; null where the server does not say, or asking again cannot help. */

@@ -12,6 +12,7 @@ import io.grpc.StatusException;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import io.photon.grpc.PhotonException.Violation;
+import java.math.BigDecimal;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
@@ -99,14 +100,22 @@ final class Statuses {
     if (told.isPresent()) {
       return Durations.read(told.get());
     }
-    var milliseconds = number(trailers.get(PUSHBACK));
+    var milliseconds = milliseconds(trailers);
     return milliseconds == null || milliseconds < 0 ? null : Duration.ofMillis(milliseconds);
   }
 
-  /** Whether the server says that asking again cannot help. */
+  /** Whether the server says that asking again cannot help: its pushback is negative or, as gRPC reads it, no number. */
   private static boolean isFinal(Metadata trailers) {
-    var milliseconds = number(trailers.get(PUSHBACK));
-    return milliseconds != null && milliseconds < 0;
+    var milliseconds = milliseconds(trailers);
+    return trailers.containsKey(PUSHBACK) && (milliseconds == null || milliseconds < 0);
+  }
+
+  private static Long milliseconds(Metadata trailers) {
+    try {
+      return trailers.containsKey(PUSHBACK) ? Long.valueOf(trailers.get(PUSHBACK)) : null;
+    } catch (NumberFormatException none) {
+      return null;
+    }
   }
 
   private static <T extends Message> Optional<T> find(List<Any> details, Class<T> type) {
@@ -122,13 +131,9 @@ final class Statuses {
     return Optional.empty();
   }
 
-  private static Long number(Optional<ErrorInfo> info, String key) {
-    return number(info.map(found -> found.getMetadataOrDefault(key, "")).orElse(""));
-  }
-
-  private static Long number(String text) {
+  private static BigDecimal number(Optional<ErrorInfo> info, String key) {
     try {
-      return text == null || text.isEmpty() ? null : Long.valueOf(text);
+      return info.map(found -> new BigDecimal(found.getMetadataOrDefault(key, ""))).orElse(null);
     } catch (NumberFormatException none) {
       return null;
     }

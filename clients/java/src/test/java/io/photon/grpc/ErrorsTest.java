@@ -1,6 +1,7 @@
 package io.photon.grpc;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -14,6 +15,7 @@ import io.grpc.protobuf.StatusProto;
 import io.photon.grpc.v1.Feature;
 import io.photon.grpc.v1.ModelState;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.Test;
@@ -90,6 +92,39 @@ class ErrorsTest {
     assertEquals("NEW_REASON", error.reason());
     assertEquals(7, error.needed());
     assertEquals(Duration.ofMillis(1500), error.retryAfter());
+  }
+
+  @Test
+  void aNumberWithAFractionIsKeptAndCutTowardZeroWhereItIsWhole() {
+    assertNumbers("-1.5", -1L, -1.5);
+    assertNumbers("2.0", 2L, 2.0);
+    assertNumbers("9007199254740993", 9007199254740993L, 9007199254740992.0);
+    // More than a long holds.
+    assertNumbers("18446744073709551615", null, 18446744073709551616.0);
+    assertNumbers("many", null, null);
+    assertNumbers("", null, null);
+  }
+
+  private static void assertNumbers(String sent, Long whole, Double value) {
+    var info = ErrorInfo.newBuilder().setDomain("photon-grpc").setReason("INVALID_REQUEST");
+    var status =
+        com.google.rpc.Status.newBuilder()
+            .setCode(Status.Code.INVALID_ARGUMENT.value())
+            .addDetails(Any.pack(info.putMetadata("needed", sent).putMetadata("limit", sent).build()))
+            .build();
+    var error = Statuses.error(StatusProto.toStatusRuntimeException(status));
+    assertEquals(Arrays.asList(whole, whole), Arrays.asList(error.needed(), error.limit()));
+    assertEquals(Arrays.asList(value, value), Arrays.asList(error.neededValue(), error.limitValue()));
+  }
+
+  @Test
+  void aPushbackThatIsNoNumberForbidsARetry() {
+    for (var sent : new String[] {"-1", "soon"}) {
+      var trailers = new Metadata();
+      trailers.put(Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER), sent);
+      assertTrue(Statuses.error(Status.RESOURCE_EXHAUSTED, trailers).isFinal(), sent);
+    }
+    assertFalse(Statuses.error(Status.RESOURCE_EXHAUSTED, new Metadata()).isFinal());
   }
 
   @Test
