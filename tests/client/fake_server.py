@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import grpc.aio
@@ -202,11 +204,28 @@ def serving_in_a_thread(*script: Any, credentials: grpc.ServerCredentials | None
             await stop.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    started.wait()
-    try:
-        yield served[0]
-    finally:
-        loop, stop = stopping[0]
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
+    with _silent_on_stderr(thread):
+        thread.start()
+        started.wait()
+        try:
+            yield served[0]
+        finally:
+            loop, stop = stopping[0]
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+
+@contextmanager
+def _silent_on_stderr(thread: threading.Thread) -> Iterator[None]:
+    """Keep the thread from printing tracebacks between what a caller in this process prints.
+
+    gRPC's server prints one for a call, such as a health check, whose caller closes its channel before it was begun.
+    """
+    print_exc = traceback.print_exc
+
+    def elsewhere(*args: Any, **options: Any) -> None:
+        if threading.current_thread() is not thread:
+            print_exc(*args, **options)
+
+    with patch.object(traceback, "print_exc", elsewhere):
+        yield
