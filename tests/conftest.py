@@ -35,8 +35,12 @@ settings.register_profile("quick", QUICK)
 settings.register_profile("same", QUICK, derandomize=True)
 settings.load_profile("untimed")
 
-# Folders by how long their longest files take: what begins last must be short, or the others wait for it.
-LONGEST_FIRST = ("kernels", "service", "attack", "clients", "runner", "properties", "models", "cli", "compose", "demo")
+# What begins last must be short, or the others wait for it: first the folders that one process runs as a whole, which
+# take minutes and often wait, beside those that compute without a pause; then by how long their longest files take.
+LONGEST_FIRST = (
+    *("attack", "clients", "kernels", "service", "runner", "parallel", "compose", "server", "models", "properties"),
+    *("demo", "cli", "benchmarks", "architecture"),
+)
 #: Folders whose files share a service: one process runs them all.
 SHARING = ("attack", "clients")
 _CPU_S = pytest.StashKey[float]()
