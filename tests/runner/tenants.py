@@ -34,8 +34,8 @@ TENANTS: dict[str, tuple[tuple[SamplingParams, int, tuple[int, ...]], ...]] = {
 def poison(table: SlotTable, slot: int, rng: random.Random) -> None:
     """Replace all that the table holds of this slot, on the device and the host, by other valid data."""
     for name, value in vars(table).items():
-        if name in ("_masked", "_mask_copy", "masks", "write"):
-            continue  # of a batch or of the table, not of a slot
+        if name in ("_masked", "_mask_copy", "masks", "write", "numbers"):
+            continue  # of a batch or of the table, not of a slot; numbers are rows of _floats and _ints
         if isinstance(value, torch.Tensor):
             (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
             _overwrite(name, value.select(dim, slot), rng)

@@ -156,6 +156,6 @@ def test_drafts_change_nothing_behind_windows_latents_and_experts(family: str, d
 
 
 def test_a_model_without_a_layer_that_keeps_all_blocks_is_refused_a_draft_model_before_its_weights_are_read() -> None:
-    with pytest.raises(ConfigError, match="all have a sliding window and free their blocks; ngram") as raised:
+    with pytest.raises(ConfigError, match="all layers of MistralForCausalLM have a sliding window") as raised:
         Served(model("mistral")[0], speculation=str(model("llama")[0]), num_drafts=3)
     assert raised.value.field == "speculative_model"
