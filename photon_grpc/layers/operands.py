@@ -21,6 +21,8 @@ from photon_grpc.kernels.linear import (
     slices,
     weight,
     wide,
+    wide16,
+    wide16_tiles,
 )
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, Gate, gated_fusion, heads_fusion
@@ -102,6 +104,15 @@ class DenseOperands(_Products):
     @property
     def map(self) -> Affine:
         return Affine(self.weight, self.bias, self.num_slices)
+
+    def swiglu(self, h: torch.Tensor, eps: float, y: torch.Tensor, activation: Activation = "silu") -> None:
+        if not wide16.knows(h, self.map):
+            return _Products.swiglu(self, h, eps, y, activation)
+        fusion = gated_fusion(Gate(eps, activation), self.weight.shape[0] // 2)
+        if wide16_tiles.tile_of(h.shape[0], *self.weight.shape) is None:
+            wide16.preload(fusion, h, self.map, y, torch.empty(1, dtype=torch.float32, device=h.device))
+            return _Products.swiglu(self, h, eps, y, activation)
+        return wide16.launch(fusion, h, self.map, y, squares.norms(h, eps))
 
     def add_to(self, h: torch.Tensor, x: torch.Tensor) -> None:
         tile = many_rows.choose(x, self.weight, self.num_slices)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.kernels.sweep import projections
 from benchmarks.shapes import SHAPES
-from photon_grpc.kernels.linear import cost, tiles
+from photon_grpc.kernels.linear import cost, tiles, wide16_tiles
 from photon_grpc.kernels.linear.cost import H200, Device, Product
 from photon_grpc.kernels.linear.cut import num_slices, slice_columns
 from photon_grpc.kernels.linear.tiles import Tile
@@ -30,6 +30,11 @@ def assert_can(tile: Tile, product: Product, device: Device) -> None:
     """Check what the kernels require of a tile, by their own descriptions."""
     n, k, rows, span, end, slices, weight = product
     assert (n % tile.BN, k % 8) == (0, 0)
+    if tile.kind == "wide16":
+        found = wide16_tiles.tile_of(rows, n, k)
+        assert found is not None and n % (wide16_tiles.ROWS * found.HALVES) == 0
+        assert (end, slices, weight.BITS, device.has_wgmma) == ("swiglu", 1, 16, True)
+        return
     # Only the last slice may be shorter.
     assert slice_columns(k, slices) % tile.BK == 0
     assert slice_columns(k, slices) > tile.BK

@@ -96,11 +96,12 @@ def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon_jit
-def normalised(tile, totals, eps, bias, kind: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """Return r · tile + b, r = 1 / sqrt(totals [BM] / K + eps), b [N] or None.
+def normalised(tile, totals, norm, kind: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """Return r · tile + b, r = 1 / sqrt(totals [BM] / K + eps), b [N] or None; norm: eps and b.
 
     Sums are rounded first, as the matrix library rounds them; not in float16, which ends at 65,504.
     """
+    eps, bias = norm
     whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
     if kind == gl.bfloat16:
         tile = tile.to(kind).to(gl.float32)
@@ -110,6 +111,28 @@ def normalised(tile, totals, eps, bias, kind: gl.constexpr, P: gl.constexpr, TIL
     else:
         row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
         return gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
+
+
+@gluon_jit
+def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
+    """Return a product [BN, BM] as ends take it: r · product + b, factors r [num_rows] and b [N] or None."""
+    y, _, num_rows, place = to
+    norms, bias = factors
+    program, first = place
+    whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
+    if y.dtype.element_ty == gl.bfloat16:
+        # Rounded as the matrix library rounds, before it is exchanged.
+        sums = sums.to(gl.bfloat16)
+    tile = gl.convert_layout(sums, whole).to(gl.float32)
+    if norms is not None:
+        token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, whole))
+        scale = gl.load(norms + token, mask=token < num_rows, other=0.0)[None, :]
+        if bias is None:
+            tile = tile * scale
+        else:
+            row = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
+            tile = gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
+    return tile
 
 
 @gluon_jit

@@ -12,9 +12,9 @@ wrote h (`squares.py`). In bf16 the product is rounded as the matrix library rou
 
     h = round(round(W a) + round(h + b));   y = end(r · round(W h) + b)
 
-One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; a Fusion has the operations before and after the product. If
-a tile does not divide the heads, or heads are normalised, a second kernel, `rotate_store.py`, is the end of norm_qkv:
-tiles that hold a whole head were slower than the two.
+One kernel multiplies, that of the Tile's kind; a Fusion has the operations before and after the product. If a tile does
+not divide the heads, or heads are normalised, a second kernel, `rotate_store.py`, is the end of norm_qkv: tiles that
+hold a whole head were slower than the two.
 
 Shapes: h [M, H], partial [M, H / 16] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows from their
 first element on (the surplus is read and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up;
@@ -33,7 +33,7 @@ from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.lang import squares
 from photon_grpc.kernels.lang.gluon import has_dependent_launch
 from photon_grpc.kernels.lang.jit import launches
-from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear import epilogue, wide16
 from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.sides import WeightOperand
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket, holds_heads
@@ -199,6 +199,9 @@ def launch(
     rows = bucket(num_rows)
     if not num_rows or rows is None:
         return
+    if tile.kind == "wide16":
+        norms = None if fusion.eps is None else squares.norms(x, fusion.eps)
+        return wide16.launch(fusion, x, linear, y, norms)
     pdl = has_dependent_launch(x.device)
     options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
     bias = linear.b if fusion.eps is not None else None
@@ -214,3 +217,4 @@ def launch(
         slices = torch.empty(tiles * linear.slices * rows * tile.BN, dtype=torch.float32, device=x.device)
         partials = slices, counters
     wgmma_kernel[(tiles, linear.slices)](*tensors, partials, *constants, **options)
+    return

@@ -154,7 +154,7 @@ def gemv_kernel(
         async_copy.wait_group(0)
     total = gl.convert_layout(gl.sum(gl.convert_layout(unshifted(acc, kind, P), stacked), 0), whole)
     if eps is not None:
-        total = normalised(total, totals(sums) if FEW else sums, eps, bias, kind, P, TILE)
+        total = normalised(total, totals(sums) if FEW else sums, (eps, bias), kind, P, TILE)
     STORE(total, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
 
 

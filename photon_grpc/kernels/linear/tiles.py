@@ -17,17 +17,22 @@ from photon_grpc.kernels.linear.weight import WeightKind
 
 
 class Tile(NamedTuple):
-    """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
+    """One way to multiply: by the kernel of the file of its kind.
 
     BN rows of W and BK columns of a slice of K a step, KW warps, NS steps in flight. In gemv each slice has KW / slices
-    of the warps; in wgmma a program has one slice, and with BN below 64 x is the operand of 64 rows.
+    of the warps; in wgmma a program has one slice, and with BN below 64 x is the operand of 64 rows. Of wide16 there is
+    WIDE16.
     """
 
-    kind: Literal["gemv", "wgmma"]
+    kind: Literal["gemv", "wgmma", "wide16"]
     BN: int
     BK: int
     KW: int
     NS: int
+
+
+#: Products whose rows of W and of x are fetched by the bulk copy engine; ends take 64 rows of W, and four warps.
+WIDE16 = Tile("wide16", 64, 64, 4, 0)
 
 
 class HeadSplit(NamedTuple):
@@ -120,7 +125,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 128, 64, 8, 8),
-        128: Tile("wgmma", 128, 64, 8, 6),
+        128: WIDE16,
     },
     # down
     (4096, 14336): {
@@ -138,9 +143,15 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9), 64: None},
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {16: None},
-    # Llama-3.2-3B: output, down
+    # Llama-3.2-3B: gate and up, output, down
+    (16384, 3072): {128: WIDE16},
     (3072, 3072): {8: Tile("gemv", 16, 256, 1, 9)},
     (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4), 32: Tile("gemv", 32, 128, 4, 4)},
+    # Qwen2.5-1.5B, 3B, 14B, Qwen3-4B: gate and up
+    (17920, 1536): {64: WIDE16},
+    (22016, 2048): {64: WIDE16},
+    (27648, 5120): {128: WIDE16},
+    (19456, 2560): {64: WIDE16},
     # Qwen2.5-7B
     (4608, 3584): {16: Tile("wgmma", 64, 128, 4, 8)},
     (3584, 3584): {8: Tile("gemv", 16, 256, 1, 9)},

@@ -228,5 +228,5 @@ def wgmma_kernel(
         if not AHEAD:
             ahead = LOAD((y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)
         if eps is not None:
-            y_tile = normalised(y_tile, sums, eps, bias, kind, P, TILE)
+            y_tile = normalised(y_tile, sums, (eps, bias), kind, P, TILE)
         STORE(y_tile, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)

@@ -272,5 +272,5 @@ def wgmma8_kernel(
         if not AHEAD and eps is not None:
             squares = totals_at_once(partial, K, BM, KW)
         if eps is not None:
-            sums = normalised(sums, squares, eps, bias, y.dtype.element_ty, P, TILE)
+            sums = normalised(sums, squares, (eps, bias), y.dtype.element_ty, P, TILE)
         STORE(sums, ahead, (y, operands, num_rows, (gl.program_id(0), 0)), P, TILE)

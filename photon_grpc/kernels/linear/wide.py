@@ -34,11 +34,11 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.jit import compiled_once, counters_of, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear.epilogue import exchanged
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
 from photon_grpc.kernels.linear.handed import hand_on, job_of, num_jobs, take_over
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
 from photon_grpc.kernels.linear.weight import QuantizedWeight
-from photon_grpc.kernels.linear.wide8 import exchanged
 from photon_grpc.kernels.linear.wide8_sums import place_of
 from photon_grpc.kernels.linear.wide_sums import (
     add_given,

@@ -33,7 +33,7 @@ from photon_grpc.kernels.lang.gluon import (
     mbarrier,
 )
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
-from photon_grpc.kernels.linear.epilogue import tile_layout, tile_rows
+from photon_grpc.kernels.linear.epilogue import exchanged, tile_rows
 from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import QuantizedRows, padded_rows
 from photon_grpc.kernels.linear.tiles import Problem, Tile
@@ -118,28 +118,6 @@ def rescaled(acc, scales, place, num_rows, P: gl.constexpr, W: gl.constexpr):
         s_w = gl.load(w_scale + tile_rows(n_tile, 64 * W.HALVES, P.SPAN, gl.SliceLayout(0, out)))
         sums = sums * s_w[None, :] * s_x[:, None]
     return sums
-
-
-@gluon_jit
-def exchanged(sums, factors, to, P: gl.constexpr, TILE: gl.constexpr):
-    """Return a product [BN, BM] as ends take it: r · product + b, factors r [num_rows] and b [N] or None."""
-    y, _, num_rows, place = to
-    norms, bias = factors
-    program, first = place
-    whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
-    if y.dtype.element_ty == gl.bfloat16:
-        # Rounded as the matrix library rounds, before it is exchanged.
-        sums = sums.to(gl.bfloat16)
-    tile = gl.convert_layout(sums, whole).to(gl.float32)
-    if norms is not None:
-        token = first + gl.arange(0, P.BM, layout=gl.SliceLayout(0, whole))
-        scale = gl.load(norms + token, mask=token < num_rows, other=0.0)[None, :]
-        if bias is None:
-            tile = tile * scale
-        else:
-            row = tile_rows(program, TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
-            tile = gl.fma(tile, scale, gl.load(bias + row).to(gl.float32)[:, None])
-    return tile
 
 
 @gluon_jit
