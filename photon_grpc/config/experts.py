@@ -15,7 +15,6 @@ from photon_grpc.config.rope import CONFIG_FILE, RopeKeys
 
 MAX_EXPERTS = 1024
 MAX_TOP_K = 32
-SCORINGS = ("softmax", "sigmoid")
 
 #: Of separate or stacked experts, by layer.
 _EXPERT_TENSOR = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.")
@@ -88,27 +87,19 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
     layers = _sparse_layers(config, kind, num_layers)
     if not num_experts or not any(layers):
         return None
-    scoring = config.scoring_func or ("sigmoid" if kind.has_bias else "softmax")
-    if scoring not in SCORINGS or (kind.has_bias and scoring != "sigmoid"):
-        allowed = SCORINGS[1:] if kind.has_bias else SCORINGS
-        raise refusal(CONFIG_FILE, "scoring_func", f"must be one of {', '.join(allowed)}, is {shown(scoring)}")
+    scoring: Literal["softmax", "sigmoid"] = "sigmoid" if kind.has_bias else "softmax"
+    if config.scoring_func not in (None, scoring):
+        problem = f"is {shown(config.scoring_func)}; only {scoring} is supported for this architecture"
+        raise refusal(CONFIG_FILE, "scoring_func", problem)
     size, top_k = _size(values, kind), _top_k(config, num_experts)
     if kind.is_deepseek:
         _refuse_other_methods(config, kind)
     groups, groups_taken = _groups(config, num_experts, top_k) if kind.has_bias else (0, 0)
     return ExpertSpec(
-        num_experts,
-        top_k,
-        size,
-        "softmax" if scoring == "softmax" else "sigmoid",
-        config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
-        layers,
-        (config.n_shared_experts or 0) * size if kind.is_deepseek else 0,
-        config.routed_scaling_factor if kind.is_deepseek else 1.0,
-        kind.has_bias,
-        groups,
-        groups_taken,
-    )
+        num_experts, top_k, size, scoring, config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
+        layers, (config.n_shared_experts or 0) * size if kind.is_deepseek else 0,
+        config.routed_scaling_factor if kind.is_deepseek else 1.0, kind.has_bias, groups, groups_taken,
+    )  # fmt: skip
 
 
 def refuse_other_layers(experts: ExpertSpec, architecture: str, names: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.kernels.moe.route import RouterForm
 from photon_grpc.layers.experts import Expert, ExpertPlace, Experts, Router, SparseMLP, StackNames
 from photon_grpc.layers.norm import RMSNorm
@@ -60,7 +61,7 @@ class SparseBuilder(DecoderBuilder):
         group, numbers = self.mesh.tp, range(spec.num_experts)
         own = numbers[self.mesh.experts.of(spec.num_experts)]
         kept = (own.start, len(own)) if len(own) < len(numbers) else (0, 0)
-        shared = self.shared_experts(prefix)
+        shared = self.shared_experts(prefix, spec)
         form = RouterForm(
             spec.top_k, spec.scoring == "softmax", spec.renormalises, spec.scale, spec.groups, spec.groups_taken, *kept,
             len(shared),
@@ -80,18 +81,17 @@ class SparseBuilder(DecoderBuilder):
         experts.place = ExpertPlace(own.start, len(numbers))
         return ParallelSparseMLP(router, experts, group) if group.size > 1 else SparseMLP(router, experts)
 
-    def shared_experts(self, prefix: str) -> list[Expert]:
+    def shared_experts(self, prefix: str, spec: ExpertSpec) -> list[Expert]:
         """Build this rank's experts of those that every token reaches; `prefix` is the layer's.
 
         In a checkpoint they are one block, of which each is an equal part.
         """
-        spec, share, of_expert = self.config.experts, self.mesh.experts, self.mesh.of_expert
-        count = 0 if spec is None else spec.num_shared
+        share, of_expert, count = self.mesh.experts, self.mesh.of_expert, spec.num_shared
         own = [number for number in range(count) if number % share.count == share.index]
         prefix += "mlp.shared_experts."
         if count and not own:
             self.elsewhere.add(prefix)
-        size, of_all = 0 if spec is None else spec.shared_size, count * of_expert.size
+        size, of_all = spec.shared_size, count * of_expert.size
         return [self.expert(prefix, size, LoneRank(each * of_expert.size + of_expert.rank, of_all)) for each in own]
 
     def expert(self, prefix: str, size: int, group: Group) -> Expert:

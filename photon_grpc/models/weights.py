@@ -96,7 +96,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
 
 
 def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and dtypes."""
+    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in shape and dtype, and empty ones."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
     targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
@@ -104,11 +104,11 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
         refuse_other_layers(config.experts, config.architecture, checkpoint.tensors)
     needed = {name for name, target in targets.items() if not target.is_optional}
     _refuse_names("are missing", needed - checkpoint.tensors.keys())
-    surplus = (name for name in checkpoint.tensors.keys() - targets.keys() if not _is_tolerated(name, decoder, config))
+    others = (name for name in checkpoint.tensors.keys() - targets.keys() if checkpoint.tensors[name].num_bytes)
+    surplus = (name for name in others if not _is_tolerated(name, decoder, config))
     _refuse_names(f"do not belong to {config.architecture}", surplus)
-    for name, target in targets.items():
-        if name in checkpoint.tensors:
-            _check_entry(target, checkpoint.tensors[name])
+    for name in filter(checkpoint.tensors.__contains__, targets):
+        _check_entry(targets[name], checkpoint.tensors[name])
 
 
 def check_values(decoder: Decoder, config: ModelConfig, until_s: float = math.inf) -> int:

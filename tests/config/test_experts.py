@@ -107,7 +107,8 @@ def test_a_model_without_any_is_dense(tmp_path: Path, keys: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"scoring_func": "cosine"}, "scoring_func must be one of softmax, sigmoid, is 'cosine'"),
+        ({"scoring_func": "cosine"}, "scoring_func is 'cosine'; only softmax is supported for this architecture"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; only softmax is supported for this architecture"),
         ({"capacity_factor": 1.25}, "capacity_factor is 1.25; a capacity of experts is not supported"),
         ({"moe_eval_capacity_token_fraction": 0.5}, "moe_eval_capacity_token_fraction is 0.5; a capacity"),
         ({"num_experts_per_tok": 129}, "num_experts_per_tok must be between 1 and 32 where there are 128 experts"),

@@ -164,7 +164,7 @@ def test_what_transformers_takes_for_missing_keys_of_v3(tmp_path: Path) -> None:
     [
         ({"n_group": 7}, "n_group is 7; 256 experts are not that many groups of at least two"),
         ({"topk_group": 9}, "topk_group is 9; must be at most 8, of groups with 8 experts or more together"),
-        ({"scoring_func": "softmax"}, "scoring_func must be one of sigmoid, is 'softmax'"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; only sigmoid is supported for this architecture"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; only noaux_tc is supported for this architecture"),
     ],
 )

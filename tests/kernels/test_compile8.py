@@ -178,16 +178,19 @@ def test_many_rows(name: str, which: str, size: TileSize) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_quantize(dtype: str, kind: torch.dtype) -> None:
     types = {"x": "*" + dtype, "values": TYPES[kind][0], "scales": "*fp32", "scale_stride": "i32"}
-    types |= {"weight": "*" + dtype, "norms": "*fp32", "eps": "fp32"}
+    types |= {"weight": "*" + dtype, "norms": "*fp32", "eps": "fp32", "num_rows": "i32"}
     plain = {"weight": None, "norms": None, "eps": None}
-    for size, grouped, whole in ((4096, True, False), (4096, False, False), (28672, False, False), (4096, True, True)):
-        config = quantize.config(size, kind, grouped=grouped, whole=whole) | ({} if whole else plain)
+    sizes = [(4096, True, False), (4096, False, False), (28672, False, False), (4096, True, True)]
+    for size, grouped, whole, rows in (*((*each, 1) for each in sizes), (768, False, False, 2), (384, True, False, 4)):
+        config = quantize.config(size, kind, grouped=grouped, whole=whole, is_many=rows > 1) | ({} if whole else plain)
+        config |= {"num_rows": None} if rows == 1 else {}
+        assert config["ROWS"] == rows
         built = compiled(quantize.quantize_rows_kernel, types, config | {"PDL": True})
         check(built, "griddepcontrol.wait")
         assert "ld.global.v4" in built.ptx
         # A division that is not rounded correctly has other bits than torch's; that of a mean is as in every norm. Only
         # scales are divided: a division of every number has a branch.
-        assert 0 < built.ptx.count("div.rn.f32") <= 2 * config["GROUPS"]
+        assert 0 < built.ptx.count("div.rn.f32") <= 2 * config["GROUPS"] * rows
         assert built.ptx.count("div.full.f32") == whole
 
 

@@ -10,7 +10,6 @@ import torch
 
 from photon_grpc.kernels.attention import latent, latent_queries, latent_ring, latent_values
 from photon_grpc.kernels.attention.latent_queries import LatentOutput
-from photon_grpc.kernels.attention.latent_ring import WARPS
 from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.spec import AttentionSpec
 from photon_grpc.kernels.rotary.rotate_store import Rotation
@@ -52,10 +51,14 @@ def test_attention_by_a_ring(parts: LaneParts | None, is_one: bool, block_size: 
         types[name] = f"tensordesc<bf16[{box}, {width}],{latent_ring.swizzled()!r}>"
     types |= {"out": "*bf16", "parts": parts, "query_start": "*i32", "context_len": "*i32", "tables": "*i32"}
     types |= {"num_rows": "i32", "num_lanes": "i32", "scale": "fp32", "places": ("i32", "i32"), "table_stride": "i32"}
-    constants = {"C": tile, "IS_ONE": is_one, "PDL": True}
-    found = compiled_gluon(latent_ring.latent_ring_kernel, constants, WARPS, **types)
+    warps = latent_ring.num_warps(block_size, merges=parts is None)
+    constants = {"C": tile, "IS_ONE": is_one, "WARPS": warps, "PDL": True}
+    found = compiled_gluon(latent_ring.latent_ring_kernel, constants, warps, **types)
     check(found, "wgmma.mma_async")
-    assert "cp.async.bulk.tensor.2d" in found.ptx
+    # Keys of earlier steps are on their way before the kernel waits for those of this one.
+    before_wait, behind = found.ptx.split("griddepcontrol.wait")
+    assert "cp.async.bulk.tensor.2d" in before_wait and "cp.async.bulk.tensor.2d" in behind
+    assert "st.global" not in before_wait
     assert "serialized" not in kept_report(found.ptx)
 
 

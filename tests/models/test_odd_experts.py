@@ -35,9 +35,12 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek3",
         {"n_routed_experts": 12, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3, "n_shared_experts": 2},
     ),
-    "one-group": ("deepseek3", {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 6}),
+    "one-group-none-shared": (
+        "deepseek3",
+        {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 6, "n_shared_experts": 0},
+    ),
 }
-USUAL = {"one-of-five-every-second-layer", "three-shared", "one-of-four-groups"}
+USUAL = {"one-of-five-every-second-layer", "three-shared", "one-of-four-groups", "one-group-none-shared"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import torch
 
 from photon_grpc.kernels.attention import latent_values
 from photon_grpc.kernels.attention.latent_lanes import LatentTile, latent_kernel
-from photon_grpc.kernels.attention.latent_ring import WARPS, descriptors, latent_ring_kernel
+from photon_grpc.kernels.attention.latent_ring import descriptors, latent_ring_kernel, num_warps
 from photon_grpc.kernels.attention.latent_values import LaneParts
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.spec import AttentionSpec
@@ -168,10 +168,11 @@ class KernelLatents(TorchLatents):
             is_one = meta.max_query_len == 1
             tiles = num_rows if is_one else num_tokens // tile.TOKENS + num_rows
             grid = tiles, blocks, num_shares(tiles * blocks, lanes, num_multiprocessors(q.device))
+            warps = num_warps(pages.shape[4], merges=parts is None)
             places = layer * pages.shape[4], pages.shape[1] * pages.shape[4]
             latent_ring_kernel[grid](
                 q, *descriptors(pages, tile.RANK), *rows, lanes, meta.log2_scale, places, tables.stride(0),
-                IS_ONE=is_one, num_warps=WARPS, **constants,
+                IS_ONE=is_one, WARPS=warps, num_warps=warps, **constants,
             )  # fmt: skip
         else:
             sizes = meta.log2_scale, pages.stride(0), tables.stride(0)

@@ -31,8 +31,8 @@ from photon_grpc.kernels.lang.gluon import (
     warpgroup_mma_wait,
 )
 
-#: Warps of a program, and keys of a tile.
-WARPS, KEYS = 8, 64
+#: Keys of a tile.
+KEYS = 64
 
 
 @constexpr_function
@@ -58,6 +58,15 @@ def descriptors(pages: torch.Tensor, rank: int) -> tuple[TensorDescriptor, Tenso
     sizes = list(rows.shape), list(rows.stride())
     of_plain, of_rotated = (TensorDescriptor(rows, *sizes, [box, width], swizzled()) for width in (columns, 64))
     return of_plain, of_rotated
+
+
+def num_warps(block_size: int, *, merges: bool) -> int:
+    """Return the warps of a program.
+
+    Every four warps read all of a tile for its scores, so four are faster than eight; but they have no registers to
+    merge lanes, nor to fetch a tile from several blocks.
+    """
+    return 8 if merges or block_size < KEYS else 4
 
 
 @constexpr_function
@@ -167,11 +176,40 @@ def key_of(step, number, lanes, C: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon_jit
+def begin_ring(ready):
+    """Set the barriers of a ring up."""
+    NS: gl.constexpr = ready.shape[0]
+    for i in gl.static_range(NS):
+        mbarrier.init(ready.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon_jit
+def fetch_first(ring, caches, pages, lanes, span, C: gl.constexpr):
+    """Begin the copies of those first tiles of a ring that end behind the first number of a span, not its second.
+
+    lanes: the tiles of the program, its first lane, and from one of its lanes to the next.
+    """
+    cs, rs, ready = ring
+    begin, end = span
+    table, stop, places = pages
+    steps, number, stride = lanes
+    NS: gl.constexpr = cs.shape[0]
+    KEYS: gl.constexpr = cs.shape[1]
+    for i in gl.static_range(NS):
+        key = key_of(i, number, stride, C, KEYS)
+        if (i < steps) & (key + KEYS > begin) & (key + KEYS <= end):
+            at = row_of(table, key, stop, places, C)
+            fetch_keys(cs.index(i), rs.index(i), caches, at, pages, key, ready.index(i), C)
+
+
+@gluon_jit
 def latent_ring_kernel(
     q, of_plain, of_rotated, out, parts, query_start, context_len, tables, num_rows, num_lanes, scale, places,
-    table_stride, C: gl.constexpr, IS_ONE: gl.constexpr, PDL: gl.constexpr,
+    table_stride, C: gl.constexpr, IS_ONE: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend as `latent_kernel` does. IS_ONE: every row has one query.
+    """Attend as `latent_kernel` does. IS_ONE: every row has one query; WARPS: of a program, four or eight.
 
     of_plain, of_rotated: `descriptors`; places: their rows up to the layer's in block 0, and from block to block.
     With `parts`, which have room for num_lanes lanes, program (., ., n) of m has lanes n, n + m, ...
@@ -181,14 +219,11 @@ def latent_ring_kernel(
     ROTATED: gl.constexpr = C.ROTATED
     NS: gl.constexpr = 2
     KEYS: gl.constexpr = 64
-    WARPS: gl.constexpr = 8
-    HALF: gl.constexpr = N // 2
+    BESIDE: gl.constexpr = WARPS // 4
     kind: gl.constexpr = q.dtype.element_ty
-    scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, HALF, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, N, 16])
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    shape: gl.constexpr = [16, N // BESIDE, 16]
+    scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, BESIDE], instr_shape=shape)
+    sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, N, 16])
     if IS_ONE:
         row = gl.program_id(0)
         first_query, count, first = row, 1, 0
@@ -201,28 +236,29 @@ def latent_ring_kernel(
     number, lanes = 0, 1
     if parts is not None:
         number, lanes = gl.program_id(2), gl.num_programs(2)
-        if (first < count) & (number == 0):
-            gl.store(parts[3] + token, (stop + C.LANE - 1) // C.LANE)
-    steps = num_steps(stop, number, lanes, C, KEYS)
-    if (first < count) & (steps > 0):
-        cs = gl.allocate_shared_memory(kind, [NS, KEYS, RANK], swizzled())
-        rs = gl.allocate_shared_memory(kind, [NS, KEYS, ROTATED], swizzled())
+    steps = gl.where(first < count, num_steps(stop, number, lanes, C, KEYS), 0)
+    cs = gl.allocate_shared_memory(kind, [NS, KEYS, RANK], swizzled())
+    rs = gl.allocate_shared_memory(kind, [NS, KEYS, ROTATED], swizzled())
+    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    table = tables + row.to(gl.int64) * table_stride
+    caches, pages = (of_plain, of_rotated), (table, stop, places)
+    begin_ring(ready)
+    # The kernel before writes the latents of this step's tokens; those of earlier ones are fetched while it runs, for
+    # the kernels before it are done.
+    old = of_row + first_query
+    ring = (cs, rs, ready)
+    fetch_first(ring, caches, pages, (steps, number, lanes), (0, old), C)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if parts is not None:
+        gl.store(parts[3] + token, (stop + C.LANE - 1) // C.LANE, mask=(first < count) & (number == 0))
+    if steps > 0:
         qs = gl.allocate_shared_memory(kind, [N, RANK], swizzled())
         turned = gl.allocate_shared_memory(kind, [N, ROTATED], swizzled())
         ps = gl.allocate_shared_memory(kind, [N, KEYS], swizzled())
         shrunk = gl.allocate_shared_memory(gl.float32, [N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        table = tables + row.to(gl.int64) * table_stride
-        caches, pages = (of_plain, of_rotated), (table, stop, places)
-        ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(NS):
-            mbarrier.init(ready.index(i), count=1)
-        fence_async_shared()
-        gl.thread_barrier()
-        for i in gl.static_range(NS):
-            if i < steps:
-                key = key_of(i, number, lanes, C, KEYS)
-                at = row_of(table, key, stop, places, C)
-                fetch_keys(cs.index(i), rs.index(i), caches, at, pages, key, ready.index(i), C)
+        fetch_first(ring, caches, pages, (steps, number, lanes), (old, stop + KEYS), C)
         fetch_queries(qs, q, token, end, 0, C, WARPS)
         fetch_queries(turned, q, token, end, RANK, C, WARPS)
         async_copy.commit_group()
@@ -284,7 +320,7 @@ def latent_ring_kernel(
                     place = pair * num_lanes + key // C.LANE
                     gl.store(parts[0] + place, gl.convert_layout(most, of_sums), mask=real)
                     gl.store(parts[1] + place, gl.convert_layout(total, of_sums), mask=real)
-                    to = parts[2] + place[None, :] * RANK + plain[:, None]
+                    to = (parts[2] + place * RANK)[None, :] + plain[:, None]
                     gl.store(to, acc, mask=real[None, :] & (plain >= 0)[:, None])
                 most, total, acc = empty(N, RANK, scores, sums)
         if parts is None:

@@ -37,6 +37,9 @@ TINY = 2.0**-40
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 #: Buckets of rows that one program along x multiplies; above them x is padded to a multiple of the last.
 ROWS = (8, 16, 32, 64, 128)
+#: Of so many rows a program quantizes as many as have so many numbers: smaller programs begin more slowly than memory
+#: delivers what they read.
+MANY_ROWS, MANY_NUMBERS = 1024, 2048
 
 
 class QuantizedRows(NamedTuple):
@@ -106,39 +109,52 @@ def quantized(tile, scale, KIND: tl.constexpr):
 @jit
 def quantize_rows_kernel(
     x, weight, values, scales, scale_stride, norms, eps,
-    SIZE: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
+    num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, LIMIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Quantize GROUPS groups of WIDTH columns of one row per program; groups' scales are `scale_stride` apart.
+    """Quantize GROUPS groups of WIDTH columns of ROWS rows per program; groups' scales are `scale_stride` apart.
 
-    The row is multiplied by `weight` first, if there is one. With `norms` a program has the whole row.
+    Rows are multiplied by `weight` first, if there is one. With `norms` a program has one whole row. num_rows: None
+    if programs have one.
     """
     if PDL:
         # The next kernel may take its weights while this one waits.
         gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    number = tl.arange(0, ROWS * GROUPS)
+    row, group = number // GROUPS, tl.program_id(1) * GROUPS + number % GROUPS
     column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    tile = tl.load(x + row * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    at, inside, has_scale = row[:, None] * SIZE + column, column < SIZE, group * WIDTH < SIZE
+    if num_rows is not None:
+        is_row = first + row < num_rows
+        inside, has_scale = inside & is_row[:, None], has_scale & is_row
+    tile = tl.load(x + first * SIZE + at, mask=inside, other=0.0).to(tl.float32)
     if norms is not None:
         sums = group_sums(tl.reshape(tile * tile, [GROUPS * WIDTH]))
         total = tl.sum(tree_sum(tl.reshape(sums, [1, sums.shape[0]])), 0)
-        tl.store(norms + row, tl.rsqrt(total / SIZE + eps))
+        tl.store(norms + first, tl.rsqrt(total / SIZE + eps))
     if weight is not None:
         tile = tile * tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
         tile = tile.to(x.dtype.element_ty).to(tl.float32)
     scale = scales_of(tile, LIMIT)
-    tl.store(values + row * SIZE + column, quantized(tile, scale, values.dtype.element_ty), mask=column < SIZE)
-    tl.store(scales + row + group * scale_stride, scale, mask=group * WIDTH < SIZE)
+    tl.store(values + first * SIZE + at, quantized(tile, scale, values.dtype.element_ty), mask=inside)
+    tl.store(scales + first + row + group * scale_stride, scale, mask=has_scale)
 
 
-def config(size: int, kind: torch.dtype, *, grouped: bool, whole: bool = False) -> dict[str, Any]:
-    """Return the compile-time arguments for rows of `size` columns, all but PDL; `whole`: a program has a row."""
+def config(
+    size: int, kind: torch.dtype, *, grouped: bool, whole: bool = False, is_many: bool = False
+) -> dict[str, Any]:
+    """Return the compile-time arguments for rows of `size` columns, all but PDL.
+
+    whole: a program has one whole row; else of many rows it may have several.
+    """
     width = GROUP if grouped else next_power_of_2(size)
     groups = next_power_of_2(cdiv(size, GROUP)) if grouped else 1
     groups = groups if whole else min(16, groups)
-    shape = {"SIZE": size, "GROUPS": groups, "WIDTH": width, "LIMIT": LIMITS[kind]}
-    return shape | {"num_warps": max(1, min(16, groups * width // 512))}
+    rows = max(1, MANY_NUMBERS // (groups * width)) if is_many and not whole else 1
+    shape = {"SIZE": size, "ROWS": rows, "GROUPS": groups, "WIDTH": width, "LIMIT": LIMITS[kind]}
+    return shape | {"num_warps": max(1, min(16, rows * groups * width // 512))}
 
 
 def launch(
@@ -154,10 +170,11 @@ def launch(
     tokens, size = x.shape
     rows = memory_for(x, kind, grouped=grouped)
     norms = None if eps is None else torch.empty(tokens, dtype=torch.float32, device=x.device)
-    meta = config(size, kind, grouped=grouped, whole=eps is not None)
+    meta = config(size, kind, grouped=grouped, whole=eps is not None, is_many=tokens >= MANY_ROWS)
     if tokens:
-        grid = tokens, cdiv(cdiv(size, GROUP) if grouped else 1, meta["GROUPS"])
-        tensors = x, weight, rows.values, rows.scales, rows.stride, norms, eps
+        grid = cdiv(tokens, meta["ROWS"]), cdiv(cdiv(size, GROUP) if grouped else 1, meta["GROUPS"])
+        counted = tokens if meta["ROWS"] > 1 else None
+        tensors = x, weight, rows.values, rows.scales, rows.stride, norms, eps, counted
         quantize_rows_kernel[grid](*tensors, **meta, **dependent_launch(x.device))
     return rows._replace(norms=norms)
 

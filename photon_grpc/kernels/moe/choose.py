@@ -45,14 +45,16 @@ def chosen_of(s, bias, number, inside, place, C: tl.constexpr):
             preferred = tl.where(taken_of(preferred, number, inside, C), preferred, -float("inf"))
     bits = tl.where(preferred == 0.0, 0.0, preferred).to(tl.int32, bitcast=True)
     rank = tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), -2147483648)
-    # In front of its expert, counted down: the largest of both is found at once.
-    key = (rank.to(tl.int64) << 32) + (2147483647 - number)
+    # Both maxima and minima of int32 are one instruction of a warp each; those of int64 would be ten that wait for each
+    # other. `free` are the numbers that are not taken yet.
+    free = number
     chosen = place * 0 - 1
     value = place * 0.0
     for j in tl.static_range(TOP_K):
-        largest = tl.max(key, 0)
-        at, best = 2147483647 - (largest & 0x7FFFFFFF).to(tl.int32), (largest >> 32).to(tl.int32)
-        key = tl.where(number == at, -9223372036854775808, key)
+        best = tl.max(rank, 0)
+        at = tl.min(tl.where(rank == best, free, 2147483647), 0)
+        rank = tl.where(number == at, -2147483648, rank)
+        free = tl.where(number == at, 2147483647, free)
         chosen = tl.where(place == j, at, chosen)
         if bias is None:
             bits = tl.where(best < 0, best ^ 0x7FFFFFFF, best)

@@ -46,8 +46,8 @@ from photon_grpc.kernels.moe.stacks import Stack
 BLOCK, ROWS = 128, 256
 #: Two groups of warps; a tile of W in halves; four steps in flight.
 TILE = ManyTile(2, 2, 0, 4, 240, 24)
-#: The fewest pairs of an expert, on the average: with fewer, tiles are mostly empty.
-MIN_PAIRS = 64
+#: The fewest pairs of an expert, on the average, for each byte of a number of W: fewer are multiplied while W is read.
+MIN_PAIRS = 32
 
 
 @constexpr_function
@@ -147,7 +147,8 @@ def segment_kernel(x, w, y, work, num_tokens, P: gl.constexpr, TILE: gl.constexp
 
 def suits(num_pairs: int, dtype: torch.dtype, stack: Stack) -> bool:
     """Return whether the kernels multiply so many pairs by this stack, and are faster than those of few."""
-    is_many = dtype.itemsize == 2 and num_pairs > MIN_PAIRS * stack.shape[0] and has_wgmma(stack.values.device)
+    least = MIN_PAIRS * stack.values.element_size() * stack.shape[0]
+    is_many = dtype.itemsize == 2 and num_pairs >= least and has_wgmma(stack.values.device)
     fits = segments8.takes(stack) if stack.is_eight else stack.values.dtype == dtype and stack.shape[2] % 8 == 0
     return fits and is_many
 

@@ -15,8 +15,12 @@ KINDS = list(quantize.LIMITS)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("size", [64, 2244])
-def test_rows_have_the_bits_of_the_reference(size: int, kind: torch.dtype, grouped: bool, dtype: torch.dtype) -> None:
-    x = (torch.randn(7, size) * torch.tensor([1, 1e-3, 100, 0, 7, 1, 1.0])[:, None]).to(dtype)
+@pytest.mark.parametrize("many_rows", [quantize.MANY_ROWS, 7])
+def test_rows_have_the_bits_of_the_reference(
+    size: int, kind: torch.dtype, grouped: bool, dtype: torch.dtype, many_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "MANY_ROWS", many_rows)
+    x = (torch.randn(9, size) * torch.tensor([1, 1e-3, 100, 0, 7, 1, 1.0, 1, 2])[:, None]).to(dtype)
     x[5, 3], x[6, 3] = torch.inf, torch.nan
     expected, rows = quantize.reference(x, kind, grouped=grouped), quantize.launch(x, kind, grouped=grouped)
     assert torch.equal(rows.values.view(torch.uint8), expected.values.view(torch.uint8))
