@@ -20,7 +20,6 @@ import torch
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     constexpr_function,
-    fence_async_shared,
     gl,
     gluon_jit,
     has_wgmma,
@@ -33,6 +32,7 @@ from photon_grpc.kernels.moe import segments8
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.segment_work import (
     SegmentProblem,
+    begin_ring,
     gathered,
     pass_by,
     tile_of,
@@ -127,12 +127,7 @@ def segment_kernel(x, w, y, work, num_tokens, P: gl.constexpr, TILE: gl.constexp
     staged = ws
     if P.SPAN > 0:
         staged = gl.allocate_shared_memory(kind, [2, 64, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
+    ready, free = begin_ring(NS)
     ring = (xs, ws, ready, free)
     gl.warp_specialize(
         [

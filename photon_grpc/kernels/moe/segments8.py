@@ -21,12 +21,10 @@ import torch
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     dependent_launch,
-    fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
     gl,
     gluon_jit,
-    mbarrier,
 )
 from photon_grpc.kernels.lang.jit import num_multiprocessors
 from photon_grpc.kernels.linear import quantize
@@ -41,7 +39,7 @@ from photon_grpc.kernels.moe.segment_tiles8 import (
     multiply,
     of_second_group,
 )
-from photon_grpc.kernels.moe.segment_work import SegmentProblem, gathered, tiles_across
+from photon_grpc.kernels.moe.segment_work import SegmentProblem, begin_ring, gathered, tiles_across
 from photon_grpc.kernels.moe.stacks import Stack
 
 #: 128 rows of W, six steps in flight; of e4m3 two overlap.
@@ -67,12 +65,7 @@ def segment8_kernel(
     if P.SPAN > 0:
         shape: gl.constexpr = [2, 64, 32 * W.HALVES]
         staged = gl.allocate_shared_memory(y.dtype.element_ty, shape, gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
+    ready, free = begin_ring(NS)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
