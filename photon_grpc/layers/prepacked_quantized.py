@@ -4,10 +4,11 @@
 |-------------------|--------------------------------------|----------------------------------------------|
 | one a row of W    | FBGEMM's tiles of int8, 1 byte       | FBGEMM's product of integers, x in pieces    |
 | one a group       | rows of a table of bytes, 1.08 bytes | FBGEMM's sum of weighted rows of a table     |
+| the same, 4 bits  | torch's tiles and nibbles, 1 byte    | torch's product of 4 bits, with AVX-512 only |
 
 Time of the four products of a layer of Llama-3.2-1B's shape for one row, as a share of HalfWeight's, with one thread
 and with two of an EPYC (Zen 3) with AVX2: the product of tiles 0.45 and 0.46, the sum of the table 0.54 and 0.69;
-torch's own product of int8 0.85 and 0.84, of int4 1.04 with one thread, both in bfloat16.
+torch's own product of int8 0.85 and 0.84, of int4 1.04 with one thread, both in bfloat16; of int4 with AVX-512 0.23.
 More rows: `benchmarks/results/cpu_products.md`.
 
 Both compute (q - z) · s with s in float32, where a 16-bit weight would be that number rounded to the compute dtype, and
@@ -21,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from photon_grpc.kernels.linear.decode import natural, unpacked
+from photon_grpc.kernels.linear.decode import natural, packed, unpacked
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.layers.prepacked import Packed, multiplies_half
 
@@ -31,6 +32,8 @@ WIDTH = 96
 FEW_ROWS = 16
 #: Blocks in that scratch.
 _SCRATCH_BLOCKS = 8
+#: Groups of columns and multiples of outputs that torch's product of 4 bits has.
+_NIBBLE_GROUPS, _NIBBLE_ROWS = (32, 64, 128, 256), 64
 #: Bytes behind each row of the table: a scale and an offset, float32.
 _SCALE_BYTES = 8
 #: Values of a piece of x are -64 to 63. With 127 for the weight AVX2's sums of two products stay within 16 bits.
@@ -55,7 +58,16 @@ def pack_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> Packed
         return None
     if weight.scales.shape[0] == 1:
         return IntegerWeight(numbers, weight.scales, bias)
+    if bias is None and holds_nibbles(weight) and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return NibbleWeight(numbers, weight.scales)
     return TableWeight(numbers, weight.scales, bias)
+
+
+def holds_nibbles(weight: QuantizedWeight) -> bool:
+    """Return whether NibbleWeight can hold a weight: its scales are bfloat16 as torch's are, and it has no zeros."""
+    rows, group = weight.values.shape[0], weight.kind.GROUP
+    fits = weight.kind.BITS == 4 and weight.zeros is None and rows % _NIBBLE_ROWS == 0 and group in _NIBBLE_GROUPS
+    return fits and weight.scales.dtype == torch.bfloat16
 
 
 def _numbers(weight: QuantizedWeight) -> torch.Tensor | None:
@@ -152,6 +164,35 @@ class TableWeight:
             weights = numbers.mul_(scales.unsqueeze(2)).view(-1, columns, WIDTH)
             wide[:, some] = torch.matmul(x, weights).transpose(0, 1)
         return wide.flatten(1)
+
+
+class NibbleWeight:
+    """A weight of 4 bits with a scale for each group, in torch's own tiles, for activations in bfloat16.
+
+    Sums are float32 and each row of x has a chain of its own, so that a row has the same bits beside others up to
+    FEW_ROWS. More rows, and logits, are products of float32 with some outputs dequantized at a time.
+    """
+
+    def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+        nibbles = numbers + 8
+        self._tiles = torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles.int(), 1)
+        self._scales_zeros = torch.stack((scales, torch.zeros_like(scales)), -1)
+        self._nibbles, self._group = packed(nibbles.view(torch.uint8)), numbers.shape[1] // scales.shape[0]
+        self.num_bytes = self._tiles.nbytes + self._nibbles.nbytes + self._scales_zeros.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > FEW_ROWS:
+            return self.logits(x).to(x.dtype)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._tiles, self._group, self._scales_zeros)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        x, scales = x.float(), self._scales_zeros[..., 0].float().t().unsqueeze(2)
+        wide = x.new_empty(len(x), len(scales))
+        for first in range(0, len(scales), _SCRATCH_BLOCKS * WIDTH):
+            some = slice(first, first + _SCRATCH_BLOCKS * WIDTH)
+            numbers = unpacked(self._nibbles[some]).float().sub_(8).unflatten(1, (-1, self._group))
+            wide[:, some] = x @ numbers.mul_(scales[some]).flatten(1).t()
+        return wide
 
 
 def _table(numbers: torch.Tensor, num_blocks: int) -> torch.Tensor:

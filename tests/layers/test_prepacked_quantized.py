@@ -11,7 +11,7 @@ from photon_grpc.kernels.linear.weight import QuantizedWeight, WeightKind
 from photon_grpc.layers import prepacked_quantized
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.prepacked import multiplies_half
-from photon_grpc.layers.prepacked_quantized import FEW_ROWS, WIDTH, pack_quantized
+from photon_grpc.layers.prepacked_quantized import FEW_ROWS, WIDTH, NibbleWeight, holds_nibbles, pack_quantized
 from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.layers.quantization.rounding import quantized
 
@@ -158,3 +158,20 @@ def test_a_loaded_layer_of_a_cpu_is_packed_and_forgets_its_float_weight(name, by
     assert torch.allclose(linear(x, None).double(), expected, atol=5e-3)
     assert not list(linear.targets()) and linear.method.fold(linear) is Folded.NO
     assert linear.method.num_bytes(linear) <= bytes_a_weight * 150 * 256
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("group", [32, 128])
+def test_nibbles_in_torchs_tiles_are_rounded_once_and_a_row_has_the_same_bits_beside_others(group):
+    weight = drawn((128, 512), 4, group, torch.bfloat16)
+    assert holds_nibbles(weight)
+    x, numbers = inputs(FEW_ROWS + 1, 512, torch.bfloat16), exact(weight)
+    multiply = NibbleWeight(prepacked_quantized._numbers(weight), weight.scales)
+    expected = x.double() @ numbers.t()
+    rounded = (expected.bfloat16().double() - expected).norm()
+    few = multiply(x[:FEW_ROWS])
+    assert (few.double() - expected[:FEW_ROWS]).norm() <= 1.05 * rounded
+    assert (multiply(x).double() - expected).norm() <= 1.05 * rounded
+    assert all(torch.equal(multiply(x[i : i + 1])[0], few[i]) for i in range(FEW_ROWS))
+    bound = 2**-20 * (x.double().abs().amax(1, keepdim=True) * numbers.abs().sum(1)) + 1e-6
+    assert bool(((multiply.logits(x).double() - expected).abs() <= bound).all())
