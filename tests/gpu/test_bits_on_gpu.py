@@ -144,6 +144,9 @@ def check_sums(product: Projection, select: Callable[[Projection, int], list[Til
     x, linear, sums, counters = operands(product)
     for rows in ROWS:
         for tile in select(product, rows):
+            # Float32 sums do not fit beside the ring of `wide16.py`, whose bits test_wide16_on_gpu.py compares.
+            if tile == tiles.WIDE16:
+                continue
             found = torch.empty((rows, product.n), dtype=torch.float32, device="cuda")
             launch(head.LOGITS, tile, linear._replace(b=None), x[:rows], found, counters=counters)
             assert_same_bits(found, sums[:rows], f"{tile}, {rows} rows")
