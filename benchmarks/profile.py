@@ -47,7 +47,7 @@ GROUPS = (
     ),
     (
         "fused projections",
-        r"gemv_kernel|wgmma8?_kernel|wide8?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices",
+        r"gemv_kernel|wgmma8?_kernel|wide(8|16)?_kernel|many_rows|quantize_rows|rescale|fused_linear|gemv|add_slices",
     ),
     (
         "matrix products",
