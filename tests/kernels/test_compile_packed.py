@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels.linear import cost, dequantize, tiles, wide, wide_sums, wide_tiles
+from photon_grpc.kernels.linear.boxes import box_layout
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.cut import num_slices
 from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
@@ -91,7 +92,7 @@ def many_rows(
 def described(kind: str, box: list[int], swizzle: int) -> str:
     """Return the type of a descriptor."""
     bits = 16 if kind == "bf16" else 8
-    return f"tensordesc<{kind}{box},{wide_sums.box_layout(len(box), bits, swizzle)!r}>"
+    return f"tensordesc<{kind}{box},{box_layout(len(box), bits, swizzle)!r}>"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from photon_grpc.kernels.linear import wide16, wide16_tiles
+from photon_grpc.kernels.linear.boxes import box_layout
 from photon_grpc.kernels.linear.tiles import Problem
 from photon_grpc.kernels.linear.wide16_tiles import TABLE, WideTile16
 from tests.kernels.test_compile import Compiled, check, kept_report
@@ -19,7 +20,7 @@ TILES = sorted({tile for by_rows in TABLE.values() for tile in by_rows.values()}
 
 
 def described(box: list[int]) -> str:
-    return f"tensordesc<bf16{box},{wide16.box_layout(len(box))!r}>"
+    return f"tensordesc<bf16{box},{box_layout(len(box), 16, 128)!r}>"
 
 
 def built(end: str, n: int, k: int, span: int, tile: WideTile16) -> Compiled:

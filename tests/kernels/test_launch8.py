@@ -10,6 +10,7 @@ import torch
 
 from photon_grpc.kernels.lang.jit import DRY_RUN, compiled_once
 from photon_grpc.kernels.linear import fused8, library8, products8, quantize, tiles8, wide8
+from photon_grpc.kernels.linear.boxes import rows_descriptor
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.fused8 import Linear8
 from photon_grpc.kernels.linear.fused_linear import Gate
@@ -158,7 +159,7 @@ def test_kernels_may_read_whole_buckets_of_rows(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("n", "span"), [(256, 0), (256, 128), (512, 64), (1024, 32)])
 def test_the_copy_engine_sees_rows_of_w_in_the_order_of_pairs(n: int, span: int) -> None:
     values = torch.arange(n * 256).to(torch.int8).view(n, 256)
-    view = wide8.weight_descriptor(values, span)
+    view = rows_descriptor(values, (wide8.GROUP_ROWS, wide8.STEP), span, wide8.STEP)
     whole = view.base.as_strided(view.shape, view.strides)
     for program in range(n // wide8.GROUP_ROWS):
         row = torch.arange(wide8.GROUP_ROWS)

@@ -201,7 +201,8 @@ def launch(
         return
     if tile.kind == "wide16":
         norms = None if fusion.eps is None else squares.norms(x, fusion.eps)
-        return wide16.launch(fusion, x, linear, y, norms)
+        wide16.launch(fusion, x, linear, y, norms)
+        return
     pdl = has_dependent_launch(x.device)
     options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
     bias = linear.b if fusion.eps is not None else None
@@ -217,4 +218,3 @@ def launch(
         slices = torch.empty(tiles * linear.slices * rows * tile.BN, dtype=torch.float32, device=x.device)
         partials = slices, counters
     wgmma_kernel[(tiles, linear.slices)](*tensors, partials, *constants, **options)
-    return

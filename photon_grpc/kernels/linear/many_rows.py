@@ -27,7 +27,6 @@ import torch
 from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     constexpr_function,
-    fence_async_shared,
     gl,
     gluon_jit,
     has_wgmma,
@@ -37,6 +36,7 @@ from photon_grpc.kernels.lang.gluon import (
     warpgroup_mma_wait,
 )
 from photon_grpc.kernels.lang.jit import cdiv, num_multiprocessors, once
+from photon_grpc.kernels.lang.ring import begin_ring
 from photon_grpc.kernels.linear.cut import slice_columns
 
 #: Columns of a step: what a swizzled row of shared memory holds.
@@ -204,12 +204,7 @@ def many_rows_kernel(x, w, to, num_rows, P: gl.constexpr, TILE: gl.constexpr):
     # Results go through it as well, in 16 bits.
     KEPT: gl.constexpr = 128 if TILE.KEPT else 64
     kept = gl.allocate_shared_memory(gl.float32, [GROUPS, 64, KEPT], apart)
-    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=GROUPS)
-    fence_async_shared()
+    ready, free = begin_ring(NS, GROUPS)
     ring = (xs, ws, ready, free)
     ROWS: gl.constexpr = 128 * TILE.HALVES
     num_tiles = (num_rows + GROUPS * 64 - 1) // (GROUPS * 64) * ((P.N + ROWS - 1) // ROWS)

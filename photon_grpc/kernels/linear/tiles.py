@@ -60,6 +60,12 @@ class Problem(NamedTuple):
     WEIGHT: WeightKind = WeightKind()
 
 
+@constexpr_function
+def with_rows(problem: Problem, rows: int) -> Problem:
+    """Return the constants of an end of so many rows of x."""
+    return problem._replace(BM=rows)
+
+
 #: Rows of x are padded to one of these.
 BUCKETS = (8, 16, 32, 64, 128)
 #: Bytes of shared memory that a program's steps in flight may take on sm_90.

@@ -22,8 +22,6 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.lang.gluon import (
-    TensorDescriptor,
-    constexpr_function,
     fence_async_shared,
     gdc_wait,
     gl,
@@ -34,15 +32,15 @@ from photon_grpc.kernels.lang.gluon import (
 )
 from photon_grpc.kernels.lang.jit import compiled_once, counters_of, num_multiprocessors
 from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear.boxes import box_layout, descriptor, rows_descriptor
 from photon_grpc.kernels.linear.epilogue import exchanged
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
 from photon_grpc.kernels.linear.handed import hand_on, job_of, num_jobs, take_over
-from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width
+from photon_grpc.kernels.linear.tiles import Problem, Tile, num_pieces, stored_width, with_rows
 from photon_grpc.kernels.linear.weight import QuantizedWeight
 from photon_grpc.kernels.linear.wide8_sums import place_of
 from photon_grpc.kernels.linear.wide_sums import (
     add_given,
-    box_layout,
     flat_layout,
     give,
     given_layout,
@@ -142,12 +140,6 @@ def consume(
                 STORE(exchanged(rest, factors, to, OF_MORE, TILE), LOAD(to, OF_MORE, TILE), to, OF_MORE, TILE)
 
 
-@constexpr_function
-def with_rows(problem: Problem, rows: int) -> Problem:
-    """Return the constants of an end of so many rows of x."""
-    return problem._replace(BM=rows)
-
-
 @gluon_jit
 def wide_kernel(
     w, scales, zeros, norm, bias, x, whole_x, y, num_rows, norms, operands, handed,
@@ -236,18 +228,18 @@ def launch(
     pdl = has_dependent_launch(device)
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
     groups = num_pieces(kind.GROUP, STEP, k, linear.slices)
-    of_norm = None if w.norm is None else _descriptor(w.norm.view(1, -1), [1, STEP], 0)
+    of_norm = None if w.norm is None else descriptor(w.norm.view(1, -1), [1, STEP], 0)
     bias = linear.b if norms is not None else None
 
     programs = num_multiprocessors(device)
-    counters = counters_of(w.values, 2 * programs)
+    counters, width = counters_of(w.values, 2 * programs), stored_width(kind.BITS, STEP)
 
     def arguments(tile: WideTile) -> tuple[Any, ...]:
-        of_w = rows_descriptor(w.values, stored_width(kind.BITS, STEP), span, rows_at_once(span, tile.IS_SHARED))
+        of_w = rows_descriptor(w.values, (rows_at_once(span, tile.IS_SHARED), width), span, width)
         at_once = sides_at_once(span, tile.IS_SHARED, groups)
         both = w.scales, w.zeros
         sides = [None if side is None else sides_descriptor(side, groups, span, at_once) for side in both]
-        of_x = [_descriptor(x, [rows, STEP], 128) for rows in (x_box(), tile.BM)]
+        of_x = [descriptor(x, [rows, STEP], 128) for rows in (x_box(), tile.BM)]
         problem = Problem(n, k, tile.BM, span, HEADS=fusion.heads, SLICES=linear.slices, WEIGHT=kind)
         handed = None
         if tile.IS_HANDED:
@@ -265,24 +257,10 @@ def launch(
     wide_kernel[grid](*arguments(tile), **options)
 
 
-def rows_descriptor(values: torch.Tensor, width: int, span: int, rows: int) -> Any:
-    """Return the engine's view of packed W: so many rows, or the two halves of its pairs by groups of eight."""
-    if not span:
-        return _descriptor(values, [rows, width], width)
-    n, size = values.shape
-    pairs = values.view(n // (2 * span), 2, span // 8, 8, size).transpose(1, 2)
-    return _descriptor(pairs, [1, rows // 16, 2, 8, width], width)
-
-
 def sides_descriptor(sides: torch.Tensor, groups: int, span: int, rows: int) -> Any:
     """Return the engine's view of scales or zeros [groups of columns, N], rows in the order of `rows_descriptor`."""
     if not span:
-        return _descriptor(sides, [groups, rows], 0)
+        return descriptor(sides, [groups, rows], 0)
     count, n = sides.shape
     pairs = sides.view(count, n // (2 * span), 2, span // 8, 8).transpose(2, 3)
-    return _descriptor(pairs, [groups, 1, rows // 16, 2, 8], 0)
-
-
-def _descriptor(tensor: torch.Tensor, box: list[int], swizzle: int) -> Any:
-    layout = box_layout(len(box), 8 * tensor.element_size(), swizzle)
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)
+    return descriptor(pairs, [groups, 1, rows // 16, 2, 8], 0)

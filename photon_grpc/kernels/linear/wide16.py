@@ -1,4 +1,4 @@
-"""Products of 16-bit weights with 33 to 256 rows of x, whose steps are shared out evenly among programs (sm_90).
+"""Products of 16-bit weights with 33 to 192 rows of x, whose steps are shared out evenly among programs (sm_90).
 
 `fused_linear.py` has the formulas, `epilogue.py` the ends. The bits are those of `wgmma.py` and of the matrix library.
 
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from photon_grpc.kernels.lang.gluon import (
-    TensorDescriptor,
     constexpr_function,
-    fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
     gl,
@@ -32,9 +30,11 @@ from photon_grpc.kernels.lang.gluon import (
     warpgroup_mma_wait,
 )
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, counters_of, num_multiprocessors
+from photon_grpc.kernels.lang.ring import begin_ring
+from photon_grpc.kernels.linear.boxes import box_layout, descriptor, rows_descriptor
 from photon_grpc.kernels.linear.epilogue import exchanged
 from photon_grpc.kernels.linear.handed import hand_on, job_of, num_jobs, take_over
-from photon_grpc.kernels.linear.tiles import WIDE16, Problem, Tile
+from photon_grpc.kernels.linear.tiles import WIDE16, Problem, Tile, with_rows
 from photon_grpc.kernels.linear.wide16_tiles import (
     BOX,
     GROUP_ROWS,
@@ -45,6 +45,7 @@ from photon_grpc.kernels.linear.wide16_tiles import (
     has_second,
     tile_of,
 )
+from photon_grpc.kernels.linear.wide_sums import sums_layout
 
 if TYPE_CHECKING:
     from photon_grpc.kernels.linear.fused_linear import Affine, Fusion
@@ -53,18 +54,6 @@ if TYPE_CHECKING:
 TILE = WIDE16
 #: What was compiled in this process for every number of rows.
 _COMPILED: set[Any] = set()
-
-
-@constexpr_function
-def box_layout(rank: int) -> Any:
-    """Return the layout of the rows of a step in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
-
-
-@constexpr_function
-def sums_layout(rows: int) -> Any:
-    """Return the layout of a group's sums [64, rows] in registers."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
 
 
 @constexpr_function
@@ -91,12 +80,6 @@ def constants_of(problem: Problem, wide: WideTile16, tile: Tile, pdl: bool) -> C
     return Constants(problem, wide, tile, pdl)
 
 
-@constexpr_function
-def with_rows(problem: Problem, rows: int) -> Problem:
-    """Return the constants of an end of so many rows of x."""
-    return problem._replace(BM=rows)
-
-
 @gluon_jit
 def fetch_w(w, ring, number, at, P: gl.constexpr, W: gl.constexpr):
     """Begin the copies of a step's rows of the `number`-th tile of W, and say how many bytes the stage gets."""
@@ -108,7 +91,7 @@ def fetch_w(w, ring, number, at, P: gl.constexpr, W: gl.constexpr):
     MOST: gl.constexpr = (W.BM + W.MORE) // 32
     for boxes in gl.static_range(1, MOST + 1):
         mbarrier.expect(bar, 128 * (OF_TILE + 32 * boxes), pred=num_boxes == boxes)
-    rows = ws._reinterpret(ws.dtype, [W.NS * OF_TILE // ROWS, ROWS, 64], box_layout(2))
+    rows = ws._reinterpret(ws.dtype, [W.NS * OF_TILE // ROWS, ROWS, 64], box_layout(2, 16, 128))
     for part in gl.static_range(OF_TILE // ROWS):
         to = rows.index(stage * (OF_TILE // ROWS) + part)
         of_w = number * (OF_TILE // ROWS) + part
@@ -116,7 +99,7 @@ def fetch_w(w, ring, number, at, P: gl.constexpr, W: gl.constexpr):
             tma.async_copy_global_to_shared(w, [of_w * ROWS, step * 64], bar, to)
         else:
             pair = of_w * (ROWS // 2)
-            pairs = to._reinterpret(to.dtype, [1, ROWS // 16, 2, 8, 64], box_layout(5))
+            pairs = to._reinterpret(to.dtype, [1, ROWS // 16, 2, 8, 64], box_layout(5, 16, 128))
             tma.async_copy_global_to_shared(w, [pair // P.SPAN, pair % P.SPAN // 8, 0, 0, step * 64], bar, pairs)
 
 
@@ -134,20 +117,17 @@ def fetch_x(x, ring, step, stage, num_boxes, W: gl.constexpr):
     if num_boxes >= OF_BM:
         tma.async_copy_global_to_shared(whole, [0, step * 64], at, xs.index(stage))
     else:
-        boxes = xs._reinterpret(xs.dtype, [W.NS * OF_BM, 32, 64], box_layout(2))
+        boxes = xs._reinterpret(xs.dtype, [W.NS * OF_BM, 32, 64], box_layout(2, 16, 128))
         for box in gl.static_range(OF_BM - 1):
             to = boxes.index(stage * OF_BM + box)
             tma.async_copy_global_to_shared(boxed, [box * 32, step * 64], at, to, pred=box < num_boxes)
     if W.MORE:
         OF_MORE: gl.constexpr = W.MORE // 32
-        if W.MORE == W.BM and num_boxes == OF_BM + OF_MORE:
-            tma.async_copy_global_to_shared(whole, [W.BM, step * 64], at, more.index(stage))
-        else:
-            boxes = more._reinterpret(more.dtype, [W.NS * OF_MORE, 32, 64], box_layout(2))
-            for box in gl.static_range(OF_MORE):
-                to = boxes.index(stage * OF_MORE + box)
-                there = OF_BM + box < num_boxes
-                tma.async_copy_global_to_shared(boxed, [W.BM + box * 32, step * 64], at, to, pred=there)
+        boxes = more._reinterpret(more.dtype, [W.NS * OF_MORE, 32, 64], box_layout(2, 16, 128))
+        for box in gl.static_range(OF_MORE):
+            to = boxes.index(stage * OF_MORE + box)
+            there = OF_BM + box < num_boxes
+            tma.async_copy_global_to_shared(boxed, [W.BM + box * 32, step * 64], at, to, pred=there)
 
 
 @gluon_jit
@@ -276,17 +256,12 @@ def wide16_kernel(
     BM: gl.constexpr = W.BM
     MORE: gl.constexpr = W.MORE
     kind: gl.constexpr = x.dtype
-    ws = gl.allocate_shared_memory(kind, [NS * 2 * W.HALVES, 64, 64], box_layout(2))
-    xs = gl.allocate_shared_memory(kind, [NS, BM, 64], box_layout(2))
+    ws = gl.allocate_shared_memory(kind, [NS * 2 * W.HALVES, 64, 64], box_layout(2, 16, 128))
+    xs = gl.allocate_shared_memory(kind, [NS, BM, 64], box_layout(2, 16, 128))
     more = xs
     if MORE:
-        more = gl.allocate_shared_memory(kind, [NS, MORE, 64], box_layout(2))
-    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
+        more = gl.allocate_shared_memory(kind, [NS, MORE, 64], box_layout(2, 16, 128))
+    ready, free = begin_ring(NS, 2)
     ring = (ws, (xs, more), ready, free)
     tensors = ((norms, bias), (y, operands, num_rows), ring, handed)
     constants: gl.constexpr = constants_of(P, W, TILE, PDL)
@@ -344,20 +319,11 @@ def _arguments(
         size = 2 * programs * GROUP_ROWS * tile.rows * tile.HALVES
         handed = torch.empty(size, dtype=torch.float32, device=device), counters_of(w, 2 * programs)
     bias = linear.b if norms is not None else None
-    of_w = rows_descriptor(w, span, rows_at_once(span, tile.HALVES))
-    of_x = [descriptor(with_memory(x), [rows, STEP]) for rows in (BOX, tile.BM)]
+    of_w = rows_descriptor(w, (rows_at_once(span, tile.HALVES), STEP), span, 128)
+    of_x = [descriptor(with_memory(x), [rows, STEP], 128) for rows in (BOX, tile.BM)]
     problem = Problem(n, k, tile.BM, span, HEADS=fusion.heads)
     tensors = of_w, bias, *of_x, y, num_rows, norms, fusion.operands, handed
     return (*tensors, fusion.load, fusion.store, problem, TILE, tile, has_dependent_launch(device))
-
-
-def rows_descriptor(w: torch.Tensor, span: int, rows: int) -> Any:
-    """Return the engine's view of W [N, K]: so many rows, or the two halves of its pairs by groups of eight."""
-    if not span:
-        return descriptor(w, [rows, STEP])
-    n, k = w.shape
-    pairs = w.view(n // (2 * span), 2, span // 8, 8, k).transpose(1, 2)
-    return descriptor(pairs, [1, rows // 16, 2, 8, STEP])
 
 
 def with_memory(x: torch.Tensor) -> torch.Tensor:
@@ -365,8 +331,3 @@ def with_memory(x: torch.Tensor) -> torch.Tensor:
     num_rows, k = x.shape
     there = (x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()) // k
     return x.as_strided((min(cdiv(num_rows, BOX) * BOX, there), k), x.stride())
-
-
-def descriptor(tensor: torch.Tensor, box: list[int]) -> Any:
-    """Return the engine's view of a tensor in such boxes."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, box_layout(len(box)))

@@ -22,17 +22,16 @@ from typing import Any, NamedTuple
 import torch
 
 from photon_grpc.kernels.lang.gluon import (
-    TensorDescriptor,
     constexpr_function,
-    fence_async_shared,
     gdc_wait,
     gl,
     gluon_jit,
     has_dependent_launch,
     has_wgmma,
-    mbarrier,
 )
 from photon_grpc.kernels.lang.jit import cdiv, compiled_once, num_multiprocessors
+from photon_grpc.kernels.lang.ring import begin_ring
+from photon_grpc.kernels.linear.boxes import descriptor, rows_descriptor
 from photon_grpc.kernels.linear.epilogue import exchanged, tile_rows
 from photon_grpc.kernels.linear.fused_linear import Fusion
 from photon_grpc.kernels.linear.quantize import QuantizedRows, padded_rows
@@ -183,12 +182,7 @@ def wide8_kernel(
     sxs = xs
     if W.BLOCKS:
         sxs = gl.allocate_shared_memory(gl.float32, [W.NS * W.PARTS, 1, 128], scale_layout())
-    ready = gl.allocate_shared_memory(gl.int64, [W.NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [W.NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
+    ready, free = begin_ring(NS, 2)
     ring = (ws, xs, sxs, ready, free)
     scales = (w_scale, x_scale)
     result = (y, operands, num_rows)
@@ -258,12 +252,13 @@ def launch(
     options = {"num_warps": TILE.KW, "launch_pdl": True} if pdl else {"num_warps": TILE.KW}
     # Copies that reach beyond a tensor are slow: they take rows of which there are none, too.
     padded = padded_rows(num_rows)
-    of_x = _descriptor(_with_size(rows.values, padded, k), [PART, STEP], box_layout(2))
+    of_w = rows_descriptor(values, (GROUP_ROWS, STEP), fusion.span, STEP)
+    of_x = descriptor(_with_size(rows.values, padded, k), [PART, STEP], STEP)
     of_blocks = _with_size(rows.scales.t(), cdiv(k, STEP), padded) if has_blocks else None
-    x_scales = None if of_blocks is None else _descriptor(of_blocks, [1, PART], scale_layout())
+    x_scales = None if of_blocks is None else descriptor(of_blocks, [1, PART], 0)
     problem = Problem(n, k, GROUP_ROWS, fusion.span, HEADS=fusion.heads)
     tensors = (
-        weight_descriptor(values, fusion.span), scales, bias, of_x, None if has_blocks else rows.scales, x_scales,
+        of_w, scales, bias, of_x, None if has_blocks else rows.scales, x_scales,
         y, num_rows, rows.norms if fusion.eps is not None else None, fusion.operands, fusion.load, fusion.store,
     )  # fmt: skip
 
@@ -277,19 +272,6 @@ def launch(
     wide8_kernel[grid](*arguments(size), **options)
 
 
-def weight_descriptor(values: torch.Tensor, span: int) -> Any:
-    """Return the engine's view of W [N, K]: its rows, or the two halves of its pairs by groups of eight."""
-    n, k = values.shape
-    if not span:
-        return _descriptor(values, [GROUP_ROWS, STEP], box_layout(2))
-    pairs = values.view(n // (2 * span), 2, span // 8, 8, k).transpose(1, 2)
-    return _descriptor(pairs, [1, GROUP_ROWS // 16, 2, 8, STEP], box_layout(5))
-
-
 def _with_size(tensor: torch.Tensor, *size: int) -> torch.Tensor:
     """Return the tensor with the memory behind it."""
     return tensor.as_strided(size, tensor.stride())
-
-
-def _descriptor(tensor: torch.Tensor, box: list[int], layout: Any) -> Any:
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)

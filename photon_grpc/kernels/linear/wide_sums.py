@@ -15,6 +15,7 @@ from photon_grpc.kernels.lang.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from photon_grpc.kernels.linear.boxes import box_layout
 from photon_grpc.kernels.linear.cut import slice_columns
 from photon_grpc.kernels.linear.decode import decoded, halves, packed_layout, unshifted
 from photon_grpc.kernels.linear.handed import job_of, num_jobs
@@ -23,12 +24,6 @@ from photon_grpc.kernels.linear.tiles import num_pieces, stored_width
 from photon_grpc.kernels.linear.wgmma import left_layout
 from photon_grpc.kernels.linear.wide8_sums import place_of
 from photon_grpc.kernels.linear.wide_tiles import rest_at_once, steps_at_once
-
-
-@constexpr_function
-def box_layout(rank: int, bits: int, swizzle: int) -> Any:
-    """Return the layout of what is copied in shared memory: `swizzle` bytes are a row, or 0."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
 
 
 @constexpr_function

@@ -10,7 +10,6 @@ from photon_grpc.kernels.lang.formulas import silu_product
 from photon_grpc.kernels.lang.gluon import (
     constexpr_function,
     dependent_launch,
-    fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
     gl,
@@ -89,18 +88,6 @@ def gathered(
         **dependent_launch(x.device),
     )  # fmt: skip
     return found, found_scales
-
-
-@gluon_jit
-def begin_ring(NS: gl.constexpr):
-    """Return the barriers of NS steps: of what is ready, by the fetching warp, and free, by both groups of warps."""
-    ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(NS):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
-    return ready, free
 
 
 @constexpr_function

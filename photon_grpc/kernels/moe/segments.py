@@ -27,12 +27,12 @@ from photon_grpc.kernels.lang.gluon import (
     tma,
 )
 from photon_grpc.kernels.lang.jit import num_multiprocessors
+from photon_grpc.kernels.lang.ring import begin_ring
 from photon_grpc.kernels.linear.many_rows import GROUP_ROWS, STEP, ManyTile, multiply_slice, step_layout
 from photon_grpc.kernels.moe import segments8
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.segment_work import (
     SegmentProblem,
-    begin_ring,
     gathered,
     pass_by,
     tile_of,
@@ -127,7 +127,7 @@ def segment_kernel(x, w, y, work, num_tokens, P: gl.constexpr, TILE: gl.constexp
     staged = ws
     if P.SPAN > 0:
         staged = gl.allocate_shared_memory(kind, [2, 64, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ready, free = begin_ring(NS)
+    ready, free = begin_ring(NS, 2)
     ring = (xs, ws, ready, free)
     gl.warp_specialize(
         [

@@ -27,6 +27,7 @@ from photon_grpc.kernels.lang.gluon import (
     gluon_jit,
 )
 from photon_grpc.kernels.lang.jit import num_multiprocessors
+from photon_grpc.kernels.lang.ring import begin_ring
 from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.quantize import QuantizedRows
 from photon_grpc.kernels.linear.wide8_sums import box_layout
@@ -39,7 +40,7 @@ from photon_grpc.kernels.moe.segment_tiles8 import (
     multiply,
     of_second_group,
 )
-from photon_grpc.kernels.moe.segment_work import SegmentProblem, begin_ring, gathered, tiles_across
+from photon_grpc.kernels.moe.segment_work import SegmentProblem, gathered, tiles_across
 from photon_grpc.kernels.moe.stacks import Stack
 
 #: 128 rows of W, six steps in flight; of e4m3 two overlap.
@@ -65,7 +66,7 @@ def segment8_kernel(
     if P.SPAN > 0:
         shape: gl.constexpr = [2, 64, 32 * W.HALVES]
         staged = gl.allocate_shared_memory(y.dtype.element_ty, shape, gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ready, free = begin_ring(NS)
+    ready, free = begin_ring(NS, 2)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
