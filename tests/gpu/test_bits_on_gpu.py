@@ -166,6 +166,11 @@ def test_every_tile_adds_as_the_library_does(product: Projection) -> None:
 End = Callable[[torch.Tensor, Tile | None], torch.Tensor]
 
 
+def rows_of(**state: object) -> SimpleNamespace:
+    """Return what the library's way reads of a workspace: no sum over ranks is on its way."""
+    return SimpleNamespace(pieces=lambda: [slice(None)], **state)
+
+
 def ends(product: Projection) -> End | None:
     """Return None for the head, whose result is the sums."""
     _, linear, _, counters = operands(product)
@@ -174,7 +179,7 @@ def ends(product: Projection) -> End | None:
     def add(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
         generator = torch.Generator("cuda").manual_seed(1)
         h = torch.randn((128, product.n), generator=generator, device="cuda").bfloat16().repeat(-(-len(x) // 128), 1)
-        changed = stream(h[: len(x)].clone()) if tile else SimpleNamespace(h=h[: len(x)], outdated=lambda: None)
+        changed = stream(h[: len(x)].clone()) if tile else rows_of(h=h[: len(x)], outdated=lambda: None)
         if tile:
             add_launch(changed, x, linear, tile, counters)
         else:
@@ -186,7 +191,7 @@ def ends(product: Projection) -> End | None:
         if tile:
             swiglu_launch(stream(x), linear, Gate(EPS), y, tile, counters)
         else:
-            SwiGLU(product.span, EPS).library(layer, SimpleNamespace(h=x, y=y))
+            SwiGLU(product.span, EPS).library(layer, rows_of(h=x, y=y))
         return y
 
     def heads(x: torch.Tensor, tile: Tile | None) -> torch.Tensor:
@@ -194,7 +199,7 @@ def ends(product: Projection) -> End | None:
         if tile:
             qkv_launch(stream(x), linear, EPS, out, tile, counters)
         else:
-            work = SimpleNamespace(h=x, q=out.q, rotation=out.rotation)
+            work = rows_of(h=x, q=out.q, rotation=out.rotation)
             Rotary(product.span, EPS, out.norms).library(layer, work, out.cache, 0)
         return torch.cat((out.q.flatten(), out.cache.flatten())).view(torch.int16).float()
 
