@@ -8,14 +8,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.cli.load.load import RequestResult, Session, Turn, Workload, latencies_of, run_load, summarize
+from photon_grpc.cli.load.load import RequestResult, Session, Summary, Turn, Workload, latencies_of, run_load, summarize
 from photon_grpc.cli.load.report import check_plot, report, write_plot
 from photon_grpc.cli.terminal.connection import connection
 from photon_grpc.client import Client, Model
@@ -77,7 +77,8 @@ class BenchOptions:
 def bench(options: BenchOptions, *, as_json: bool = False) -> int:
     """Run the load and print a report or a JSON object; return 0, or 1 if no request was completed.
 
-    Raise PhotonError if no server answers, and ConfigError if the file of prompts cannot be read.
+    Ctrl-C ends the load; the report is then about the requests that have ended. Raise PhotonError if no server
+    answers, and ConfigError if the file of prompts cannot be read.
     """
     return asyncio.run(_bench(options, as_json=as_json))
 
@@ -100,16 +101,33 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
         multiplex=options.multiplex,
         speculation=options.speculation,
     )
-    with _progress(len(sessions)) as advance:
-        answers = await run_load(load, options.num_processes, advance)
-    summary = summarize(answers)
+    answers: list[RequestResult] = []
+    try:
+        with _progress(len(sessions)) as advance:
+
+            def collect(answer: RequestResult) -> None:
+                answers.append(answer)
+                advance(answer)
+
+            await run_load(load, options.num_processes, collect)
+    except asyncio.CancelledError:
+        print(f"photon-grpc: interrupted after {len(answers)} of {len(sessions)} requests", file=sys.stderr)
+        if answers:
+            _publish(options, model, answers, as_json=as_json)
+        raise
+    return 0 if _publish(options, model, answers, as_json=as_json).completed else 1
+
+
+def _publish(options: BenchOptions, model: Model, answers: Sequence[RequestResult], *, as_json: bool) -> Summary:
+    """Print the report or the JSON object, draw the plot if there is to be one, and return the figures."""
+    summary, latencies = summarize(answers), latencies_of(answers)
     if as_json:
         print(json.dumps({"options": _plain(options), "model": model.name, **asdict(summary)}))
     else:
-        report(_title(options, model), summary, latencies_of(answers))
+        report(_title(options, model), summary, latencies)
     if options.plot:
-        write_plot(options.plot, _title(options, model), latencies_of(answers))
-    return 0 if summary.completed else 1
+        write_plot(options.plot, _title(options, model), latencies)
+    return summary
 
 
 def plan(options: BenchOptions, model: Model) -> list[Session]:
@@ -170,10 +188,10 @@ def _prompt_of(value: Any) -> str | list[int]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
-    """Show a bar of requests with rate and failures; yield what advances it, None if stderr is no terminal."""
+def _progress(total: int) -> Iterator[Callable[[RequestResult], None]]:
+    """Show a bar of requests with rate and failures if stderr is a terminal; yield what advances it."""
     if not sys.stderr.isatty():
-        yield None
+        yield lambda answer: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from photon_grpc.cli import bench as bench_module
 from photon_grpc.cli import main
 from photon_grpc.cli.bench import BenchOptions, plan
 from photon_grpc.cli.load.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
@@ -111,6 +114,20 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["completed"], told["failures"]) == (5, {})
     assert (told["output_tokens"], told["prompt_tokens"], told["tokens_per_message"]) == (15, 25, 1.0)
     assert 0 < told["ttft_s"]["p50"] <= told["ttft_s"]["p99"] <= told["total_s"]["p99"]
+
+
+def test_ctrl_c_reports_on_the_requests_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        bench_module, "_progress", lambda total: nullcontext(lambda _: signal.raise_signal(signal.SIGINT))
+    )
+    with serving_in_a_thread(SCRIPT, ["hang"]) as fake:
+        arguments = ["bench", "--target", fake.target, "--requests", "3", "--concurrency", "1", "--json"]
+        assert main.main(arguments) == main.INTERRUPTED
+    captured = capsys.readouterr()
+    assert captured.err.strip() == "photon-grpc: interrupted after 1 of 3 requests"
+    assert json.loads(captured.out)["completed"] == 1
 
 
 def test_failures_are_counted_by_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,6 @@ def test_drafts_are_limited_by_a_word_or_a_number(table: Table, given: int | str
 
 @pytest.mark.parametrize("given", ["on", "3", "x" * 5000, True, 1.5, [3]])
 def test_other_words_for_drafts_are_refused_in_short(given: object) -> None:
-    with pytest.raises(InvalidRequest, match=r"^speculation: must be a number from 0 to 7, or") as caught:
+    with pytest.raises(InvalidRequest, match=r"^speculation: must be a whole number from 0 to 7, off or") as caught:
         groups(chat.FIELDS, read(chat.FIELDS, {"speculation": given}).supported)
     assert caught.value.field == "speculation" and len(caught.value.message) < 200

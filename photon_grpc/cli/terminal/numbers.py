@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -48,6 +49,16 @@ class Number(click.FloatRange):
         if not (math.isfinite(number) and _is_within(self, number)):
             self.fail(f"{value!r} is not a number{_bounds(self)}", param, ctx)
         return number
+
+
+def whole_number(
+    flag: str, help: str, kind: WholeNumber | None = None, *, default: int | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a click option that takes a whole number, of at least 1 without `kind`; `--help` shows its default."""
+    has_default = default is not None
+    return click.option(
+        flag, type=kind or WholeNumber(1), default=default, show_default=has_default, metavar="N", help=help
+    )
 
 
 def _is_within(bounds: click.IntRange | click.FloatRange, number: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from photon_grpc.cli.terminal.numbers import WholeNumber
+from photon_grpc.cli.terminal.numbers import WholeNumber, whole_number
 from photon_grpc.errors import ConfigError
 
 
@@ -22,14 +22,7 @@ def reads_a_text(unset: str) -> Callable[[Callable[..., Any]], Callable[..., Any
             metavar="FILE",
             help=f"Text of the kind that the model will read. Unset: {unset}",
         ),
-        click.option(
-            "--num-tokens",
-            type=WholeNumber(1, 2**24),
-            default=16384,
-            show_default=True,
-            metavar="N",
-            help="Most tokens of the text to read.",
-        ),
+        whole_number("--num-tokens", "Most tokens of the text to read.", WholeNumber(1, 2**24), default=16384),
         click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True),
     )
 

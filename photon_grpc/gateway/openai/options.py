@@ -67,7 +67,7 @@ def _speculation(most: Any) -> int | None:
     if type(most) is int:
         return most
     if type(most) is not str or most not in _DRAFTS:
-        message = f"speculation: must be a number from 0 to 7, or one of {', '.join(_DRAFTS)}, is {reprlib.repr(most)}"
+        message = f"speculation: must be a whole number from 0 to 7, off or auto, is {reprlib.repr(most)}"
         raise InvalidRequest(message, field="speculation")
     return _DRAFTS[most]
 

@@ -176,7 +176,7 @@ def key_of(step, number, lanes, C: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon_jit
-def begin_ring(ready):
+def init_barriers(ready):
     """Set the barriers of a ring up."""
     NS: gl.constexpr = ready.shape[0]
     for i in gl.static_range(NS):
@@ -242,7 +242,7 @@ def latent_ring_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
     table = tables + row.to(gl.int64) * table_stride
     caches, pages = (of_plain, of_rotated), (table, stop, places)
-    begin_ring(ready)
+    init_barriers(ready)
     # The kernel before writes the latents of this step's tokens; those of earlier ones are fetched while it runs, for
     # the kernels before it are done.
     old = of_row + first_query

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from photon_grpc.kernels.lang.gluon import constexpr_function
+from photon_grpc.kernels.linear import wide16_tiles
 from photon_grpc.kernels.linear.cut import GRAIN, slice_columns
 from photon_grpc.kernels.linear.weight import WeightKind
 
@@ -75,7 +76,7 @@ EXCHANGE_BYTES = 32_448
 #: Registers of a thread that two parts of a step of gemv may have, without pairs of rows in the end and with them.
 PART_REGISTERS = 128, 96
 
-#: (rows of W, columns of W) -> bucket -> tile.
+#: (rows of W, columns of W) -> bucket -> tile, and WIDE16 where `wide16_tiles.TABLE` has a tile.
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # Llama-3.2-1B: qkv
     (3072, 2048): {
@@ -131,7 +132,6 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         16: Tile("wgmma", 64, 128, 4, 5),
         32: Tile("wgmma", 64, 128, 4, 8),
         64: Tile("wgmma", 128, 64, 8, 8),
-        128: WIDE16,
     },
     # down
     (4096, 14336): {
@@ -149,15 +149,9 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     (2560, 10240): {8: Tile("gemv", 32, 128, 4, 9), 64: None},
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {16: None},
-    # Llama-3.2-3B: gate and up, output, down
-    (16384, 3072): {128: WIDE16},
+    # Llama-3.2-3B: output, down
     (3072, 3072): {8: Tile("gemv", 16, 256, 1, 9)},
     (3072, 8192): {8: Tile("gemv", 16, 256, 2, 4), 32: Tile("gemv", 32, 128, 4, 4)},
-    # Qwen2.5-1.5B, 3B, 14B, Qwen3-4B: gate and up
-    (17920, 1536): {64: WIDE16},
-    (22016, 2048): {64: WIDE16},
-    (27648, 5120): {128: WIDE16},
-    (19456, 2560): {64: WIDE16},
     # Qwen2.5-7B
     (4608, 3584): {16: Tile("wgmma", 64, 128, 4, 8)},
     (3584, 3584): {8: Tile("gemv", 16, 256, 1, 9)},
@@ -196,6 +190,10 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         128: Tile("wgmma", 128, 64, 8, 6),
     },
 }
+for _weight, _by_rows in wide16_tiles.TABLE.items():
+    for _rows in _by_rows:
+        if _rows in BUCKETS:
+            TABLE.setdefault(_weight, {})[_rows] = WIDE16
 
 #: The same of products whose heads are normalised: of Gemma-3-1B and 4B.
 NORMED_TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
