@@ -33,7 +33,7 @@ class _HeadJson(Struct, kw_only=True):
     draft_vocab_size: Annotated[int, Meta(ge=1, le=2**24)] | None = None
     target_hidden_size: Annotated[int, Meta(ge=1, le=2**17)] | None = None
     norm_before_residual: bool = False
-    eagle_config: _LayersJson = field(default_factory=_LayersJson)
+    eagle_config: _LayersJson | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def read_eagle3_dir(directory: Path) -> Eagle3Config:
     """Read and check the directory of a head. Raise ModelLoadError naming the key."""
     layer = read_model_dir(directory, families=ARCHITECTURES)
     json = as_struct(parse_object(read_bytes(directory / CONFIG_FILE), CONFIG_FILE), _HeadJson, CONFIG_FILE)
-    layers, size = json.eagle_config.layers, json.draft_vocab_size or layer.vocab_size
+    states = json.eagle_config or _LayersJson()
+    layers, size = states.layers, json.draft_vocab_size or layer.vocab_size
     if layer.num_layers != 1:
         raise refusal(CONFIG_FILE, "num_hidden_layers", f"must be 1 in an EAGLE-3 head, is {layer.num_layers}")
     if size > layer.vocab_size:
@@ -71,7 +72,7 @@ def read_eagle3_dir(directory: Path) -> Eagle3Config:
     if json.target_hidden_size not in (None, layer.hidden_size):
         problem = f"is {json.target_hidden_size}; only hidden_size, {layer.hidden_size}, is supported"
         raise refusal(CONFIG_FILE, "target_hidden_size", problem)
-    if not json.eagle_config.use_aux_hidden_state:
+    if not states.use_aux_hidden_state:
         raise refusal(CONFIG_FILE, "eagle_config.use_aux_hidden_state", "is false, which is not supported")
     if layers is not None and not NUM_STATES == len(layers) == len(set(layers)):
         problem = f"must name {NUM_STATES} layers, is {shown(str(layers))}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from photon_grpc.config.families import ExpertKind
 from photon_grpc.config.json_file import refusal, shown
@@ -24,9 +24,9 @@ _Number = Annotated[int, Meta(ge=0, le=2**20)]
 class ExpertKeys(RopeKeys, kw_only=True):
     """The keys of config.json that are about experts, with those about rotary embedding."""
 
-    num_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
+    num_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | UnsetType = UNSET
     #: Mixtral's name of num_experts.
-    num_local_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
+    num_local_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | UnsetType = UNSET
     num_experts_per_tok: _Number | None = None
     moe_intermediate_size: _Number | None = None
     norm_topk_prob: bool = False
@@ -34,14 +34,14 @@ class ExpertKeys(RopeKeys, kw_only=True):
     mlp_only_layers: list[_Number] | None = None
     scoring_func: str | None = None
     #: DeepSeek's name of num_experts.
-    n_routed_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | None = None
-    n_shared_experts: Annotated[int, Meta(ge=0, le=64)] | None = None
+    n_routed_experts: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] | UnsetType = UNSET
+    n_shared_experts: Annotated[int, Meta(ge=0, le=64)] = 0
     first_k_dense_replace: _Number = 0
     moe_layer_freq: Annotated[int, Meta(ge=1, le=1024)] = 1
     routed_scaling_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
-    topk_method: str | None = None
-    n_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] = 1
-    topk_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] = 1
+    topk_method: str | UnsetType = UNSET
+    n_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] | None = None
+    topk_group: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
     groups, groups_taken = _groups(config, num_experts, top_k) if kind.has_bias else (0, 0)
     return ExpertSpec(
         num_experts, top_k, size, scoring, config.norm_topk_prob if kind.renormalises is None else kind.renormalises,
-        layers, (config.n_shared_experts or 0) * size if kind.is_deepseek else 0,
+        layers, config.n_shared_experts * size if kind.is_deepseek else 0,
         config.routed_scaling_factor if kind.is_deepseek else 1.0, kind.has_bias, groups, groups_taken,
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def refuse_other_layers(experts: ExpertSpec, architecture: str, names: Iterable[
 
 def _groups(config: ExpertKeys, num_experts: int, top_k: int) -> tuple[int, int]:
     """Return the groups of experts and those that are taken. Raise ModelLoadError for those that do not divide."""
-    groups, taken = config.n_group, config.topk_group
+    groups, taken = config.n_group or 1, config.topk_group or 1
     if num_experts % groups or num_experts // groups < 2:
         problem = f"is {groups}; {num_experts} experts are not that many groups of at least two"
         raise refusal(CONFIG_FILE, "n_group", problem)
@@ -135,7 +135,7 @@ def _refuse_capacities(values: Mapping[str, Any]) -> None:
 
 def _refuse_other_methods(config: ExpertKeys, kind: ExpertKind) -> None:
     method = "noaux_tc" if kind.has_bias else "greedy"
-    if config.topk_method not in (None, method):
+    if config.topk_method not in (UNSET, method):
         problem = f"is {shown(config.topk_method)}; only {method} is supported for this architecture"
         raise refusal(CONFIG_FILE, "topk_method", problem)
     if config.norm_topk_prob and not kind.has_bias:
@@ -144,7 +144,7 @@ def _refuse_other_methods(config: ExpertKeys, kind: ExpertKind) -> None:
 
 def _num_experts(config: ExpertKeys, kind: ExpertKind) -> int:
     keys = ("n_routed_experts",) if kind.is_deepseek else ("num_experts", "num_local_experts")
-    counts = {getattr(config, key) for key in keys} - {None}
+    counts = {getattr(config, key) for key in keys} - {UNSET}
     if len(counts) > 1:
         problem = f"is {config.num_local_experts}, but num_experts is {config.num_experts}"
         raise refusal(CONFIG_FILE, "num_local_experts", problem)

@@ -48,8 +48,6 @@ class Family:
     mlp_bias: bool | None = None
     #: RMSNorm of q and k.
     qk_norm: bool = False
-    #: Default of head_dim; 0: hidden_size / num_attention_heads.
-    head_dim: int = 0
     #: The activation of the feed-forward block.
     activation: str = "silu"
     slides: Slides = "never"
@@ -75,7 +73,7 @@ class Family:
     experts: ExpertKind | None = None
     #: Further names of kinds of rotary scaling.
     rope_synonyms: Mapping[str, str] = field(default_factory=dict)
-    #: What transformers takes for keys that config.json lacks, where it is not our default.
+    #: What transformers takes for keys that config.json lacks, where it is not our default; most may not be null.
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -84,13 +82,13 @@ _GEMMA3 = Family(
     "gemma3_text",
     mlp_bias=False,
     qk_norm=True,
-    head_dim=256,
     activation="gelu_pytorch_tanh",
     slides="pattern",
     has_local_rotary=True,
     has_query_scale=True,
     defaults=_WINDOW
     | {
+        "head_dim": 256,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "max_position_embeddings": 131_072,
@@ -105,7 +103,7 @@ _GEMMA3 = Family(
 FAMILIES = {
     "LlamaForCausalLM": Family("llama"),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False, slides="from_layer", defaults=_WINDOW),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, slides="from_layer", defaults=_WINDOW),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, slides="from_layer", defaults=_WINDOW | {"head_dim": 128}),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         mlp_bias=False,
@@ -137,7 +135,12 @@ FAMILIES = {
         is_latent=True,
         has_yarn=True,
         experts=ExpertKind("moe_intermediate_size", 64, renormalises=False, is_deepseek=True),
-        defaults={"q_lora_rank": 1536, "moe_intermediate_size": 1407, "vocab_size": 102_400},
+        defaults={
+            "q_lora_rank": 1536,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": 2,
+            "vocab_size": 102_400,
+        },
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
@@ -145,6 +148,7 @@ FAMILIES = {
         has_yarn=True,
         experts=ExpertKind("moe_intermediate_size", 256, is_deepseek=True, has_bias=True),
         defaults={
+            "head_dim": 64,
             "q_lora_rank": 1536,
             "moe_intermediate_size": 2048,
             "vocab_size": 129_280,
@@ -158,7 +162,12 @@ FAMILIES = {
         },
     ),
     "MistralForCausalLM": Family(
-        "mistral", qkv_bias=False, output_bias=False, mlp_bias=False, slides="every_layer", defaults=_WINDOW
+        "mistral",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        slides="every_layer",
+        defaults=_WINDOW | {"num_key_value_heads": 8},
     ),
     "Phi3ForCausalLM": Family(
         "phi3",

@@ -51,13 +51,12 @@ def parse_object(content: bytes, file: str) -> dict[str, Any]:
 
 
 def as_struct(values: dict[str, Any], kind: type[T], file: str) -> T:
-    """Convert `values` to a `kind`, ignoring unknown keys; null counts as absent, also one level deeper.
+    """Convert `values` to a `kind`, ignoring unknown keys.
 
-    Raise ModelLoadError for a value of a wrong type or out of its bounds.
+    Raise ModelLoadError for a value of a wrong type or out of its bounds, and for null where the type is without None.
     """
-    present = {key: _present(value) if isinstance(value, dict) else value for key, value in _present(values).items()}
     try:
-        return msgspec.convert(present, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _refusal(file, values, str(error)) from None
 
@@ -72,10 +71,6 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def _refusal(file: str, values: Any, message: str) -> ModelLoadError:
     """Add the value to a message of msgspec such as "Expected `int` >= 1 - at `$.rope.factors[3]`"."""
     problem, _, path = message.replace("`", "").partition(" - at $.")
@@ -83,4 +78,5 @@ def _refusal(file: str, values: Any, message: str) -> ModelLoadError:
         return refusal(file, f"{path}.{missing[1]}".lstrip("."), "is missing")
     for part in re.findall(r"\w+", path):
         values = values[int(part) if isinstance(values, list) else part]
-    return refusal(file, path, f"is {shown(values)}: {problem.replace('Expected', 'expected', 1)}")
+    said = "null" if values is None else shown(values)
+    return refusal(file, path, f"is {said}: {problem.replace('Expected', 'expected', 1)}")

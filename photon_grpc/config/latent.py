@@ -53,10 +53,6 @@ class LatentSpec:
         return self.plain + self.rotated
 
 
-#: Keys that may be missing, but not null.
-_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-
 def read_latent(config: LatentKeys, values: Mapping[str, Any], family: Family) -> LatentSpec | None:
     """Return the sizes of latent attention; None: the family has none. Raise ModelLoadError for those that are wrong.
 
@@ -64,9 +60,6 @@ def read_latent(config: LatentKeys, values: Mapping[str, Any], family: Family) -
     """
     if not family.is_latent:
         return None
-    for key in _SIZES:
-        if values.get(key, 0) is None:
-            raise refusal(CONFIG_FILE, key, "is null, but a size is required")
     if values.get("rope_interleave") is False:
         raise refusal(CONFIG_FILE, "rope_interleave", "is false; only interleaved pairs are supported")
     if config.qk_rope_head_dim % 2:

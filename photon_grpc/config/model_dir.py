@@ -61,6 +61,9 @@ _AS_READ = (
 #: Keys beside `text_config` that override those in it.
 _OF_ALL_PARTS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
+#: Of the keys with a default of a family those that may be null: then there is no window, and there are no latents.
+_NONE_IS_MEANT = {"sliding_window", "q_lora_rank"}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -151,7 +154,7 @@ def read_model_dir(
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         eos_token_ids=_ids("eos_token_id", config, generation),
         # As in transformers, `do_sample: false` means temperature 0.
-        generation=generation if generation.do_sample else structs.replace(generation, temperature=0.0),
+        generation=structs.replace(generation, temperature=0.0) if generation.do_sample is False else generation,
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
         special_tokens=_special_tokens(tokenizer),
@@ -172,6 +175,9 @@ def _text_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def _read_config(values: dict[str, Any], family: Family) -> ConfigJson:
     config = as_struct(values, ConfigJson, CONFIG_FILE)
+    for key in family.defaults.keys() - _NONE_IS_MEANT:
+        if values[key] is None:
+            raise refusal(CONFIG_FILE, key, f"is null; {family.model_type} needs a value")
     if not family.has_local_rotary:
         refuse_per_layer(values)
     _refuse_unsupported(config, family)
@@ -196,7 +202,7 @@ def _architecture(config: ArchitectureJson, families: Mapping[str, Family]) -> s
 def _refuse_unsupported(config: ConfigJson, family: Family) -> None:
     """Raise ModelLoadError for keys that change the model's formulas in a way that is not implemented."""
     for key in ("hidden_act", "hidden_activation"):
-        if getattr(config, key) not in (None, family.activation):
+        if getattr(config, key) not in ("", family.activation):
             problem = f"is {shown(getattr(config, key))}; only {family.activation} is supported"
             raise refusal(CONFIG_FILE, key, problem)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -252,7 +258,7 @@ def _ropes(
 
 
 def _head_dim(config: ConfigJson, family: Family) -> int:
-    head_dim, num_heads = config.head_dim or family.head_dim, config.num_heads
+    head_dim, num_heads = config.head_dim, config.num_heads
     if not head_dim and config.hidden_size % num_heads:
         problem = f"{config.hidden_size} is not divisible by num_attention_heads {num_heads}"
         raise refusal(CONFIG_FILE, "hidden_size", problem)
@@ -286,7 +292,7 @@ def _ids(key: str, config: ConfigJson, generation: GenerationDefaults) -> tuple[
     """Check the ids in both files; return those of generation_config.json, else of config.json, each once."""
     found = []
     for file, value in ((GENERATION_FILE, getattr(generation, key)), (CONFIG_FILE, getattr(config, key))):
-        found.append(tuple(dict.fromkeys(value if isinstance(value, tuple) else (value,))))
+        found.append(tuple(dict.fromkeys(value if isinstance(value, tuple) else () if value is None else (value,))))
         for token in found[-1]:
             if not 0 <= token < config.vocab_size:
                 raise refusal(file, key, f"must be between 0 and {config.vocab_size - 1}, holds {shown(token)}")

@@ -10,8 +10,8 @@ from photon_grpc.config.latent import LatentKeys
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Heads = Annotated[int, Meta(ge=1, le=2**12)]
-#: One token id or several.
-Ids = int | tuple[int, ...]
+#: One token id or several, or none.
+Ids = int | tuple[int, ...] | None
 
 
 class ArchitectureJson(Struct, kw_only=True):
@@ -22,7 +22,10 @@ class ArchitectureJson(Struct, kw_only=True):
 
 
 class ConfigJson(LatentKeys, kw_only=True):
-    """The keys of config.json of a supported architecture; `model_dir.py` decides those that are None."""
+    """The keys of config.json of a supported architecture; `model_dir.py` decides those that are None.
+
+    A key may be null where its type has None: where transformers takes null as it takes a missing key.
+    """
 
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -35,14 +38,15 @@ class ConfigJson(LatentKeys, kw_only=True):
     num_heads: Heads = field(name="num_attention_heads")
     num_kv_heads: Heads | None = field(name="num_key_value_heads", default=None)
     head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    hidden_act: str | None = None
+    #: "": that of the family.
+    hidden_act: str = ""
     #: Gemma's name of hidden_act.
-    hidden_activation: str | None = None
-    #: Scores are divided by its square root; None: by that of head_dim.
-    query_pre_attn_scalar: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
+    hidden_activation: str = ""
+    #: Scores are divided by its square root; 0: by that of head_dim.
+    query_pre_attn_scalar: Annotated[float, Meta(ge=1e-6, le=1e6)] = 0.0
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    use_bidirectional_attention: bool = False
+    use_bidirectional_attention: bool | None = None
     rms_norm_eps: Annotated[float, Meta(ge=0.0, le=1.0)] = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -52,21 +56,21 @@ class ConfigJson(LatentKeys, kw_only=True):
     sliding_window_pattern: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 6
     max_window_layers: Count = 28
     layer_types: list[str] | None = None
-    bos_token_id: Ids = ()
-    eos_token_id: Ids = ()
+    bos_token_id: Ids = None
+    eos_token_id: Ids = None
 
 
 class GenerationDefaults(Struct, frozen=True, kw_only=True):
     """The keys of generation_config.json: sampling defaults, and token ids that override those of config.json."""
 
-    do_sample: bool = True
+    do_sample: bool | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
     top_p: Annotated[float, Meta(ge=1e-9, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
-    bos_token_id: Ids = ()
-    eos_token_id: Ids = ()
+    bos_token_id: Ids = None
+    eos_token_id: Ids = None
 
 
 class NamedTemplate(Struct):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from photon_grpc.config.families import Family
 from photon_grpc.config.json_file import as_struct, refusal, shown
@@ -37,20 +37,20 @@ Context = Annotated[int, Meta(ge=1, le=2**27)]
 class RopeJson(Struct, kw_only=True):
     """`rope_parameters` (transformers 5) or `rope_scaling` (transformers 4) of config.json."""
 
-    rope_theta: Theta | None = None
-    rope_type: str | None = None
-    type: str = "default"
+    rope_theta: Theta | UnsetType = UNSET
+    rope_type: str | UnsetType = UNSET
+    type: str | None = None
     factor: Factor | None = None
     low_freq_factor: Factor | None = None
     high_freq_factor: Factor | None = None
     short_factor: Factors | None = None
     long_factor: Factors | None = None
     attention_factor: Factor | None = None
-    original_max_position_embeddings: Context | None = None
-    partial_rotary_factor: Share | None = None
-    #: Of yarn.
-    beta_fast: Factor = 32.0
-    beta_slow: Factor = 1.0
+    original_max_position_embeddings: Context | UnsetType = UNSET
+    partial_rotary_factor: Share | UnsetType = UNSET
+    #: Of yarn; None: 32 and 1.
+    beta_fast: Factor | None = None
+    beta_slow: Factor | None = None
     mscale: Scale | None = None
     mscale_all_dim: Scale | None = None
     truncate: bool = True
@@ -64,7 +64,7 @@ class RopeKeys(Struct, kw_only=True):
     #: Theta of the layers with a window, in families that have one for them.
     rope_local_base_freq: Theta = 10000.0
     partial_rotary_factor: Share = 1.0
-    original_max_position_embeddings: Context | None = None
+    original_max_position_embeddings: Context | UnsetType = UNSET
     rope_parameters: RopeJson | None = None
     rope_scaling: RopeJson | None = None
     #: 0 for each layer without rotary embedding, else 1.
@@ -153,8 +153,7 @@ def read_local_ropes(config: RopeKeys, values: dict[str, Any], family: Family) -
         return full, RopeSpec(config.rope_local_base_freq)
     for key in found.keys() - RopesByType.__struct_fields__:
         raise refusal(CONFIG_FILE, f"{name}.{key}", "is not the name of a type of layers")
-    present = {key: _present(value) for key, value in found.items()}
-    typed = as_struct({name: present}, TypedRopeKeys, CONFIG_FILE).rope_parameters
+    typed = as_struct({name: found}, TypedRopeKeys, CONFIG_FILE).rope_parameters
     thetas = {"full_attention": config.rope_theta, "sliding_attention": config.rope_local_base_freq}
     full, local = (
         _read(getattr(typed, kind) or RopeJson(), f"{name}.{kind}", theta, config, family)
@@ -178,15 +177,19 @@ def read_rotated_layers(config: RopeKeys, num_layers: int, family: Family) -> tu
 
 
 def _read(rope: RopeJson, name: str, theta: float, config: RopeKeys, family: Family) -> RopeSpec:
-    key = "type" if rope.rope_type is None else "rope_type"
-    kind = family.rope_synonyms.get(getattr(rope, key), getattr(rope, key))
+    key, named = ("rope_type", rope.rope_type) if rope.rope_type is not UNSET else ("type", rope.type or "default")
+    kind = family.rope_synonyms.get(named, named)
     supported = [name for name in NEEDED if name != "yarn" or family.has_yarn]
     if kind not in supported:
         problem = f"is {shown(kind)}, which is not supported; supported: {', '.join(supported)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
     numbers: dict[str, Any] = {key: _required(rope, key, name) for key in NEEDED[kind]}
-    theta = theta if rope.rope_theta is None else rope.rope_theta
-    spec = {"theta": theta, "kind": kind, "partial_rotary_factor": _share(rope, name, config, family)} | numbers
+    theta = rope.rope_theta or theta
+    spec: dict[str, Any] = {
+        "theta": theta,
+        "kind": kind,
+        "partial_rotary_factor": _share(rope, name, config, family),
+    } | numbers
     original = config.original_max_position_embeddings or rope.original_max_position_embeddings
     original = original or config.max_position_embeddings
     if kind == "llama3":
@@ -209,7 +212,9 @@ def _yarn(rope: RopeJson, original: int) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         "attention_factor": rope.attention_factor or inferred,
         "score_factor": _mscale(factor, all_dim) ** 2 if all_dim else 1.0,
-        **{key: getattr(rope, key) for key in ("beta_fast", "beta_slow", "truncate")},
+        "beta_fast": rope.beta_fast or 32.0,
+        "beta_slow": rope.beta_slow or 1.0,
+        "truncate": rope.truncate,
     }
 
 
@@ -232,7 +237,7 @@ def _check_llama3(name: str, factor: float, low_freq_factor: float, high_freq_fa
 def _share(rope: RopeJson, name: str, config: RopeKeys, family: Family) -> float:
     """Return the rotated share of a head; refuse one below 1 where the family rotates whole heads."""
     shares = {"": config.partial_rotary_factor}
-    if rope.partial_rotary_factor is not None:
+    if rope.partial_rotary_factor is not UNSET:
         shares[f"{name}."] = rope.partial_rotary_factor
     for place, share in shares.items():
         if share != 1.0 and not family.may_rotate_part:
@@ -259,11 +264,6 @@ def _required(rope: RopeJson, key: str, name: str) -> Any:
     if value is None:
         raise refusal(CONFIG_FILE, f"{name}.{key}", "is missing")
     return value
-
-
-def _present(value: Any) -> Any:
-    """Return an object without its nulls."""
-    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def refuse_per_layer(values: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def test_what_transformers_takes_for_missing_keys(tmp_path: Path) -> None:
     assert found.latent == LatentSpec(*sizes_of, theirs.v_head_dim)
     assert found.experts is not None
     assert (found.experts.num_experts, found.experts.intermediate_size) == (64, theirs.moe_intermediate_size)
-    assert found.experts.shared_size == 0
+    assert found.experts.shared_size == theirs.n_shared_experts * theirs.moe_intermediate_size
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_what_transformers_takes_for_missing_keys(tmp_path: Path) -> None:
     [
         ({"topk_method": "group_limited_greedy"}, "topk_method is 'group_limited_greedy'; only greedy is supported"),
         ({"norm_topk_prob": True}, "norm_topk_prob is true, which is not supported for this architecture"),
-        ({"v_head_dim": None}, "v_head_dim is null, but a size is required"),
-        ({"kv_lora_rank": None}, "kv_lora_rank is null, but a size is required"),
+        ({"v_head_dim": None}, "v_head_dim is null: expected int, got null"),
+        ({"kv_lora_rank": None}, "kv_lora_rank is null: expected int, got null"),
         ({"qk_rope_head_dim": 63}, "qk_rope_head_dim must be even, is 63"),
         ({"rope_interleave": False}, "rope_interleave is false; only interleaved pairs are supported"),
     ],

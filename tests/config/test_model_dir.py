@@ -280,7 +280,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
     ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, is 'float64'"),
     ({"dtype": None, "torch_dtype": 16}, "torch_dtype is 16: expected str | null, got int"),
-    ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': expected int | array, got str"),
+    ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': expected int | array | null, got str"),
     ({"eos_token_id": [2, 128256]}, "eos_token_id must be between 0 and 128255"),
     ({"bos_token_id": -1}, "bos_token_id must be between"),
     ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
