@@ -144,7 +144,7 @@ def test_without_any_scales_they_are_1(saved: Any) -> None:
         ({"keys": [[1.0] * HEADS]}, f"keys must have {LAYERS} layers of {HEADS} heads"),
         ({"values": [[1.0] * (HEADS + 1)] * LAYERS}, "values must have"),
         ({"values": [[0.0] * HEADS] * LAYERS}, r"values\[0\]\[0\]"),
-        ({"keys": None}, "keys is missing"),
+        ({"keys": None}, "keys is null"),
         ({"key_offsets": [[[0.5]] * HEADS] * LAYERS}, f"key_offsets must have {LAYERS} layers of {HEADS} heads of"),
     ],
 )
