@@ -65,7 +65,7 @@ class Preparation(Protocol):
         """
 
     def matchers(self, num: int) -> Iterable[Matcher]:
-        """Return `num` matchers, one for each output. An exception ends the request."""
+        """Return `num` matchers, one for each output. To be called once. An exception ends the request."""
 
     def cancel(self) -> None:
         """Drop the work for a request that has ended."""

@@ -244,7 +244,8 @@ class LexerCache:
         oldest = next((key for key in unused if key[0] == owner), None)
         if oldest is None:
             return False
-        del self._kept[oldest]
+        # Jobs that are done may hold the grammar for longer, and no memory would be freed.
+        self._kept.pop(oldest).lexers.clear()
         return True
 
     @staticmethod

@@ -112,8 +112,10 @@ class PrepareAtStart(Job):
         if self._lexer is None:
             field = grammar.constraint.field
             raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
-        self._lexer.users.discard(self)
-        return [GuidanceMatcher(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
+        # Whoever still holds this job must not keep the lexer in memory.
+        lexer, self._lexer = self._lexer, None
+        lexer.users.discard(self)
+        return [GuidanceMatcher(grammar, grammar.least_used() or lexer, self._ends) for _ in range(num)]
 
     def cancel(self) -> None:
         """Implement engine.constraints.grammar.Preparation."""
@@ -122,10 +124,12 @@ class PrepareAtStart(Job):
 
     def _hold_lexer(self) -> bool:
         """Hold a lexer until `matchers` is called, so that it is not forgotten; return whether there is one."""
-        self._lexer = self._grammar.least_used()
-        if self._lexer is not None:
-            self._lexer.users.add(self)
-        return self._lexer is not None
+        lexer = self._grammar.least_used()
+        if lexer is not None:
+            lexer.users.add(self)
+            # Last: as soon as it is set, the loop may call `matchers`.
+            self._lexer = lexer
+        return lexer is not None
 
 
 class ExtraLexer(Job):
