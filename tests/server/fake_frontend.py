@@ -219,7 +219,7 @@ def raw(channel: grpc.aio.Channel, method: str, *, stream: bool = False) -> Any:
     return make(method, request_serializer=None, response_deserializer=None)
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Wait for a condition that another task fulfils; fail if it takes too long."""
     end_s = time.monotonic() + timeout_s
     while not is_true():

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from photon_grpc.frontend.quotas import FrontendQuotas
 from photon_grpc.observe.failure_log import FailureLog
 from photon_grpc.server.calls.api_keys import ApiKeys
 from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.wire import writer
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack.http2 import connected, grpc_message
@@ -39,7 +41,7 @@ from tests.server.keys import bearer, block, write_keys
 STREAM_GENERATE = "/photon_grpc.v1.InferenceService/StreamGenerate"
 MULTIPLEX_GENERATE = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
 NUM_TOKENS = 200
-STALL_LIMIT_S = 1.0
+STALL_LIMIT_S = 0.2
 STEP_S = 0.002
 
 
@@ -48,6 +50,8 @@ class Service:
     address: str
     frontend: Frontend
     harness: Harness
+    #: What the writer reads as the time, so that no reader is cut off before a test lets time pass.
+    now_s: float = 0.0
 
 
 @pytest.fixture
@@ -67,7 +71,9 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         running = asyncio.create_task(asyncio.to_thread(engine.run))
         rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
         async with serving(frontend, rules=rules, stall_limit_s=STALL_LIMIT_S) as address:  # type: ignore[arg-type]
-            yield Service(address, frontend, harness)
+            service = Service(address, frontend, harness)
+            monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: service.now_s))
+            yield service
         host.close()
         await running
 
@@ -101,6 +107,7 @@ async def test_a_slow_reader_is_cut_off_and_delays_nobody(service: Service, path
             assert list(answer.outputs[0].token_ids) == complete([5, 2, 3], NUM_TOKENS, seed=7)
             await until(lambda: service.frontend.load.running == 0)
             assert service.frontend.num_streams == 1
+            service.now_s += 2 * STALL_LIMIT_S
             await until(lambda: service.frontend.num_streams == 0)
         answer = await generate(ask("after", 1), metadata=bearer("secret-a"))
         assert answer.usage.output_tokens == NUM_TOKENS
