@@ -64,6 +64,26 @@ class _Step(NamedTuple):
     admitted: list[_Admitted]
 
 
+class _Turn(NamedTuple):
+    """What a line says besides its step: what happened since the line before, and the KV blocks and queue now."""
+
+    #: Front end, handle, reason.
+    ended: list[tuple[int, int, str]]
+    #: Front end, handle.
+    preempted: list[tuple[int, int]]
+    blocks: tuple[int, int, int, int]
+    num_queued: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the line; called in the thread that writes it."""
+        return {
+            "queued": self.num_queued,
+            "blocks": dict(zip(("owned", "cached", "limbo", "free"), self.blocks, strict=True)),
+            "ended": [[f"{frontend}.{handle}", why] for frontend, handle, why in self.ended],
+            "preempted": [f"{frontend}.{handle}" for frontend, handle in self.preempted],
+        }
+
+
 class JsonlStepTrace:
     """A trace with one JSON object per line and step. A sequence is named by front end and handle: "0.17"."""
 
@@ -73,7 +93,7 @@ class JsonlStepTrace:
         self._launched: deque[_Step] = deque()
         self._settled: list[tuple[_Step, float, int, ExpertTally | None]] = []
         self._newest_step = 0
-        #: (front end, handle, reason) of the outputs that ended since the last line.
+        #: Since the last line, as in _Turn.
         self._ended: list[tuple[int, int, str]] = []
         self._preempted: list[tuple[int, int]] = []
         file.begin(
@@ -112,20 +132,20 @@ class JsonlStepTrace:
             self._preempted += [(frontend, handle) for handle in columns.preempted]
         pool = scheduler.pool
         blocks = (pool.num_owned, pool.num_cached, pool.num_limbo, pool.num_free)
-        rest = (blocks, scheduler.live.num_queued)
+        num_queued = scheduler.live.num_queued
         for step, duration_s, num_ids, experts in self._settled:
-            self._file.put((_line, step, duration_s, num_ids, experts, *self._taken(), *rest))
+            self._file.put((_line, step, duration_s, num_ids, experts, self._taken(blocks, num_queued)))
             self._newest_step = step.step
         self._settled.clear()
         if (self._ended or self._preempted) and not self._launched:
             # No step follows soon whose line could contain it.
-            self._file.put((_rest_line, self._newest_step, *self._taken(), *rest))
+            self._file.put((_line_after, self._newest_step, self._taken(blocks, num_queued)))
 
-    def _taken(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+    def _taken(self, blocks: tuple[int, int, int, int], num_queued: int) -> _Turn:
         """Return and forget what ended and what was preempted since the last line."""
-        taken = self._ended, self._preempted
+        turn = _Turn(self._ended, self._preempted, blocks, num_queued)
         self._ended, self._preempted = [], []
-        return taken
+        return turn
 
     def close(self) -> None:
         self._file.close()
@@ -138,16 +158,7 @@ def _admitted(seq: Sequence) -> _Admitted:
     return _Admitted(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
 
 
-def _line(
-    step: _Step,
-    duration_s: float,
-    num_ids: int,
-    experts: ExpertTally | None,
-    ended: list[tuple[int, int, str]],
-    preempted: list[tuple[int, int]],
-    blocks: tuple[int, int, int, int],
-    num_queued: int,
-) -> dict[str, Any]:
+def _line(step: _Step, duration_s: float, num_ids: int, experts: ExpertTally | None, turn: _Turn) -> dict[str, Any]:
     """Return the line of one step; called in the thread that writes it."""
     prefill = [_row(row) for row in step.rows if not row[-1]]
     decode = [_row(row) for row in step.rows if row[-1]]
@@ -163,33 +174,13 @@ def _line(
         "prefill": prefill,
         "decode": decode,
         "seated": [_name_admitted(each) for each in step.admitted],
-        **_rest(ended, preempted, blocks, num_queued),
+        **turn.fields(),
     }
 
 
-def _rest_line(
-    newest_step: int,
-    ended: list[tuple[int, int, str]],
-    preempted: list[tuple[int, int]],
-    blocks: tuple[int, int, int, int],
-    num_queued: int,
-) -> dict[str, Any]:
+def _line_after(newest_step: int, turn: _Turn) -> dict[str, Any]:
     """Return the line for what happened after the newest step, with no step in flight."""
-    return {"after_step": newest_step, **_rest(ended, preempted, blocks, num_queued)}
-
-
-def _rest(
-    ended: list[tuple[int, int, str]],
-    preempted: list[tuple[int, int]],
-    blocks: tuple[int, int, int, int],
-    num_queued: int,
-) -> dict[str, Any]:
-    return {
-        "queued": num_queued,
-        "blocks": dict(zip(("owned", "cached", "limbo", "free"), blocks, strict=True)),
-        "ended": [[f"{frontend}.{handle}", why] for frontend, handle, why in ended],
-        "preempted": [f"{frontend}.{handle}" for frontend, handle in preempted],
-    }
+    return {"after_step": newest_step, **turn.fields()}
 
 
 def _row(row: _Row) -> tuple[str, int, int]:

@@ -72,15 +72,29 @@ class JobContext:
         return lexer
 
 
-class PrepareAtStart(Job):
-    """Makes matchers at the start of a grammar, on lexers that requests share."""
+class _GrammarJob(Job):
+    """A job for one grammar."""
 
-    __slots__ = ("_ends", "_grammar", "_lexer", "_context")
+    __slots__ = ("_context", "_grammar")
 
-    def __init__(self, context: JobContext, grammar: CompiledGrammar, request: Request) -> None:
+    def __init__(self, context: JobContext, grammar: CompiledGrammar) -> None:
         super().__init__(grammar.owner)
         self._context = context
         self._grammar = grammar
+
+    def cancel(self) -> None:
+        """Implement engine.constraints.grammar.Preparation."""
+        self.is_cancelled = True
+        self._context.cache.leave(self)
+
+
+class PrepareAtStart(_GrammarJob):
+    """Makes matchers at the start of a grammar, on lexers that requests share."""
+
+    __slots__ = ("_ends", "_lexer")
+
+    def __init__(self, context: JobContext, grammar: CompiledGrammar, request: Request) -> None:
+        super().__init__(context, grammar)
         self._ends = context.ends(request)
         self._lexer: Lexer | None = None
         self._hold_lexer()
@@ -117,11 +131,6 @@ class PrepareAtStart(Job):
         lexer.users.discard(self)
         return [GuidanceMatcher(grammar, grammar.least_used() or lexer, self._ends) for _ in range(num)]
 
-    def cancel(self) -> None:
-        """Implement engine.constraints.grammar.Preparation."""
-        self.is_cancelled = True
-        self._context.cache.leave(self)
-
     def _hold_lexer(self) -> bool:
         """Hold a lexer until `matchers` is called, so that it is not forgotten; return whether there is one."""
         lexer = self._grammar.least_used()
@@ -132,15 +141,10 @@ class PrepareAtStart(Job):
         return lexer is not None
 
 
-class ExtraLexer(Job):
+class ExtraLexer(_GrammarJob):
     """Makes one more lexer for a grammar of many rows, since matchers that share one fill masks one after another."""
 
-    __slots__ = ("_grammar", "_context")
-
-    def __init__(self, context: JobContext, grammar: CompiledGrammar) -> None:
-        super().__init__(grammar.owner)
-        self._context = context
-        self._grammar = grammar
+    __slots__ = ()
 
     def work(self) -> Progress:
         grammar = self._grammar
@@ -152,7 +156,7 @@ class ExtraLexer(Job):
         return Progress.DONE
 
 
-class PrepareAfterIds(Job):
+class PrepareAfterIds(_GrammarJob):
     """Makes a matcher after ids, on a separate lexer.
 
     Args:
@@ -161,14 +165,12 @@ class PrepareAfterIds(Job):
         is_anew: a lost matcher had walked them. The lexer may then learn all states, and the walk has no time limit.
     """
 
-    __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_context", "_spent_s")
+    __slots__ = ("_at", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_spent_s")
 
     def __init__(
         self, context: JobContext, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
     ) -> None:
-        super().__init__(grammar.owner)
-        self._context = context
-        self._grammar = grammar
+        super().__init__(context, grammar)
         self._request = request
         self._ids = ids
         self._is_anew = is_anew
@@ -199,11 +201,6 @@ class PrepareAfterIds(Job):
             raise self.error
         assert self._matcher is not None
         return [self._matcher]
-
-    def cancel(self) -> None:
-        """Implement engine.constraints.grammar.Preparation."""
-        self.is_cancelled = True
-        self._context.cache.leave(self)
 
     def _begin(self) -> bool:
         """Make the matcher; return False if there is no room for its lexer."""

@@ -247,23 +247,39 @@ class Scheduler:
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
         """Append what the oldest step in flight produced, end what has ended and close the fence of the step."""
         batch, plan = self._flying.popleft()
-        yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
-        if faults:
-            faults = self.quarantine.attributed(faults, plan.rows)
         num_known = {row: len(plan.rows[row].ids) for row in output.logprobs}
+        has_ended = self._settle_rows(batch, plan, output, report)
+        if num_known or output.prompt_logprobs:
+            _report_logprobs(output, plan, num_known, report)
+        self.live.settled_step = output.step
+        if self.live.siblings.num_seqs:
+            self.live.wake_siblings()
+        if self._read_blocks:
+            self._read_blocks = {seq: blocks for seq, blocks in self._read_blocks.items() if seq.flights}
+        self.live.settled(batch.step)
+        self.drafting.stepped(batch, output.duration_s)
+        if has_ended:
+            self.live.sweep()
+        self.live.isolation.settled()
+        self.quarantine.settled(batch.step)
+
+    def _settle_rows(self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder) -> bool:
+        """Append the ids of every row; return whether a sequence has ended or lost its matcher."""
+        faults = self.quarantine.attributed(output.faults, plan.rows) if output.faults else {}
         ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
-        ended = False
+        yields, is_plain = batch.yields, not (batch.drafts or batch.masked)
+        has_ended = False
         for row, seq in enumerate(plan.rows):
             flight = seq.flights.popleft()
             token = next(ids) if yields[row] else None
             status = seq.status
-            if faults and row in faults:
+            if row in faults:
                 self._fail(seq, faults[row], plan, report)
-                ended = True
+                has_ended = True
                 continue
             if status is Status.FINISHED:
                 report.overrun_tokens += token is not None
-                ended = True
+                has_ended = True
                 continue
             if status is Status.RUNNING:
                 seq.num_computed += flight.computes
@@ -274,29 +290,17 @@ class Scheduler:
                     report.token(seq, token)
                     if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
                         self.live.finish(seq, end_reason(seq), report)
-                        ended = True
+                        has_ended = True
                         continue
                 elif self._append(seq, token, batch.step, report):
-                    ended = True
+                    has_ended = True
                     continue
             if status is Status.PARKED:
                 if not seq.flights:
                     self.live.requeue(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
-        if num_known or output.prompt_logprobs:
-            _report_logprobs(output, plan, num_known, report)
-        self.live.settled_step = output.step
-        if self.live.siblings.num_seqs:
-            self.live.wake_siblings()
-        if self._read_blocks:
-            self._read_blocks = {seq: blocks for seq, blocks in self._read_blocks.items() if seq.flights}
-        self.live.settled(batch.step)
-        self.drafting.stepped(batch, output.duration_s)
-        if ended:
-            self.live.sweep()
-        self.live.isolation.settled()
-        self.quarantine.settled(batch.step)
+        return has_ended
 
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
         """Append an id that a masked or drafting step sampled, unless it is void.
