@@ -64,8 +64,8 @@ class _Step(NamedTuple):
     admitted: list[_Admitted]
 
 
-class _Turn(NamedTuple):
-    """What a line says besides its step: what happened since the line before, and the KV blocks and queue now."""
+class _TurnEvents(NamedTuple):
+    """The events since the last line, the numbers of KV blocks by state, and the length of the queue."""
 
     #: Front end, handle, reason.
     ended: list[tuple[int, int, str]]
@@ -93,7 +93,7 @@ class JsonlStepTrace:
         self._launched: deque[_Step] = deque()
         self._settled: list[tuple[_Step, float, int, ExpertTally | None]] = []
         self._newest_step = 0
-        #: Since the last line, as in _Turn.
+        #: Since the last line, as in _TurnEvents.
         self._ended: list[tuple[int, int, str]] = []
         self._preempted: list[tuple[int, int]] = []
         file.begin(
@@ -141,9 +141,9 @@ class JsonlStepTrace:
             # No step follows soon whose line could contain it.
             self._file.put((_line_after, self._newest_step, self._taken(blocks, num_queued)))
 
-    def _taken(self, blocks: tuple[int, int, int, int], num_queued: int) -> _Turn:
+    def _taken(self, blocks: tuple[int, int, int, int], num_queued: int) -> _TurnEvents:
         """Return and forget what ended and what was preempted since the last line."""
-        turn = _Turn(self._ended, self._preempted, blocks, num_queued)
+        turn = _TurnEvents(self._ended, self._preempted, blocks, num_queued)
         self._ended, self._preempted = [], []
         return turn
 
@@ -158,7 +158,9 @@ def _admitted(seq: Sequence) -> _Admitted:
     return _Admitted(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
 
 
-def _line(step: _Step, duration_s: float, num_ids: int, experts: ExpertTally | None, turn: _Turn) -> dict[str, Any]:
+def _line(
+    step: _Step, duration_s: float, num_ids: int, experts: ExpertTally | None, turn: _TurnEvents
+) -> dict[str, Any]:
     """Return the line of one step; called in the thread that writes it."""
     prefill = [_row(row) for row in step.rows if not row[-1]]
     decode = [_row(row) for row in step.rows if row[-1]]
@@ -178,7 +180,7 @@ def _line(step: _Step, duration_s: float, num_ids: int, experts: ExpertTally | N
     }
 
 
-def _line_after(newest_step: int, turn: _Turn) -> dict[str, Any]:
+def _line_after(newest_step: int, turn: _TurnEvents) -> dict[str, Any]:
     """Return the line for what happened after the newest step, with no step in flight."""
     return {"after_step": newest_step, **turn.fields()}
 

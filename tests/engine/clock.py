@@ -15,5 +15,10 @@ class Clock:
     def __call__(self) -> float:
         return self._real() + self._ahead_s
 
+    def stop(self) -> None:
+        """Let time pass only by `skip` from now on."""
+        now_s = self._real()
+        self._real = lambda: now_s
+
     def skip(self, seconds: float) -> None:
         self._ahead_s += seconds
