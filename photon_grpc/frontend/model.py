@@ -118,12 +118,9 @@ class ServedModel:
         Raise ModelLoadError naming the file.
         """
         token_names = dict(model_config.special_tokens)
-        tokenizer = (
-            Tokenizer.from_file(model_config.path / TOKENIZER_FILE, token_names) if model_config.has_tokenizer else None
-        )
-        template = (
-            ChatTemplate(model_config.chat_template, token_names) if tokenizer and model_config.chat_template else None
-        )
+        file, source = model_config.path / TOKENIZER_FILE, model_config.chat_template
+        tokenizer = Tokenizer.from_file(file, token_names) if model_config.has_tokenizer else None
+        template = ChatTemplate(source, token_names) if tokenizer and source else None
         return cls(
             names=names or (model_config.path.resolve().name,),
             max_context_tokens=max_model_len or model_config.max_position_embeddings,

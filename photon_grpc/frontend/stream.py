@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple
@@ -32,6 +33,38 @@ class Prompt(NamedTuple):
 
     num_tokens: int
     scores: PromptLogprobs
+
+
+@dataclass(slots=True)
+class _Measured:
+    """The numbers in the usage, the timing and the record of a request; times in seconds since its arrival."""
+
+    arrival_s: float
+    num_prompt: int
+    num_cached: int = 0
+    #: None before an output has begun or ended.
+    queue_s: float | None = None
+    num_preemptions: int = 0
+    first_token_s: float | None = None
+    #: When the last output ended.
+    last_token_s: float | None = None
+
+    def now_s(self) -> float:
+        return time.monotonic() - self.arrival_s
+
+    def prompt_computed(self, num_cached: int, queue_s: float) -> None:
+        # The prompt is computed and billed once, for the output that is reported first.
+        if self.queue_s is None:
+            self.num_cached, self.queue_s = num_cached, queue_s
+
+    def prompt_usage(self) -> tuple[int, int]:
+        """Return the numbers of prompt tokens and of cached ones, both 0 before an output has begun or ended."""
+        return (0, 0) if self.queue_s is None else (self.num_prompt, self.num_cached)
+
+    def timing(self) -> Timing:
+        total_s = self.now_s()
+        first_s = total_s if self.first_token_s is None else self.first_token_s
+        return Timing(self.queue_s or 0.0, first_s, total_s, self.num_preemptions)
 
 
 class TokenStream:
@@ -59,17 +92,13 @@ class TokenStream:
         self.outputs = outputs
         #: Outputs that the engine may still have tokens for.
         self.num_running = len(outputs)
-        self._num_prompt = prompt.num_tokens
         #: Complete once the first output has its first id.
         self.prompt_scores = prompt.scores
         self._origin = ask.origin if ask.origin.request_id else replace(ask.origin, request_id=start.request_id)
-        self._arrival_s = ask.origin.arrival_s
-        options = ask.stream
-        self._interval_s = options.min_interval_s
-        self._max_tokens = options.max_tokens_per_message
-        self._has_usage = options.continuous_usage
-        self._is_whole = options.is_whole
-        self._is_immediate = not self._interval_s and self._max_tokens is None
+        self._measured = _Measured(ask.origin.arrival_s, prompt.num_tokens)
+        self._options = ask.stream
+        self._interval_s = ask.stream.min_interval_s
+        self._is_immediate = not self._interval_s and ask.stream.max_tokens_per_message is None
         self._turns = turns
         self._on_close = on_close
         self._is_closed = False
@@ -84,15 +113,8 @@ class TokenStream:
         self._has_sent = False
         self._num_gathered = 0
         self._last_sent_s = 0.0
-        self._first_token_s: float | None = None
-        #: When the last output ended.
-        self._last_token_s: float | None = None
         #: Whether the last Update was read.
         self._is_complete = False
-        self._is_prompt_counted = False
-        self._num_cached = 0
-        self._queue_s = 0.0
-        self._num_preemptions = 0
 
     # The reader's side.
 
@@ -161,27 +183,28 @@ class TokenStream:
         self._num_gathered += 1
         if is_first:
             self._is_urgent = True
-            if self._first_token_s is None:
-                self._first_token_s = self._since_arrival_s()
+            if self._measured.first_token_s is None:
+                self._measured.first_token_s = self._measured.now_s()
         if is_over:
             self._ended_one()
             self._is_urgent = True
         if not self._has_news:
             self._has_news = output.has_new_text()
-        if self._on_due is not None:
-            self._look_up()
+        # With an interval, the first news wakes the reader, which sets its timer and sleeps again.
+        if self._on_due is not None and (self._is_due() or (self._has_news and self._interval_s and not self._timer)):
+            self._wake()
         return is_over
 
     def started(self, started: Started) -> None:
-        self._note(started.num_cached_prompt, started.queue_s)
+        self._measured.prompt_computed(started.num_cached_prompt, started.queue_s)
 
     def preempted(self) -> None:
         """Count a preemption: an output lost its KV blocks to others and will be computed again."""
-        self._num_preemptions += 1
+        self._measured.num_preemptions += 1
 
     def end(self, output: OutputText, finished: Finished) -> None:
         """End one of `outputs` as the engine reports it."""
-        self._note(finished.num_cached_prompt, finished.queue_s)
+        self._measured.prompt_computed(finished.num_cached_prompt, finished.queue_s)
         output.end(finished.reason)
         self._ended_one()
         self._is_urgent = self._has_news = True
@@ -189,14 +212,14 @@ class TokenStream:
 
     def ended(self) -> None:
         """End a stream whose outputs had all ended before it was sent: nothing is computed or billed."""
-        self.num_running = self._num_prompt = 0
+        self.num_running = self._measured.num_prompt = 0
         self._is_urgent = self._has_news = True
 
     def fail(self, error: PhotonError) -> None:
         """Have the reader get `error` after all that has gathered."""
         if self._error is None:
             self._error = error
-            self._last_token_s = self._since_arrival_s()
+            self._measured.last_token_s = self._measured.now_s()
             self.num_running = 0
             self._is_urgent = self._has_news
             self._wake()
@@ -206,7 +229,7 @@ class TokenStream:
 
         With `is_last` the service was being stopped, and starts no other engine.
         """
-        is_unread = self._is_whole or not self._has_sent
+        is_unread = self._options.is_whole or not self._has_sent
         if is_unread:
             self.drop()
         if is_last:
@@ -224,7 +247,7 @@ class TokenStream:
     def usage(self) -> Usage:
         """Return the usage up to now."""
         num_delivered = sum([output.num_delivered for output in self.outputs])
-        return Usage(self._num_prompt, self._num_cached, num_delivered, *self._drafts())
+        return Usage(self._measured.num_prompt, self._measured.num_cached, num_delivered, *self._drafts())
 
     def _drafts(self) -> tuple[int, int]:
         """Return the tokens that were drafted, and those that became output."""
@@ -238,27 +261,17 @@ class TokenStream:
         """
         if self._error is None or type(self._error) is DeadlinePassed:
             return False
-        return self._is_whole or not self._has_sent
-
-    def _note(self, num_cached: int, queue_s: float) -> None:
-        # The prompt is computed and billed once, for the output that is reported first.
-        if not self._is_prompt_counted:
-            self._is_prompt_counted = True
-            self._num_cached = num_cached
-            self._queue_s = queue_s
+        return self._options.is_whole or not self._has_sent
 
     def _ended_one(self) -> None:
         self.num_running -= 1
         if not self.num_running:
-            self._last_token_s = self._since_arrival_s()
-
-    def _since_arrival_s(self) -> float:
-        return time.monotonic() - self._arrival_s
+            self._measured.last_token_s = self._measured.now_s()
 
     def _record(self, error: BaseException | None) -> RequestRecord:
         """Return the record of the request, ended by `error` or, if incomplete without one, by its reader."""
         billed = (0,) if self._is_withheld() else tuple([output.num_delivered for output in self.outputs])
-        total_s = self._since_arrival_s()
+        measured, total_s = self._measured, self._measured.now_s()
         return RequestRecord(
             self._origin,
             reason="" if self._is_complete else self._origin.reason(self._error or error or asyncio.CancelledError()),
@@ -267,17 +280,13 @@ class TokenStream:
             finish_reasons=tuple(
                 [FinishReason.UNSPECIFIED if each.finish is None else each.finish.reason for each in self.outputs]
             ),
-            usage=Usage(*self._prompt_usage(), sum(billed), *self._drafts()),
+            usage=Usage(*measured.prompt_usage(), sum(billed), *self._drafts()),
             longest_output_tokens=max(billed),
-            num_preemptions=self._num_preemptions,
-            queue_s=self._queue_s if self._is_prompt_counted else None,
-            first_token_s=self._first_token_s,
-            last_token_s=total_s if self.num_running else self._last_token_s,
+            num_preemptions=measured.num_preemptions,
+            queue_s=measured.queue_s,
+            first_token_s=measured.first_token_s,
+            last_token_s=total_s if self.num_running else measured.last_token_s,
         )
-
-    def _prompt_usage(self) -> tuple[int, int]:
-        """Return the numbers of prompt tokens and of cached ones, both 0 before an output has begun or ended."""
-        return (self._num_prompt, self._num_cached) if self._is_prompt_counted else (0, 0)
 
     def _has_something(self) -> bool:
         """Return whether there is an Update or an error for the reader."""
@@ -288,7 +297,8 @@ class TokenStream:
             return True
         if not self._has_news or self._is_immediate:
             return self._has_news
-        if self._max_tokens is not None and self._num_gathered >= self._max_tokens:
+        max_tokens = self._options.max_tokens_per_message
+        if max_tokens is not None and self._num_gathered >= max_tokens:
             return True
         return bool(self._interval_s) and time.monotonic() >= self._last_sent_s + self._interval_s
 
@@ -309,16 +319,11 @@ class TokenStream:
         if self._interval_s:
             self._last_sent_s = time.monotonic()
         if not self.num_running and self._error is None and all(output.is_finish_taken for output in outputs):
-            last = Update(deltas, self.usage(), self._timing(), prompt_scores)
+            last = Update(deltas, self.usage(), self._measured.timing(), prompt_scores)
             self._is_complete = True
             self.close()
             return last
-        return Update(deltas, self.usage() if self._has_usage else None, None, prompt_scores)
-
-    def _timing(self) -> Timing:
-        total_s = self._since_arrival_s()
-        first_s = total_s if self._first_token_s is None else self._first_token_s
-        return Timing(self._queue_s, first_s, total_s, self._num_preemptions)
+        return Update(deltas, self.usage() if self._options.continuous_usage else None, None, prompt_scores)
 
     async def _wait_for_news(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
@@ -327,11 +332,6 @@ class TokenStream:
             await waiter
         finally:
             self._forget_reader()
-
-    def _look_up(self) -> None:
-        # With an interval, the first news wakes the reader, which sets its timer and sleeps again.
-        if self._is_due() or (self._has_news and self._interval_s and self._timer is None):
-            self._wake()
 
     def _wake(self) -> None:
         call = self._on_due
