@@ -23,7 +23,7 @@ _OF_64 = (64, 128, 4), (64, 256, 4)
 _OF_32 = (32, 256, 4), *_OF_64
 _OF_128 = ((128, 128, 8),)
 _MANY = (64, 128, 4), *_OF_128
-BLOCK_MENU = {8: _OF_64, **dict.fromkeys((16, 32, 64), (*_OF_64, *_OF_128)), 128: _MANY}
+BLOCK_MENU = {8: _OF_64, 16: (*_OF_64, *_OF_128), **dict.fromkeys((32, 64), (*_OF_32, *_OF_128)), 128: _MANY}
 MENU = {8: _OF_32, **dict.fromkeys((16, 32, 64), (*_OF_32, *_OF_128)), 128: _MANY}
 FLOAT_MENU = {**dict.fromkeys((8, 16, 32, 64), _OF_32), 128: _MANY}
 IN_FLIGHT = (*cost.IN_FLIGHT, 192 << 10)
@@ -57,8 +57,9 @@ def bucket(num_rows: int) -> int | None:
 
 def shared_bytes(tile: Tile, rows: int, weights: Weights) -> int:
     """Return the bytes of the steps in flight and of their scales."""
-    columns = tile.BK + (4 * tile.BK // 128 if weights.has_blocks else 0)
-    return tile.NS * columns * (tile.BN + x_rows(tile.BN, rows))
+    of_x = x_rows(tile.BN, rows)
+    scales = 4 * (of_x + 16) * (tile.BK // 128) if weights.has_blocks else 0
+    return tile.NS * (tile.BK * (tile.BN + of_x) + scales)
 
 
 def fits(way: Way, problem: Problem, weights: Weights, max_bytes: int = SHARED_BYTES) -> bool:

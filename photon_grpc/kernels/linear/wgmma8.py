@@ -1,7 +1,8 @@
 """Gluon kernel for y = W x with both in 8 bits, at any number of rows of x.
 
 W is the 64- or 128-row operand of wgmma. Where a W of few rows would leave multiprocessors idle, a program takes 32 of
-them, and x is the operand of 64 rows. The bits are the same.
+them, and x is the operand of 64 rows; with scales of blocks it is the first operand from 64 rows on, as a thread then
+has two rows of x and their scales. The bits are the same.
 
 `products8.py` has the formula and the launchers.
 
@@ -80,51 +81,53 @@ def copy_layout(rows: int, warps: int) -> Any:
 
 
 @gluon_jit
-def multiply(ws, xs, place, acc, USE: gl.constexpr):
+def multiply(ws, xs, place, acc, USE: gl.constexpr, TURNED: gl.constexpr):
     """Begin the product of the 128 columns at a place of the ring, added to acc if USE."""
     w = ws.index(place)
     x = xs.index(place)
-    if w.shape[0] < 64:
+    if TURNED:
         return warpgroup_mma(x, w.permute([1, 0]), acc, use_acc=USE, is_async=True)
     else:
         return warpgroup_mma(w, x.permute([1, 0]), acc, use_acc=USE, is_async=True)
 
 
 @gluon_jit
-def promote(total, part, scales, place, out: gl.constexpr, E: gl.constexpr):
-    """Return total + part, part multiplied by the scales of its 128 columns if it has them."""
-    if E.BLOCKS:
-        of_x = scales[0].index(place).load(gl.SliceLayout(0, out))
-        of_w = scales[1].index(place).load(gl.SliceLayout(1, out))
-        total = gl.fma(part, of_x[None, :] * of_w[:, None], total)
-    else:
-        total = total + part
-    return total
+def promote(total, part, scales, place, out: gl.constexpr, TURNED: gl.constexpr):
+    """Return total + part, part multiplied by the scales of its 128 columns."""
+    of_x, of_w = scales
+    W_AXIS: gl.constexpr = 1 if TURNED else 0
+    of_rows: gl.constexpr = gl.SliceLayout(1 - W_AXIS, out)
+    both = of_w.index(place)
+    row = gl.arange(0, part.shape[W_AXIS], layout=of_rows)
+    s_w = gl.where(row % 16 < 8, both.slice(0, 1).load(of_rows), both.slice(8, 1).load(of_rows))
+    s_x = of_x.index(place).load(gl.SliceLayout(W_AXIS, out))
+    factor = s_x[:, None] * s_w[None, :] if TURNED else s_x[None, :] * s_w[:, None]
+    return gl.fma(part, factor, total)
 
 
 @gluon_jit
-def fetch_step(tiles, source, step, within, ROWS: gl.constexpr, PLACES: gl.constexpr):
-    """Begin the copies of a step's columns to its places: zeros from K on; `within`: first column, rows, K, or None."""
+def fetch_step(tiles, source, scales, step, within, ROWS: gl.constexpr, CHUNKS: gl.constexpr, PLACES: gl.constexpr):
+    """Begin the copies of a step's columns to its places, zeros from K on, and of their scales.
+
+    scales: places, sources, elements from those of 128 columns to the next, or None. within: columns, rows, K, or None.
+    """
     for c in gl.static_range(PLACES):
         chunk = step * PLACES + c
+        place = chunk % tiles.shape[0]
         first = chunk * 128
-        to = tiles.index(chunk % tiles.shape[0]).slice(0, ROWS)
+        to = tiles.index(place).slice(0, ROWS)
         if within is None:
             async_copy.async_copy_global_to_shared(to, source + first)
         else:
             column, row, end = within
             inside = (column + first < end)[None, :] & (row >= 0)[:, None]
             async_copy.async_copy_global_to_shared(to, source + first, mask=inside)
-
-
-@gluon_jit
-def fetch_scales(scales, source, stride, step, CHUNKS: gl.constexpr, NS: gl.constexpr, PLACES: gl.constexpr):
-    """Begin the copies of a step's scales, one of each row and 128 columns, chunks `stride` elements apart."""
-    for c in gl.static_range(PLACES):
-        chunk = step * PLACES + c
-        if CHUNKS % PLACES:
-            chunk = gl.minimum(chunk, CHUNKS - 1)
-        async_copy.async_copy_global_to_shared(scales.index(step % NS * PLACES + c), source + chunk * stride)
+        if scales is not None:
+            places, of_scales, stride = scales
+            if CHUNKS % PLACES:
+                chunk = gl.minimum(chunk, CHUNKS - 1)
+            to_scales = places.index(place).slice(0, of_scales.shape[0])
+            async_copy.async_copy_global_to_shared(to_scales, of_scales + chunk * stride)
 
 
 @gluon_jit
@@ -149,7 +152,7 @@ def wgmma8_kernel(
     """Multiply W [N, K] by x [>= BM, K] and by their scales.
 
     The grid is (N // BN, SLICES), or (N // BN, 1, parts of x), with 4 warps, or 8 if BN is 128 or BM 128 and more. BN
-    below 64: BM is 64 at most, and there are no BLOCKS.
+    below 64: BM is 64 at most.
 
     w_scale float32 [N], with BLOCKS [K / 128, N / 128]; x_scale float32 [>= BM], with BLOCKS [K / 128, >= BM], rows
     `scale_stride` elements apart. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
@@ -167,7 +170,7 @@ def wgmma8_kernel(
     IS_EVEN: gl.constexpr = STEPS * TILE.BK * P.SLICES == K
     kind: gl.constexpr = w.dtype.element_ty
     IS_INT: gl.constexpr = kind == gl.int8
-    IS_TURNED: gl.constexpr = BN < 64
+    IS_TURNED: gl.constexpr = BN < 64 or (E.BLOCKS and BM >= 64)
     X_ROWS: gl.constexpr = x_rows(BN, BM)
     SUMS: gl.constexpr = [X_ROWS, BN] if IS_TURNED else [BN, BM]
     out: gl.constexpr = product_layout(X_ROWS if IS_TURNED else BN, BN if IS_TURNED else BM, KW)
@@ -191,20 +194,19 @@ def wgmma8_kernel(
     xp = x + x_row[:, None] * K + x_column[None, :]
     w_within = None if IS_EVEN else (w_column, w_row, K)
     x_within = None if IS_EVEN else (x_column, x_row, K)
-    scales = None
+    w_scales, x_scales = None, None
     if E.BLOCKS:
         flat: gl.constexpr = gl.BlockedLayout([1], [32], [KW], [0])
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        sxs = gl.allocate_shared_memory(gl.float32, [NS * PLACES, BM], plain)
-        sws = gl.allocate_shared_memory(gl.float32, [NS * PLACES, BN], plain)
-        scales = (sxs, sws)
-        sxp = x_scale + gl.arange(0, BM, layout=flat)
-        swp = w_scale + tile_rows(gl.program_id(0), BN, P.SPAN, flat) // 128
+        sxs = gl.allocate_shared_memory(gl.float32, [NS * PLACES, X_ROWS], plain)
+        sws = gl.allocate_shared_memory(gl.float32, [NS * PLACES, 16], plain)
+        x_scales = (sxs, x_scale + gl.arange(0, BM, layout=flat), scale_stride)
+        # Rows 0 and 8 of a tile are in the blocks of the first rows of its pairs and of the second, or in the only one.
+        block = tile_rows(gl.program_id(0) * (BN // 16), 16, P.SPAN, flat) // 128
+        w_scales = (sws, w_scale + block, P.N // 128)
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch_step(ws, wp, s, w_within, BN, PLACES)
-            if E.BLOCKS:
-                fetch_scales(sws, swp, P.N // 128, s, CHUNKS, NS, PLACES)
+            fetch_step(ws, wp, w_scales, s, w_within, BN, CHUNKS, PLACES)
         async_copy.commit_group()
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
     # Tiles that would take half of the registers are loaded when the product no longer needs them.
@@ -216,9 +218,7 @@ def wgmma8_kernel(
         gdc_launch_dependents()
     for s in gl.static_range(NS - 2):
         if s < STEPS:
-            fetch_step(xs, xp, s, x_within, BM, PLACES)
-            if E.BLOCKS:
-                fetch_scales(sxs, sxp, scale_stride, s, CHUNKS, NS, PLACES)
+            fetch_step(xs, xp, x_scales, s, x_within, BM, CHUNKS, PLACES)
         async_copy.commit_group()
     if AHEAD and not E.BLOCKS:
         s_x = load_x_scales(x_scale, P, TILE)
@@ -234,25 +234,24 @@ def wgmma8_kernel(
         place = i % NS * PLACES
         if IS_INT:
             for c in gl.static_range(PLACES):
-                acc = multiply(ws, xs, place + c, acc, True)
+                acc = multiply(ws, xs, place + c, acc, True, IS_TURNED)
             # This step is multiplied while the one before it is done. The one before that was done in every warp when
             # it passed the barrier after the wait: its place is free.
             acc = warpgroup_mma_wait(PLACES, deps=[acc])
         else:
-            first = multiply(ws, xs, place, nothing, False)
+            first = multiply(ws, xs, place, nothing, False, IS_TURNED)
             if PLACES == 2:
-                second = multiply(ws, xs, place + 1, nothing, False)
+                second = multiply(ws, xs, place + 1, nothing, False, IS_TURNED)
         if i + NS - 2 < STEPS:
-            fetch_step(ws, wp, i + NS - 2, w_within, BN, PLACES)
-            fetch_step(xs, xp, i + NS - 2, x_within, BM, PLACES)
-            if E.BLOCKS:
-                fetch_scales(sws, swp, P.N // 128, i + NS - 2, CHUNKS, NS, PLACES)
-                fetch_scales(sxs, sxp, scale_stride, i + NS - 2, CHUNKS, NS, PLACES)
+            fetch_step(ws, wp, w_scales, i + NS - 2, w_within, BN, CHUNKS, PLACES)
+            fetch_step(xs, xp, x_scales, i + NS - 2, x_within, BM, CHUNKS, PLACES)
         async_copy.commit_group()
         if not IS_INT:
-            acc = promote(acc, warpgroup_mma_wait(PLACES - 1, deps=[first]), scales, place, out, E)
+            part = warpgroup_mma_wait(PLACES - 1, deps=[first])
+            acc = promote(acc, part, (sxs, sws), place, out, IS_TURNED) if E.BLOCKS else acc + part
             if PLACES == 2:
-                acc = promote(acc, warpgroup_mma_wait(0, deps=[second]), scales, place + 1, out, E)
+                part = warpgroup_mma_wait(0, deps=[second])
+                acc = promote(acc, part, (sxs, sws), place + 1, out, IS_TURNED) if E.BLOCKS else acc + part
     if IS_INT:
         acc = warpgroup_mma_wait(0, deps=[acc])
     apart: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and P.SLICES == 1)
