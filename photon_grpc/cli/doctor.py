@@ -49,7 +49,7 @@ _PACKAGES = (
 #: Longer than check_start reads values (`READING_TIME_S`).
 _TORCH_TIMEOUT_S = 180
 #: Settings that stay unset; the device and the model decide all others without a value.
-_NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
+_NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace", "num_speculative_tokens")
 
 #: Run by a Python that has torch.
 _ASK_TORCH = """

@@ -25,7 +25,7 @@ from photon_grpc.config.cuda_device import NO_CUDA
 from photon_grpc.config.flags import CacheConfig, ParallelConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
-from photon_grpc.config.weight_bytes import format_of, refuse_misfit, refuse_without_room, step_bytes
+from photon_grpc.config.weight_bytes import format_of, refuse_without_room, step_bytes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import EnginePorts, Inbox, Runner
@@ -248,7 +248,6 @@ def _load(
     device, kernels, mesh = rank
     dtype = pick_dtype(model_config, config)
     weight_format = format_of(model_config, config.model)
-    refuse_misfit(model_config, config.model)
     if device.type == "cuda":
         refuse_without_room(model_config, config.model, torch.cuda.mem_get_info(device)[0], mesh.world.size)
     decoder = build(

@@ -12,6 +12,9 @@ from photon_grpc.config.quantization import FORMATS, HEAD, WeightBytes, WeightFo
 from photon_grpc.errors import ConfigError, ModelLoadError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: Projections that are multiplied as one weight; model types whose checkpoints have that one weight.
+_MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_a_proj", "kv_a_proj_with_mqa")
+_MERGED_BEFORE = ("phi3",)
 #: The value of --kv-cache-dtype with which keys and values have the type of the layers; others are of 8 bits.
 AUTO = "auto"
 
@@ -115,17 +118,14 @@ def misfit(model: ModelConfig, form: WeightFormat) -> str:
     Parts of ranks and experts that every token reaches are checked when they are made.
     """
     of_rows, of_columns = form.block
-    for name, _, columns in _projections(model) if of_columns and of_rows <= 1 else ():
-        if columns % of_columns and form.covers(name) and ".shared_experts." not in name:
+    for name, rows, columns in _projections(model) if of_columns else ():
+        if not form.covers(name) or ".shared_experts." in name:
+            continue
+        if of_rows > 1 and rows % of_rows and name.endswith(_MERGED) and model.model_type not in _MERGED_BEFORE:
+            return f"{name}: {rows} output features are not a multiple of the {of_rows} rows of a block"
+        if of_rows <= 1 and columns % of_columns:
             return f"{name}: {columns} input features are not a multiple of the {of_columns} columns of a group"
     return ""
-
-
-def refuse_misfit(model: ModelConfig, flags: ModelFlags) -> None:
-    """Raise ModelLoadError if the format by these flags does not suit a layer."""
-    form = format_of(model, flags)
-    if form is not None and (problem := misfit(model, form)):
-        raise ModelLoadError(problem, field=problem.partition(":")[0])
 
 
 def described(model: ModelConfig, flags: ModelFlags, kv_dtype: str = AUTO) -> str:

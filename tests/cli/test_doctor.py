@@ -208,7 +208,9 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
     assert main.main(["doctor", *flags]) == 0
     assert list(tmp_path.iterdir()) == []
     shown = capsys.readouterr().out
-    assert ["--max-connection-age", "unset", "default"] in [line.split() for line in shown.splitlines()]
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["--max-connection-age", "unset", "default"] in lines
+    assert ["--num-speculative-tokens", "unset", "default"] in lines
     assert "problem" not in shown
 
 

@@ -16,7 +16,7 @@ from photon_grpc.config.weight_bytes import (
     embedding_bytes,
     kv_token_bytes,
     linear_bytes,
-    refuse_misfit,
+    misfit,
     saving,
     weight_bytes,
 )
@@ -26,6 +26,8 @@ from photon_grpc.layers.quantization.methods import methods
 from photon_grpc.models import build, load
 from photon_grpc.models.weights import linear_bytes as held_bytes
 
+#: Its q, k and v are one tensor in a checkpoint, and so are gate and up.
+PHI3 = {"architecture": "Phi3ForCausalLM", "model_type": "phi3"}
 HEAD = replace(FORMATS["int8"], head="int8")
 
 
@@ -61,16 +63,36 @@ def test_what_a_format_saves_is_said_in_tokens_of_kv_cache() -> None:
     assert said.endswith(f"less than in bfloat16: room for {less // kv_token_bytes(config):,} more tokens of KV cache")
 
 
-def test_a_format_that_does_not_suit_a_layer_is_refused_by_sizes_alone() -> None:
+def test_a_format_that_does_not_suit_a_layer_is_known_by_sizes_alone() -> None:
     config = replace(read_model_dir(demo.TARGET), hidden_size=192)
     flags = ModelFlags(quantization="int4-g128")
     problem = "model.layers.0.self_attn.q_proj: 192 input features are not a multiple of the 128 columns of a group"
-    with pytest.raises(ModelLoadError) as caught:
-        refuse_misfit(config, flags)
-    assert caught.value.message == problem
+    assert misfit(config, FORMATS["int4-g128"]) == problem
     assert described(config, flags) == f"int4-g128: does not suit this model, {problem}"
-    refuse_misfit(config, ModelFlags(quantization="int8"))
-    refuse_misfit(config, ModelFlags(quantization="fp8-block"))
+    assert not misfit(config, FORMATS["int8"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "refused"),
+    [
+        ("int4-g128", {"hidden_size": 192}, "model.layers.0.self_attn.q_proj"),
+        ("fp8-block", {"hidden_size": 192}, ""),
+        ("fp8-block", {"num_kv_heads": 1}, "model.layers.0.self_attn.k_proj"),
+        ("fp8-block", {"intermediate_size": 576}, "model.layers.0.mlp.gate_proj"),
+        ("fp8-block", {"num_kv_heads": 1, "intermediate_size": 576, **PHI3}, ""),
+    ],
+)
+def test_a_format_does_not_suit_a_model_whose_layer_is_refused_when_it_is_made(
+    name: str, sizes: dict[str, object], refused: str
+) -> None:
+    config, form = replace(read_model_dir(demo.TARGET), **sizes), FORMATS[name]
+    said = ""
+    try:
+        build(config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=16, method=methods(form))
+    except ModelLoadError as error:
+        said = error.message
+    assert misfit(config, form) == said
+    assert said.partition(":")[0] == refused
 
 
 def test_more_tokens_have_room_where_keys_and_values_have_8_bits() -> None:
