@@ -88,7 +88,7 @@ class Router(OneWeight):
 
     def after_load(self) -> None:
         if self.weight.device.type == "cpu":
-            self.weight = self.weight.float()
+            self.weight = self.weight.double()
 
     def read_as(self, names: Collection[str]) -> None:
         """Take the name that is among those of a checkpoint."""

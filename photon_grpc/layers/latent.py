@@ -91,7 +91,8 @@ class LatentAttention(Attention):
         rotated, key = self.rotary(q[..., sizes.plain :].contiguous(), r.reshape(num_tokens, 1, -1), ctx)
         latent = torch.cat((self.norm(c.contiguous())[:, None], key), -1)
         ctx.kv[self.place].attention.write(latent, latent, self.layer)
-        absorbed = torch.bmm(q[..., : sizes.plain].transpose(0, 1), self.expansion.of_keys).transpose(0, 1)
+        plain, of_keys = q[..., : sizes.plain].transpose(0, 1), self.expansion.of_keys
+        absorbed = torch.bmm(plain.to(self.spec.dtype), of_keys.to(self.spec.dtype)).transpose(0, 1).to(x.dtype)
         values = x.new_empty(num_tokens, self.output.in_features)
         self.attend(torch.cat((absorbed, rotated), -1), values, ctx)
         return self.output(values, ctx)

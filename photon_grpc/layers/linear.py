@@ -28,6 +28,9 @@ class Folded(Enum):
 class LinearMethod(Protocol):
     """The format of a Linear's weights and its products; the weights are attributes of the Linear it is given."""
 
+    #: Whether the model rounds inputs of products to 8 bits, where a last bit of what comes before decides.
+    rounds_inputs: bool = False
+
     @property
     def reads_floats(self) -> bool:
         """Whether a checkpoint, or a tied embedding, has the weight as one float tensor."""

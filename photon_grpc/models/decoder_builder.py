@@ -161,7 +161,7 @@ class DecoderBuilder:
         most = dict.fromkeys(("k_proj", "v_proj"), config.num_kv_heads)
         q_size = config.num_heads * config.head_dim
         attention = self.attention_class(
-            AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.dtype),
+            AttentionSpec(config.num_heads // self.mesh.tp.size, config.attention_scale, self.attention_dtype(prefix)),
             LayerKV(self.page_format(), self.window(layer)),
             qkv=self.column_linear(
                 prefix, self.attention_features(), outputs, bias=config.qkv_bias, norm=norm, most=most
@@ -173,6 +173,14 @@ class DecoderBuilder:
         attention.scales = self.page_scales()
         attention.kv_heads = self.kv_heads
         return attention
+
+    def attention_dtype(self, prefix: str) -> torch.dtype:
+        """Return the type in which attention is computed.
+
+        On a CPU the last bits of float32 sums depend on the rows that are computed together (`eight_bits.py`).
+        """
+        rounds_inputs = self.device.type == "cpu" and self.method(prefix + "o_proj").rounds_inputs
+        return torch.float64 if rounds_inputs else self.dtype
 
     def attention_features(self) -> int:
         """Return the size of an input of attention."""

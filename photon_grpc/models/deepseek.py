@@ -37,7 +37,7 @@ class DeepseekBuilder(SparseBuilder):
     def attention(self, layer: int, prefix: str, norm: RMSNorm | None) -> Attention:
         config, sizes = self.config, self.sizes
         num_heads = config.num_heads // self.mesh.tp.size
-        spec = AttentionSpec(num_heads, config.attention_scale, self.dtype, sizes.rank)
+        spec = AttentionSpec(num_heads, config.attention_scale, self.attention_dtype(prefix), sizes.rank)
         values = config.num_heads * sizes.value
         parts = {
             "qkv": self.projections(prefix, norm),

@@ -85,8 +85,8 @@ class TorchAttention:
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         scales = of_layer(self._scales, layer)
-        answer = torch_attention.attend_layer(q, self._layers[layer], self._plan, scales)
-        return answer if out is None else out.copy_(answer)
+        answer = torch_attention.attend_layer(q.to(self._plan.dtype), self._layers[layer], self._plan, scales)
+        return answer.to(q.dtype) if out is None else out.copy_(answer)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

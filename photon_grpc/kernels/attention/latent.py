@@ -45,9 +45,10 @@ def write_reference(latent: torch.Tensor, pages: torch.Tensor, layer: int, slot_
 
 
 def reference(
-    q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, rank: int
+    q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, rank: int,
+    dtype: torch.dtype = torch.float,
 ) -> torch.Tensor:  # fmt: skip
-    """Return out in torch; zeros for tokens that belong to no row."""
+    """Return out in torch, summed in `dtype`; zeros for tokens that belong to no row."""
     out = q.new_zeros(*q.shape[:2], rank)
     starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
     for row, (start, stop) in enumerate(itertools.pairwise(starts)):
@@ -55,8 +56,8 @@ def reference(
         if not count or not context:
             continue
         blocks = meta.block_tables[row, : cdiv(context, pages.shape[4])].long()
-        latents = pages[blocks, layer, 0, 0].flatten(0, 1)[:context].float()
-        scores = torch.einsum("thc,nc->htn", q[start:stop].float() * meta.scale, latents)
+        latents = pages[blocks, layer, 0, 0].flatten(0, 1)[:context].to(dtype)
+        scores = torch.einsum("thc,nc->htn", q[start:stop].to(dtype) * meta.scale, latents)
         position = torch.arange(context - count, context, device=q.device)
         hidden = torch.arange(context, device=q.device) > position[:, None]
         weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
@@ -108,12 +109,14 @@ class TorchLatents:
         write_reference(k[:, 0], self._pages, layer, self._slots)
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        found = reference(q, self._pages, layer, self._meta, self._spec.value_width)
+        dtype = torch.promote_types(self._spec.dtype, torch.float)
+        found = reference(q, self._pages, layer, self._meta, self._spec.value_width, dtype)
         return found if out is None else out.copy_(found)
 
     def values(self, q: torch.Tensor, layer: int, weight: torch.Tensor, plain: int, out: torch.Tensor) -> None:
         """Fill out [T, Hq, V] with what `attend` returns, expanded by `latent_values.py`."""
-        out.copy_(latent_values.reference(self.attend(q, layer), weight, plain))
+        dtype = self._spec.dtype
+        out.copy_(latent_values.reference(self.attend(q, layer).to(dtype), weight.to(dtype), plain))
 
 
 class KernelLatents(TorchLatents):

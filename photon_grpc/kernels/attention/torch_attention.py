@@ -168,7 +168,7 @@ def attend(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMeta
 def attend_layer(
     q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, scales: PageScales | None = None
 ) -> torch.Tensor:
-    """Return out [T, Hq, D] over one of the `write_kv.layer_rows` of the plan's pages.
+    """Return out [T, Hq, D] over one of the `write_kv.layer_rows` of the plan's pages; q has the plan's dtype.
 
     `scales`: of pages of 8 bits.
     """
@@ -189,7 +189,7 @@ def attend_layer(
 
 def _numbers(gathered: torch.Tensor, scales: PageScales | None, dtype: torch.dtype) -> torch.Tensor:
     """Return gathered keys and values [2, B, Hkv, N, D] in the dtype of the queries."""
-    return gathered if scales is None else dequantized(gathered, scales.scales[:, None, :, None, None], dtype)
+    return gathered.to(dtype) if scales is None else dequantized(gathered, scales.scales[:, None, :, None, None], dtype)
 
 
 def _attend_together(
@@ -235,7 +235,7 @@ def _attend_row(
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ + mask) v, computed in float32; q [B, Hkv, M, D], k and v [B, Hkv, N, D]."""
+    """Return softmax(scale · q kᵀ + mask) v, computed in float32 at least; q [B, Hkv, M, D], k and v [B, Hkv, N, D]."""
     if not q.is_cuda:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     # The fused backends on CUDA want masks aligned to 16 bytes (cuDNN's faults where they are not); corners are not.

@@ -1,6 +1,8 @@
 """Weights of 8 bits that are multiplied by activations of 8 bits: `kernels/linear/products8.py` has the formula.
 
-Activations are quantized per token, or with blocks per token and 128 columns, at any number of rows.
+Activations are quantized per token, or with blocks per token and 128 columns, at any number of rows. On a CPU all other
+sums of such a model, but those of its head, are taken in float64 and rounded once, so that they are the same beside any
+number of rows: a last bit of theirs would round an activation to the next of few values.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch.nn import functional as F
 
 from photon_grpc.kernels.linear import products8
 from photon_grpc.kernels.linear.products8 import Weight8
@@ -16,10 +19,13 @@ from photon_grpc.layers.epilogues import Epilogue, Gemm
 from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.operands import EightBitOperands
 from photon_grpc.layers.quantization.quantized import Quantized
+from photon_grpc.layers.unquantized import Unquantized
 
 
 class EightBits(Quantized):
     """A format whose `linear.weight` is a Weight8."""
+
+    rounds_inputs = True
 
     def after_load(self, linear: Linear) -> None:
         values, scales, _ = self.source.codes(linear)
@@ -47,3 +53,18 @@ class EightBits(Quantized):
         if linear.norm is None or self.source.folded is not Folded.BESIDE:
             return weight
         return weight._replace(norm=linear.norm.weight)
+
+
+class BesideEightBits(Unquantized):
+    """The format of modules that a model of EightBits leaves unquantized, but for its head."""
+
+    rounds_inputs = True
+
+    def after_load(self, linear: Linear) -> None:
+        """Leave the weight in rows."""
+
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        if x.is_cuda:
+            return super().apply(linear, x, ctx)
+        bias = None if linear.bias is None else linear.bias.double()
+        return F.linear(x.double(), linear.weight.double(), bias).to(x.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from photon_grpc.config.quantization import EMBEDDING, FORMATS, HEAD, WeightFormat
 from photon_grpc.layers.linear import LinearMethod
-from photon_grpc.layers.quantization.eight_bits import EightBits
+from photon_grpc.layers.quantization.eight_bits import BesideEightBits, EightBits
 from photon_grpc.layers.quantization.embedding import EmbeddingRows
 from photon_grpc.layers.quantization.sources import FromCheckpoint, FromFloat, Source
 from photon_grpc.layers.quantization.weight_only import WeightOnly
@@ -21,8 +21,10 @@ def methods(form: WeightFormat | None) -> Method:
     plain = Unquantized()
     if form is None:
         return lambda name: plain
+    is_eight = form.activation_bits == 8
     source: Source = FromCheckpoint(form) if form.layout else FromFloat(form)
-    quantized = EightBits(source) if form.activation_bits == 8 else WeightOnly(source)
+    quantized = EightBits(source) if is_eight else WeightOnly(source)
+    beside = BesideEightBits() if is_eight else plain
     #: By the last part of a name.
     others: dict[str, LinearMethod] = {EMBEDDING: plain}
     if form.head:
@@ -31,6 +33,8 @@ def methods(form: WeightFormat | None) -> Method:
         others[EMBEDDING] = EmbeddingRows(FromFloat(FORMATS[form.embedding]))
 
     def method(name: str) -> LinearMethod:
-        return others.get(name.rsplit(".", 1)[-1]) or (quantized if form.covers(name) else plain)
+        last = name.rsplit(".", 1)[-1]
+        found = others.get(last) or (quantized if form.covers(name) else None)
+        return found or (plain if last == HEAD else beside)
 
     return method
