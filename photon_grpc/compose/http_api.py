@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.frontend.frontend import Frontend
     from photon_grpc.gateway.app import ServicePages
+    from photon_grpc.server.services.answering import OtherServices
 
 
 class HttpApi(Protocol):
@@ -39,8 +40,8 @@ class NoHttpApi:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpBackend:
-    """The parts of a front end that answer HTTP requests, and the rules for its callers."""
+class ServedParts:
+    """The parts of a front end that answer calls, and the rules for its callers."""
 
     frontend: Frontend
     config: ServerConfig
@@ -48,9 +49,10 @@ class HttpBackend:
     observed: Observability
     replica_id: str
     pages: ServicePages
+    services: OtherServices
 
 
-def http_api(addresses: Sequence[str], backend: HttpBackend) -> HttpApi:
+def http_api(addresses: Sequence[str], parts: ServedParts) -> HttpApi:
     """Return the HTTP server for these addresses; without any, one that never listens."""
     if not addresses:
         return NoHttpApi()
@@ -60,19 +62,18 @@ def http_api(addresses: Sequence[str], backend: HttpBackend) -> HttpApi:
     from photon_grpc.gateway.connections.http_server import HttpServer
     from photon_grpc.gateway.connections.tls import HttpCertificates
 
-    config = backend.config
+    config = parts.config
     tls = (config.tls_cert, config.tls_key, config.tls_client_ca)
-    counts = backend.observed.counts
-    http_counts = HttpMetrics(counts) if counts else NoHttpCounts()
+    http_counts = HttpMetrics(counts) if (counts := parts.observed.counts) else NoHttpCounts()
     rules = HttpRules(
-        backend.observed.failures,
-        backend.replica_id,
-        backend.allowed.ring,
+        parts.observed.failures,
+        parts.replica_id,
+        parts.allowed.ring,
         config.api_keys_exempt,
         http_counts,
-        lambda: backend.frontend.numerics_version,
+        lambda: parts.frontend.numerics_version,
     )
-    app = application(backend.frontend, rules, backend.pages, max_body_bytes=config.max_message_size)
+    app = application(parts.frontend, rules, parts.pages, max_body_bytes=config.max_message_size)
     return HttpServer(
         app,
         certificates=HttpCertificates(*tls) if config.tls_cert else None,
@@ -80,5 +81,5 @@ def http_api(addresses: Sequence[str], backend: HttpBackend) -> HttpApi:
         allowed_origins=config.http_allowed_origin,
         max_body_bytes=config.max_message_size,
         counts=http_counts,
-        replica_id=backend.replica_id,
+        replica_id=parts.replica_id,
     )

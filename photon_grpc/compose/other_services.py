@@ -18,8 +18,7 @@ def other_services(files: Sequence[ServiceFile], config: ServeConfig, model: Ser
     """Return the services. Raise ConfigError for a file or a method that cannot be served."""
     if not files:
         return NO_OTHERS
-    skip = config.server.service_skip
-    read = read_services(files, skip=skip, max_context_tokens=model.max_context_tokens)
+    read = read_services(files, skip=config.server.service_skip, max_context_tokens=model.max_context_tokens)
     return OtherServices(read, PromptForm(model.template))
 
 

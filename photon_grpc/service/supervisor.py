@@ -38,12 +38,12 @@ from photon_grpc.config.service_files import read_service_files
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.endpoints.listen import (
+    ServiceListeners,
     UnixPath,
     admin_address,
     check_admin,
     check_distinct,
     plan_service,
-    unplanned_service,
 )
 from photon_grpc.service.endpoints.service_metrics import NoMetrics, ServiceMetrics, ServiceState, answer
 from photon_grpc.service.logs.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
@@ -103,7 +103,7 @@ class Supervisor:
         self._services = read_service_files(config.server.service, config.server.proto_path)
         self._stderr = stderr
         self._frontend_module = frontend
-        self._listeners = unplanned_service(config.server)
+        self._listeners = ServiceListeners()
         #: Memory that each engine passes on to the next.
         self._flight = FlightRecord()
         self._engine = ManagedProcess(

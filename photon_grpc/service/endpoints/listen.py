@@ -20,12 +20,12 @@ from photon_grpc.errors import ConfigError
 from photon_grpc.server.addresses import check, check_apart
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Listeners:
     """The addresses that each front end binds."""
 
-    addresses: tuple[str, ...]
-    reuse_port: bool
+    addresses: tuple[str, ...] = ()
+    reuse_port: bool = False
     #: Bound, never listening: they keep the port numbers reserved while a front end is restarted.
     reserved: tuple[socket.socket, ...] = ()
 
@@ -43,17 +43,12 @@ class Listeners:
 class ServiceListeners:
     """The addresses of all front ends."""
 
-    grpc: Listeners
-    http: Listeners
+    grpc: Listeners = Listeners()
+    http: Listeners = Listeners()
 
     def close(self) -> None:
         self.grpc.close()
         self.http.close()
-
-
-def unplanned_service(server: ServerConfig) -> ServiceListeners:
-    """Return the addresses of the settings, of which none was tried."""
-    return ServiceListeners(Listeners(server.listen, reuse_port=False), Listeners(server.http_listen, reuse_port=False))
 
 
 def plan_service(server: ServerConfig) -> ServiceListeners:
@@ -155,15 +150,10 @@ def _is_ours(path: Path) -> bool:
 
 
 def _socket_directory() -> str:
-    return os.environ.get("XDG_RUNTIME_DIR") or _temporary()
-
-
-def _temporary() -> str:
-    """Return the directory for temporary files; if none is writable, binding the socket fails with a warning."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError:
-        return "/tmp"
+    """Return a directory of this user, or that for temporary files; if none is writable, binding fails there."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return "/tmp"
 
 
 @dataclass(frozen=True, slots=True)

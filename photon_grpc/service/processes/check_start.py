@@ -150,10 +150,8 @@ def check_model(config: ServeConfig) -> list[str]:
     until_s = time.monotonic() + READING_TIME_S
     unread = sum(weights.check_values(decoder, model_config, until_s) for decoder in decoders)
     unread += check_drafter(config, model_config, sizes, decoders[0], until_s)
-    said = (
-        f"{unread / 1e9:.1f} GB of weights were not searched for NaN within {READING_TIME_S:.0f} s; loading does that"
-    )
-    return [said] if unread else []
+    within = f"were not searched for NaN within {READING_TIME_S:.0f} s; loading does that"
+    return [f"{unread / 1e9:.1f} GB of weights {within}"] if unread else []
 
 
 def main() -> None:

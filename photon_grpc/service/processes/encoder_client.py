@@ -9,29 +9,15 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TypeVar
 
 from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.bridge.control import Begin, Link
 from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import EngineRestarting
+from photon_grpc.frontend import encoder_jobs as jobs
 from photon_grpc.frontend.encoder import WAITING, AnyInput, ThreadEncoder
-from photon_grpc.frontend.encoder_jobs import (
-    ANSWER,
-    Answer,
-    DecodeIds,
-    EncodeChat,
-    EncodeText,
-    Grammar,
-    Ids,
-    Job,
-    Refusal,
-    Text,
-    TryConstraint,
-    excess,
-    packed,
-    unpacked,
-)
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.input.chat_json import json_fields, texts_of
 from photon_grpc.frontend.input.size import are_few, is_small
@@ -40,6 +26,8 @@ from photon_grpc.service.processes.encoder import SMALL_JOB_BYTES, max_memory_by
 from photon_grpc.service.processes.managed_process import ManagedProcess
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A", jobs.Ids, jobs.Text, jobs.Grammar)
 
 _MODULE = "photon_grpc.service.processes.encoder"
 _MAX_JOBS = 256
@@ -50,7 +38,7 @@ _MAX_ANSWER_BYTES = 2**28
 #: Far above the time that a job's processor time takes beside others: a process silent for longer is stopped or hangs.
 _MAX_SILENCE_S = 60.0
 #: A job without work, which a live process answers.
-_NOTHING = DecodeIds(b"", False)
+_NOTHING = jobs.DecodeIds(b"", False)
 
 
 class EncoderProcess:
@@ -92,30 +80,25 @@ class EncoderProcess:
     async def encode(self, input: AnyInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
         if isinstance(input, IdsInput) or is_small(input):
             return await self._threads.encode(input, max_tokens, caller)
-        job = EncodeText(input, max_tokens) if isinstance(input, TextInput) else EncodeChat(input, max_tokens)
-        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))), caller)
-        if not isinstance(answer, Ids):
-            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
-        return unpacked(answer.token_ids)
+        job = jobs.EncodeText(input, max_tokens) if isinstance(input, TextInput) else jobs.EncodeChat(input, max_tokens)
+        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))), caller, jobs.Ids)
+        return jobs.unpacked(answer.token_ids)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         if are_few(token_ids):
             return await self._threads.decode(token_ids, skip_special_tokens, caller)
-        job = DecodeIds(packed(token_ids), skip_special_tokens)
-        answer = await self._perform(job, len(job.token_ids), caller)
-        if not isinstance(answer, Text):
-            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
-        return answer.text
+        job = jobs.DecodeIds(jobs.packed(token_ids), skip_special_tokens)
+        return (await self._perform(job, len(job.token_ids), caller, jobs.Text)).text
 
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         num_bytes = sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
-        answer = await self._perform(TryConstraint(constraint), num_bytes, caller)
-        if not isinstance(answer, Grammar):
-            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
-        return answer.constraint
+        return (await self._perform(jobs.TryConstraint(constraint), num_bytes, caller, jobs.Grammar)).constraint
 
-    async def _perform(self, job: Job, num_bytes: int, caller: str) -> Answer:
-        """Have the process do the job; cancellation ends the work. Raise PhotonError."""
+    async def _perform(self, job: jobs.Job, num_bytes: int, caller: str, kind: type[A]) -> A:
+        """Have the process do the job; return its answer, of this kind. Cancellation ends the work. Raise PhotonError.
+
+        `num_bytes` are those of the job in memory.
+        """
         async with self._turns.turn(caller, num_bytes):
             await self._is_up.wait()
             child = self.child
@@ -131,12 +114,14 @@ class EncoderProcess:
                 raise _restarting() from None
             if answer is None:
                 limit = max_memory_bytes(num_sent) >> 20
-                others = ", nests too deeply or breaks the compiler" if isinstance(job, TryConstraint) else ""
-                raise excess(job, f"takes more than {limit} MiB{others}", limit)
-        if isinstance(answer, Refusal):
+                others = ", nests too deeply or breaks the compiler" if isinstance(job, jobs.TryConstraint) else ""
+                raise jobs.excess(job, f"takes more than {limit} MiB{others}", limit)
+        if isinstance(answer, jobs.Refusal):
             if answer.frames:
                 log.error("encoding failed, %s", answer.frames)
             raise answer.fault.error()
+        if not isinstance(answer, kind):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return answer
 
     @property
@@ -149,7 +134,7 @@ class EncoderProcess:
             self._is_up.set()
 
 
-async def _request(child: Child, job: Job) -> tuple[Answer | None, int]:
+async def _request(child: Child, job: jobs.Job) -> tuple[jobs.Answer | None, int]:
     """Send the job over a new socket; return the answer, None if the socket closed without one, and the bytes sent."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
@@ -159,7 +144,7 @@ async def _request(child: Child, job: Job) -> tuple[Answer | None, int]:
             child.send(Link(), theirs)
         frame = encode(job)
         num_sent = len(frame)
-        reader = FrameReader(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
+        reader = FrameReader(jobs.ANSWER, max_bytes=_MAX_ANSWER_BYTES)
         with contextlib.suppress(ConnectionError):
             await loop.sock_sendall(ours, frame)
             del frame  # megabytes, perhaps

@@ -12,13 +12,14 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import MAX_STEP_BYTES
 from photon_grpc.bridge.control import Begin, Bound, ControlChannel, ControlMessage, Drained, DrainWanted, Serving
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
-from photon_grpc.compose.http_api import HttpBackend, http_api
+from photon_grpc.compose.http_api import HttpApi, ServedParts, http_api
 from photon_grpc.compose.observation import observation
 from photon_grpc.compose.other_services import other_services
 from photon_grpc.compose.served_model import read_served_model
@@ -72,64 +73,89 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """The servers of a front end, and where they listen."""
+
+    grpc: Server
+    http: HttpApi
+    admin: AdminListener
+    bound: Bound
+
+    async def drain(self, timeout_s: float) -> int:
+        """End all but AdminService: running requests have `timeout_s`. Return the number of those cut off."""
+        self.http.draining()
+        num_left = await self.grpc.drain_and_stop(timeout_s)
+        await self.http.stop(_HTTP_CLOSING_S)
+        return num_left
+
+
 async def _serve(context: ChildContext) -> None:
-    control, begin = context.control, context.begin
-    config = begin.config
-    link = BridgeClient(max_frame_bytes=MAX_STEP_BYTES)
-    model = read_served_model(config)
+    control = context.control
+    link, pages = BridgeClient(max_frame_bytes=MAX_STEP_BYTES), SupervisorPages(control)
     async with contextlib.AsyncExitStack() as stack:
-        num_threads = min(os.cpu_count() or 1, _MAX_POOL_THREADS)
-        pool = stack.enter_context(ThreadPoolExecutor(num_threads, "frontend"))
-        threads = ThreadEncoder(model, pool, max_at_once=2 * num_threads)
-        encoder = await stack.enter_async_context(EncoderProcess(threads, begin).running())
-        others = other_services(begin.services, config, model)
-        if begin.index == 0:
-            for warning in others.services.warnings:
-                log.warning("--service: %s", warning)
-        allowed = await stack.enter_async_context(access(config.server, others.services.names))
-        observed = observation(config.server)
-        replica_id = config.server.replica_id or _own_id()
-        traced = stack.enter_context(tracing(config.server, replica_id))
-        rules = observed.rules(replica_id, allowed.keys)
-        frontend = Frontend(
-            link=link,
-            model=model,
-            encoder=encoder,
-            seed=_own_seed(config.model.seed, begin.index),
-            quotas=allowed.quotas,
-            observers=Observers((*observed.observers, *traced)),
-        )
-        frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
-        server = Server(frontend, config=config.server, rules=rules, certificates=allowed.certificates, services=others)
-        addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
-        # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
-        stack.push_async_callback(server.drain_and_stop, 0.0)
-        pages = SupervisorPages(control)
-        http_server = http_api(begin.http, HttpBackend(frontend, config.server, allowed, observed, replica_id, pages))
-        http = await http_server.start(begin.http, reuse_port=begin.reuse_port)
-        stack.push_async_callback(http_server.stop, 0.0)
-        admin = AdminListener(
-            frontend,
-            drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
-            rules=rules,
-            certificates=allowed.certificates,
-        )
-        admin_address = await _listen_for_operators(admin, begin)
+        parts = await _parts(context.begin, link, pages, stack)
+        parts.frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
+        servers = await _listen(context, parts, stack)
         _keep_beating(context.heartbeat)
-        _report(control, Bound(addresses, frontend.model("").name, admin_address, http))
+        _report(control, servers.bound)
         gc.freeze()
-        report = counts_report(control, frontend, observed.counts)
+        report = counts_report(control, parts.frontend, parts.observed.counts)
         reporting = asyncio.create_task(report.keep())
         commands = SupervisorCommands(context, link, report, pages)
-        timeout_s = await commands.until_drain()
-        http_server.draining()
-        num_left = await server.drain_and_stop(timeout_s)
-        await http_server.stop(_HTTP_CLOSING_S)
+        num_left = await servers.drain(await commands.until_drain())
         _report(control, Drained(num_left))
-        await admin.stop(await commands.until_stop(num_left))
+        await servers.admin.stop(await commands.until_stop(num_left))
         reporting.cancel()
         report.send()
         link.close()
+
+
+async def _parts(
+    begin: Begin, link: BridgeClient, pages: SupervisorPages, stack: contextlib.AsyncExitStack
+) -> ServedParts:
+    """Return what answers calls; `stack` ends it. Raise ConfigError."""
+    config, model = begin.config, read_served_model(begin.config)
+    num_threads = min(os.cpu_count() or 1, _MAX_POOL_THREADS)
+    pool = stack.enter_context(ThreadPoolExecutor(num_threads, "frontend"))
+    threads = ThreadEncoder(model, pool, max_at_once=2 * num_threads)
+    encoder = await stack.enter_async_context(EncoderProcess(threads, begin).running())
+    services = other_services(begin.services, config, model)
+    for warning in services.services.warnings if begin.index == 0 else ():
+        log.warning("--service: %s", warning)
+    allowed = await stack.enter_async_context(access(config.server, services.services.names))
+    observed = observation(config.server)
+    replica_id = config.server.replica_id or _own_id()
+    traced = stack.enter_context(tracing(config.server, replica_id))
+    frontend = Frontend(
+        link=link,
+        model=model,
+        encoder=encoder,
+        seed=_own_seed(config.model.seed, begin.index),
+        quotas=allowed.quotas,
+        observers=Observers((*observed.observers, *traced)),
+    )
+    return ServedParts(frontend, config.server, allowed, observed, replica_id, pages, services)
+
+
+async def _listen(context: ChildContext, parts: ServedParts, stack: contextlib.AsyncExitStack) -> _Servers:
+    """Start the servers; `stack` stops those of callers. Raise ConfigError."""
+    begin, frontend, certificates = context.begin, parts.frontend, parts.allowed.certificates
+    rules = parts.observed.rules(parts.replica_id, parts.allowed.keys)
+    server = Server(frontend, config=parts.config, rules=rules, certificates=certificates, services=parts.services)
+    addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
+    # gRPC prints a traceback if a listening server is dropped; draining it a second time does nothing.
+    stack.push_async_callback(server.drain_and_stop, 0.0)
+    http = http_api(begin.http, parts)
+    http_addresses = await http.start(begin.http, reuse_port=begin.reuse_port)
+    stack.push_async_callback(http.stop, 0.0)
+
+    def drain(timeout_s: float | None) -> None:
+        _report(context.control, DrainWanted(timeout_s))
+
+    admin = AdminListener(frontend, drain=drain, rules=rules, certificates=certificates)
+    admin_address = await _listen_for_operators(admin, begin)
+    return _Servers(server, http, admin, Bound(addresses, frontend.model("").name, admin_address, http_addresses))
 
 
 async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
