@@ -1,9 +1,9 @@
-"""Public shapes, as Hugging Face's config.json has them, and the slices of them that several GPUs get.
+"""Public shapes, as in Hugging Face's config.json, and the parts of them that each of several GPUs gets.
 
-The one list: whatever takes a shape by name takes any of these. Of HELD_OUT nothing was tuned: no product of theirs is
-in the sweep that the constants of `kernels/linear/cost.py` are fitted to, but for those that another shape has as well.
-Those are all four of qwen2.5-14b at 32 rows (in qwen2.5-32b and qwen2.5-32b/2), so that it is no test of the model; the
-15 others are a third of the shapes.
+This is the only list; options that take the name of a shape take any of these. Nothing was tuned on HELD_OUT: its
+products are not in the sweep that the constants of `kernels/linear/cost.py` were fitted to, unless another shape has
+the same product. All four of qwen2.5-14b at 32 rows are such (qwen2.5-32b and qwen2.5-32b/2 have them), so it does not
+test the model; the other 15 are a third of the shapes.
 """
 
 from __future__ import annotations
