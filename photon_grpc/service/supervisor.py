@@ -60,8 +60,9 @@ _FRONTEND_GRACE_S = 5.0
 _ENGINE_GRACE_S = 5.0
 #: Time for reading the last messages of an engine that has ended.
 _LAST_MESSAGES_S = 1.0
-#: Signals within this time count as one, which the terminal and the parent process both sent.
-_ONE_SIGNAL_S = 0.5
+#: Signals within this time count as one, which the terminal and the parent process both sent. Shorter than most presses
+#: of a key.
+_ONE_SIGNAL_S = 0.25
 
 
 def serve(config: ServeConfig) -> int:
