@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from tests.kernels.packed import KINDS, packed_weight
 from tests.kernels.test_compile import Compiled, check, compiled, kept_report
 from tests.kernels.test_compile_fused import EPILOGUES, OPERANDS, compiled_gluon, projection
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 #: An end, N, K, the distance of pairs: one slice, pairs, slices that begin within a group.
 SHAPES = [("plain", 6144, 4096, 0), ("swiglu", 28672, 4096, 14336), ("add", 1536, 8960, 0)]
@@ -35,12 +38,26 @@ def considered(end: str, n: int, k: int, span: int, rows: int, kind: WeightKind)
 
 def built_well(end: str, tile: Tile, product: Product) -> None:
     built = projection(end, tile, product.problem(product.span))
-    # An address or two may go to the stack.
-    check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=32)
+    # An address or two may go to the stack, and behind the last step part of 128 sums a thread, to which others are
+    # added: still the fastest tile of some products.
+    of_end = tile.BN * product.rows == 128 * 32 * tile.KW and product.slices > 1
+    check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=352 if of_end else 32)
+    if built.spilled_bytes > 32:
+        assert not re.search(r"\b(STL|LDL)\b", machine_code(built.ptx).rsplit("HGMMA", 1)[0])
     before_wait = built.ptx.split("griddepcontrol.wait", 1)[0]
     # Packed bytes, and what stands beside them, are on their way before the wait, 16 bytes at a time.
     assert len(re.findall(r"cp\.async\.c[ga]\S*", before_wait)) >= 2
     assert set(re.findall(r"cp\.async\.c[ga]\.\S+ \[[^]]*\], \[[^]]*\], (\w+)", built.ptx)) == {"0x10"}
+
+
+def machine_code(ptx: str) -> str:
+    """Return what ptxas makes of it, as text."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    with TemporaryDirectory() as directory:
+        command = [tools / "ptxas", "--gpu-name", "sm_90a", "-", "-o", f"{directory}/kernel"]
+        subprocess.run(command, input=ptx, text=True, check=True)
+        command = [tools / "cuobjdump", "-sass", f"{directory}/kernel"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("rows", "kind"), list(zip(tiles.BUCKETS, [*SAMPLE, SAMPLE[1]], strict=True)), ids=str)
