@@ -12,6 +12,7 @@ import msgspec
 from photon_grpc.config.eagle3 import Eagle3Config, is_eagle3, read_eagle3_dir, states_before
 from photon_grpc.config.flags import ModelFlags, ServeConfig, SpeculationConfig
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig, read_model_dir
+from photon_grpc.config.resolve import GRAMMAR, NGRAM
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.config.weight_bytes import format_of, linear_bytes
 from photon_grpc.core.batch import DRAFT_COUNTS
@@ -29,7 +30,6 @@ from photon_grpc.runner.draft_model import ModelSpeculation
 from photon_grpc.runner.drafting import NO_SPECULATION, GivenSpeculation, NgramSpeculation, Speculation
 from photon_grpc.runner.eagle3 import Eagle3Speculation
 
-NGRAM, GRAMMAR = "ngram", "grammar"
 _FIELD = "speculative_model"
 _DEFAULT_COUNT = 3
 #: Until it is measured: seconds to launch a pass of a drafter, and a head's part of the bytes of a step.
@@ -41,7 +41,6 @@ def check(config: SpeculationConfig, served: ModelConfig, sizes: Sizes, num_stag
 
     `num_stages`: those of the served model.
     """
-    _check_count(config)
     name = config.speculative_model
     if name in ("", NGRAM, GRAMMAR):
         return
@@ -100,21 +99,6 @@ def _about(directory: str) -> Iterator[None]:
 def _of_a_drafter(flags: ModelFlags) -> ModelFlags:
     """Return the flags with which a draft model is loaded: in the format of its own checkpoint."""
     return replace(flags, quantization="auto", quantization_head="none", quantization_embedding="none")
-
-
-def _check_count(config: SpeculationConfig) -> None:
-    count = config.num_speculative_tokens
-    if count is None:
-        return
-    if not config.speculative_model:
-        raise ConfigError("--num-speculative-tokens needs --speculative-model", field="num_speculative_tokens")
-    if count not in DRAFT_COUNTS:
-        allowed = ", ".join(map(str, DRAFT_COUNTS))
-        raise ConfigError(
-            f"--num-speculative-tokens must be one of {allowed}, got {count}",
-            field="num_speculative_tokens",
-            needed=count,
-        )
 
 
 def num_drafts(config: SpeculationConfig) -> int:

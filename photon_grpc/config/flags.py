@@ -231,14 +231,14 @@ class SpeculationConfig:
     )
     num_speculative_tokens: int | None = flag(
         None,
-        "Most draft tokens per sequence and step: 1, 3, 5 or 7. Unset: 3.",
+        "Most draft tokens per sequence and step, of a --speculative-model. Unset: 3.",
         metavar="N",
-        bounds=NumberRange(at_least=1, at_most=7),
+        choices=("1", "3", "5", "7"),
     )
     speculation_control: str = flag(
         "auto",
         "auto: measured acceptance and step times choose how many tokens are drafted, none where it does not pay. "
-        "fixed: always --num-speculative-tokens.",
+        "fixed: as many as --num-speculative-tokens and the number of sequences allow.",
         choices=("auto", "fixed"),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
+from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig, SpeculationConfig
 from photon_grpc.config.formats import WANTED, foreign_weights
 from photon_grpc.config.http_callers import check_http_callers
 from photon_grpc.config.label_key import LABEL_KEY, LABEL_KEY_RULE, MAX_LABELS
@@ -30,6 +30,9 @@ CLIENT_VARIABLES = (
     "PHOTON_CLIENT_TLS_CERT",
     "PHOTON_CLIENT_TLS_KEY",
 )
+
+#: The values of --speculative-model that are no directory.
+DRAFTERS = NGRAM, GRAMMAR = "ngram", "grammar"
 
 _PREFIX = "PHOTON_"
 _MAX_ID_CHARS = 128
@@ -101,6 +104,7 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
     check_http_callers(config.server, origins)
     _check_metrics_labels(config.server, origins["metrics_label"])
     _check_distinct(config.server)
+    _check_speculation(config.speculation, origins)
     try:
         if any_directory and model_path(config.model.model).is_dir():
             return
@@ -216,6 +220,20 @@ def _check_connection_age(server: ServerConfig) -> None:
     if server.max_connection_age_grace is not None and server.max_connection_age is None:
         flag = "--max-connection-age-grace"
         raise ConfigError(f"{flag}: has no effect without --max-connection-age; set both", field=flag)
+
+
+def _check_speculation(speculation: SpeculationConfig, origins: Mapping[str, str]) -> None:
+    name = speculation.speculative_model
+    alone = {
+        "num_speculative_tokens": speculation.num_speculative_tokens is not None,
+        "speculation_control": speculation.speculation_control == "fixed",
+    }
+    for each, is_given in alone.items():
+        if is_given and not name:
+            raise ConfigError(f"{origins[each]}: has no effect without --speculative-model; set both", field=each)
+    if name not in ("", *DRAFTERS) and not (Path(name) / "config.json").is_file():
+        problem = f"{name} is none of {', '.join(DRAFTERS)}, and no directory with a config.json"
+        raise ConfigError(f"{origins['speculative_model']}: {problem}", field="speculative_model")
 
 
 def _check_http_address(address: str, source: str) -> None:

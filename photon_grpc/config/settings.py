@@ -88,9 +88,9 @@ class Setting:
         return converted
 
     def _is_allowed(self, value: Any) -> bool:
-        if self.kind in (int, float):
-            return value in self.bounds
-        return not self.choices or value in self.choices
+        if self.choices:
+            return str(value) in self.choices
+        return self.kind not in (int, float) or value in self.bounds
 
 
 @cache

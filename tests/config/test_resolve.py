@@ -35,6 +35,8 @@ def another(setting: Setting) -> str:
         return "https://collector:4317"
     if setting.name == "model":
         return "organisation/name"
+    if setting.name == "speculative_model":
+        return "grammar"
     if setting.choices:
         default = setting.default if setting.many else (setting.default,)
         return next(choice for choice in setting.choices if choice not in default)
@@ -112,11 +114,30 @@ def test_a_web_page_is_named_as_its_browser_does(origin: str, why: str) -> None:
         resolve({"http_listen": "h:1", "http_allowed_origin": [origin]}, {})
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"num_speculative_tokens": "3"}, "--num-speculative-tokens: has no effect without --speculative-model"),
+        ({"speculation_control": "fixed"}, "--speculation-control: has no effect without --speculative-model"),
+        ({"speculative_model": "nope"}, "--speculative-model: nope is none of ngram, grammar, and no directory"),
+        *(
+            ({"speculative_model": "ngram", "num_speculative_tokens": wrong}, f"one of 1, 3, 5, 7; got '{wrong}'")
+            for wrong in ("0", "2", "8", "three")
+        ),
+    ],
+)
+def test_settings_that_cannot_draft_are_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        resolve(given, {})
+
+
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    # Neither goes without the other, nor a grace without an age, a label without metrics, a host without a server.
+    # Neither goes without the other, nor a grace without an age, a label without metrics, a host without a server, a
+    # number of drafts without a drafter.
     beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key", "PHOTON_MAX_CONNECTION_AGE": "9"}
     beside |= {"PHOTON_METRICS_LISTEN": "127.0.0.1:9", "PHOTON_HTTP_LISTEN": "127.0.0.1:8"}
+    beside |= {"PHOTON_SPECULATIVE_MODEL": "ngram"}
     by_variable = resolve({}, beside | {setting.variable: another(setting)})
     by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, beside)
     assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default
