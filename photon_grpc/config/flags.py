@@ -342,7 +342,7 @@ class ServerConfig:
     )
     proto_path: tuple[str, ...] = flag(
         (),
-        "Directory in which .proto files of --service look for their imports; repeatable. Unset: the file's own.",
+        "Directory in which .proto files of --service look for their imports, before their own; repeatable.",
         many=True,
         metavar="DIR",
     )

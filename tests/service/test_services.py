@@ -205,7 +205,7 @@ def test_a_set_that_cannot_be_served_ends_the_start_by_its_name(directory: Path,
 
 
 def test_a_proto_file_is_compiled_with_its_comments(directory: Path) -> None:
-    paths = (directory, ROOT / "clients" / "triage", ROOT / "protos")
+    paths = (ROOT / "clients" / "triage", ROOT / "protos")
     includes = [word for each in paths for word in ("--proto-path", str(each))]
     command = [*WITH_MODEL, "service", "explain", f"{directory / 'brief.proto'}:acme.v1.Brief.Cut", *includes]
     assert "too few tokens" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
