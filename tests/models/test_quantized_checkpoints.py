@@ -438,7 +438,8 @@ def test_weights_that_are_not_read_in_time_are_said_to_be_left(
     written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(written("fp8")[0], tmp_path / "copy"))
-    config, notes = resolve({"model": str(path), "device": "cpu"}, {}).config, list[str]()
+    given = {"model": str(path), "device": "cpu", "listen": ("127.0.0.1:0",)}
+    config, notes = resolve(given, {}).config, list[str]()
     assert check_start.reasons(config, notes) == [] == notes
     monkeypatch.setattr(check_start, "READING_TIME_S", -1.0)
     assert check_start.reasons(config, notes) == []
