@@ -76,7 +76,7 @@ def menu(product: Product) -> list[Tile | None]:
         found.append(Tile("gemv", bn, bk, warps * slices, min(16, in_flight // (2 * slices * bk * (bn + rows)))))
     for bn, bk, warps, steps in combinations((64, 128), (64, 128), (4, 8), range(4, 13)):
         found.append(Tile("wgmma", bn, bk, warps, steps))
-    holds = cost.ENDS[product.end].holds
+    holds = cost.EPILOGUES[product.epilogue].holds
     fitting = [
         tile
         for tile in dict.fromkeys(found)

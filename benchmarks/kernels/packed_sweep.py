@@ -149,7 +149,7 @@ def main() -> None:
     wanted = [
         (replace(projection, slices=arguments.slices or _num_slices(projection, KINDS[name])), rows, name)
         for projection in dict.fromkeys(
-            p for name in arguments.shape for p in projections(SHAPES[name]) if p.end != "head"
+            p for name in arguments.shape for p in projections(SHAPES[name]) if p.epilogue != "head"
         )
         for rows in arguments.rows
         for name in arguments.kind

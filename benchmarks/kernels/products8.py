@@ -55,7 +55,7 @@ class Case:
         self.sums = torch.empty(max(rows, 256), n // squares.GROUP, device=device)[:rows]
         self.y = torch.empty(rows, n // 2, device=device, dtype=dtype)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
-        self.heads = self._heads(device) if projection.end in ("rotary", "normed") else None
+        self.heads = self._heads(device) if projection.epilogue in ("rotary", "normed") else None
 
     def _weight(self, n: int, k: int, device: torch.device) -> Weight8:
         kind = torch.int8 if self.kind.is_int else torch.float8_e4m3fn
@@ -70,14 +70,14 @@ class Case:
         cos, sin = torch.randn(2, 512, dim // 2, device=device)
         slots = torch.arange(self.rows, device=device) * BLOCK_SIZE + BLOCK_SIZE
         weights = torch.rand(2, dim, device=device).to(self.x.dtype) + 0.5
-        norms = (weights[0], weights[1]) if self.p.end == "normed" else None
+        norms = (weights[0], weights[1]) if self.p.epilogue == "normed" else None
         return HeadOutput(q, cache, 0, Rotation(cos, sin, slots % 512, slots), norms)
 
     def launch(self, way: Way, w: Weight8) -> None:
         linear, of_x = Linear8(w), ResidualStream(self.x, self.partial)
         if self.heads is not None:
             fused8.qkv_launch(of_x, linear, EPS, self.heads, way, self.counters)
-        elif self.p.end == "swiglu":
+        elif self.p.epilogue == "swiglu":
             fused8.swiglu_launch(of_x, linear, Gate(EPS), self.y, way, self.counters)
         else:
             fused8.add_launch(ResidualStream(self.residual, self.sums), self.x, linear, way, self.counters)
@@ -90,7 +90,7 @@ class Case:
         """Multiply many rows, with the end."""
         if self.heads is not None:
             fused8.qkv_apart(self.x, Linear8(w), EPS, self.heads)
-        elif self.p.end == "swiglu":
+        elif self.p.epilogue == "swiglu":
             fused8.swiglu_apart(self.x, Linear8(w), EPS, self.y)
         else:
             fused8.add_apart(self.residual, self.x, Linear8(w))
@@ -99,7 +99,7 @@ class Case:
         """Return what the end writes."""
         if self.heads is not None:
             return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten()))
-        return (self.y if self.p.end == "swiglu" else self.residual).clone()
+        return (self.y if self.p.epilogue == "swiglu" else self.residual).clone()
 
     def sixteen(self, w: torch.Tensor) -> None:
         """Multiply 16 bits by the tile that is chosen for them, or by the library."""
@@ -107,10 +107,10 @@ class Case:
         bucket = tiles8.bucket(self.rows)
         tile = cost.choose(self.p.product(bucket)) if bucket and bucket <= 128 else None
         if tile is None:
-            multiply(self, self.p.end, DenseOperands(w, None, num_slices(self.p.n, self.p.k)))
+            multiply(self, self.p.epilogue, DenseOperands(w, None, num_slices(self.p.n, self.p.k)))
         elif self.heads is not None:
             fused_linear.qkv_launch(of_x, linear, EPS, self.heads, tile, self.counters)
-        elif self.p.end == "swiglu":
+        elif self.p.epilogue == "swiglu":
             fused_linear.swiglu_launch(of_x, linear, Gate(EPS), self.y, tile, self.counters)
         else:
             stream = ResidualStream(self.residual, self.sums)

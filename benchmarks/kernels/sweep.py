@@ -55,8 +55,8 @@ class Projection:
     n: int
     k: int
     span: int
-    #: In ENDS of the cost model.
-    end: str
+    #: A key of EPILOGUES in the cost model.
+    epilogue: str
     #: Of queries, of keys.
     heads: tuple[int, int] = field(default=(1, 1), compare=False)
     #: Slices of K; 0: as serving cuts it.
@@ -67,7 +67,7 @@ class Projection:
         return self.slices or num_slices(self.n, self.k)
 
     def product(self, rows: int) -> cost.Product:
-        return cost.Product(self.n, self.k, rows, self.span, self.end, self.num_slices)
+        return cost.Product(self.n, self.k, rows, self.span, self.epilogue, self.num_slices)
 
 
 def projections(shape: Config) -> Iterator[Projection]:
@@ -102,7 +102,7 @@ class Chain:
         self.stream = ResidualStream(self.x, squares.reference(self.x))
         self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
-        self.heads = self._heads(device) if p.end in ("rotary", "normed") else None
+        self.heads = self._heads(device) if p.epilogue in ("rotary", "normed") else None
         number, greedy = torch.arange(rows, device=device), torch.zeros(rows, device=device)
         self.metadata = sample.SamplingMetadata(number, number, greedy, number, number, number)
 
@@ -114,11 +114,11 @@ class Chain:
         slots = torch.arange(self.rows, device=device) * BLOCK_SIZE + BLOCK_SIZE
         positions = torch.randint(0, 512, (self.rows,), device=device)
         weights = torch.rand(2, dim, device=device).to(self.x.dtype) + 0.5
-        norms = (weights[0], weights[1]) if self.projection.end == "normed" else None
+        norms = (weights[0], weights[1]) if self.projection.epilogue == "normed" else None
         return HeadOutput(q, cache, 0, Rotation(cos, sin, positions, slots), norms)
 
     def launch(self, w: torch.Tensor | QuantizedWeight, tile: Tile) -> None:
-        linear, end = Affine(w, slices=self.slices), self.projection.end
+        linear, end = Affine(w, slices=self.slices), self.projection.epilogue
         if end == "head":
             head.sample_launch(self.x, linear, self.metadata, tile)
         elif self.heads is not None:
@@ -130,7 +130,7 @@ class Chain:
 
     def library(self, w: torch.Tensor) -> None:
         """Multiply as `library` of the epilogues in `layers/epilogues.py` does."""
-        end = self.projection.end
+        end = self.projection.epilogue
         several = self.slices > 1
         if end == "head":
             sample.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
@@ -145,7 +145,7 @@ class Chain:
             self.residual.addmm_(self.x, w.t())
 
     def reference(self) -> torch.Tensor:
-        linear, end = Affine(self.weights[0]), self.projection.end
+        linear, end = Affine(self.weights[0]), self.projection.epilogue
         self._clear()
         if self.heads is not None:
             fused_linear.qkv_reference(self.x, linear, EPS, self.heads)
@@ -157,7 +157,7 @@ class Chain:
 
     def error(self, tile: Tile, expected: torch.Tensor) -> float:
         """Return the relative error of one call."""
-        if self.projection.end == "head":
+        if self.projection.epilogue == "head":
             logits = head.logits_launch(self.x, Affine(self.weights[0]), tile)
             expected = head.logits_reference(self.x, Affine(self.weights[0]))
             return float((logits - expected).norm() / expected.norm())
@@ -179,7 +179,7 @@ class Chain:
         """Return what the end writes, one after the other."""
         if self.heads is not None:
             return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten())).float()
-        return (self.y if self.projection.end == "swiglu" else self.residual).float()
+        return (self.y if self.projection.epilogue == "swiglu" else self.residual).float()
 
 
 class Ended(Protocol):

@@ -39,7 +39,7 @@ from photon_grpc.layers.operands import DenseOperands, PackedOperands
 def by(chain: Chain, tile: WideTile | None, w: QuantizedWeight) -> None:
     """Multiply by a tile, or by the library from the dequantized weight."""
     with patch.object(wide, "choose", lambda *_: tile), patch.object(wide, "compiled_once", lambda *_, **__: None):
-        multiply(chain, chain.projection.end, PackedOperands(w, None, chain.slices))
+        multiply(chain, chain.projection.epilogue, PackedOperands(w, None, chain.slices))
 
 
 def what_is_wrong(projection: Projection, name: str, tile: WideTile) -> str:
@@ -69,7 +69,7 @@ def timed(projection: Projection, rows: int, name: str, right: list[WideTile], d
 
     def of_16_bits() -> float:
         operands = [DenseOperands(w, None, plain.num_slices) for w in dense.weights]
-        return measure_us([partial(multiply, dense, projection.end, one) for one in operands], device, repeats=7)
+        return measure_us([partial(multiply, dense, projection.epilogue, one) for one in operands], device, repeats=7)
 
     for w in chain.packed:
         by(chain, right[0], w)

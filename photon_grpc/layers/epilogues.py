@@ -13,7 +13,7 @@
 
 `tiled` is a kernel of ours that does all of it. `library` is the matrix library, which reads the residual stream before
 its norm and adds to it, followed by a kernel that applies the norm. Both give the same bits: K is cut as the weight's
-format says, sums are rounded in the same places. `ENDS` in `kernels/linear/cost.py` has their costs.
+format says, sums are rounded in the same places. `EPILOGUES` in `kernels/linear/cost.py` has their costs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Epilogue(Protocol):
 
     @property
     def cost(self) -> str:
-        """The name in ENDS of the cost model."""
+        """The key in EPILOGUES of the cost model."""
 
     @property
     def span(self) -> int:

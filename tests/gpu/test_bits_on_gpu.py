@@ -127,7 +127,7 @@ def assert_same_bits(found: torch.Tensor, expected: torch.Tensor, told: object) 
 def test_the_library_adds_as_it_does_for_one_row_count(product: Projection) -> None:
     x, linear, sums, _ = operands(product)
     for rows in LIBRARY_ROWS:
-        if product.end == "head" and rows > 512:
+        if product.epilogue == "head" and rows > 512:
             break
         few = min(rows, len(sums))
         assert_same_bits(library_sums(x[:rows], linear)[:few], sums[:few], f"mm in float32, {rows} rows")
@@ -203,7 +203,7 @@ def ends(product: Projection) -> End | None:
             Rotary(product.span, EPS, out.norms).library(layer, work, out.cache, 0)
         return torch.cat((out.q.flatten(), out.cache.flatten())).view(torch.int16).float()
 
-    return {"add": add, "swiglu": swiglu, "rotary": heads, "normed": heads}.get(product.end)
+    return {"add": add, "swiglu": swiglu, "rotary": heads, "normed": heads}.get(product.epilogue)
 
 
 def head_output(product: Projection, rows: int) -> HeadOutput:
@@ -216,12 +216,12 @@ def head_output(product: Projection, rows: int) -> HeadOutput:
     cache = torch.zeros((rows + 1, 1, 2, kv, BLOCK_SIZE, dim), dtype=torch.bfloat16, device="cuda")
     norms = torch.rand((2, dim), generator=generator, device="cuda").bfloat16()
     q = torch.empty((rows, queries * dim), dtype=torch.bfloat16, device="cuda")
-    return HeadOutput(q, cache, 0, rotation, (norms[0], norms[1]) if product.end == "normed" else None)
+    return HeadOutput(q, cache, 0, rotation, (norms[0], norms[1]) if product.epilogue == "normed" else None)
 
 
 def parts_of(result: torch.Tensor, product: Projection, rows: int, count: int) -> torch.Tensor:
     """Return what the first `count` of the rows have got."""
-    if product.end not in ("rotary", "normed"):
+    if product.epilogue not in ("rotary", "normed"):
         return result[:count]
     (queries, kv), dim = product.heads, 2 * product.span
     num_q = rows * queries * dim
@@ -260,7 +260,7 @@ def test_every_tile_gives_a_row_the_same_end_at_any_number_of_rows(product: Proj
 @each_product
 def test_a_product_is_added_to_h_after_the_bias(product: Projection) -> None:
     x, linear, sums, counters = operands(product)
-    if product.end != "add":
+    if product.epilogue != "add":
         pytest.skip("nothing is added")
     h = torch.randn((128, product.n), generator=torch.Generator("cuda").manual_seed(1), device="cuda").bfloat16()
     for rows in ROWS:

@@ -183,7 +183,7 @@ def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int
     tile = cost.choose(product, may_decline=False)
     assert tile is not None
     heads = HeadSplit(shape["num_attention_heads"], shape["num_key_value_heads"], 64) if which == "qkv" else None
-    end = "plain" if product.end == "normed" else product.end
+    end = "plain" if product.epilogue == "normed" else product.epilogue
     problem = product.problem(0 if end == "plain" else product.span)._replace(HEADS=heads)
     built = projection(end, tile, problem)
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")

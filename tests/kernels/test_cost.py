@@ -94,7 +94,7 @@ def test_few_rows_of_every_public_shape_are_multiplied_by_a_tile(rows: int, devi
 
 def test_the_table_comes_first_and_fits_its_products() -> None:
     for (n, k), by_rows in tiles.TABLE.items():
-        known = [product for product in PUBLIC if (product.n, product.k) == (n, k) and product.end != "normed"]
+        known = [product for product in PUBLIC if (product.n, product.k) == (n, k) and product.epilogue != "normed"]
         for rows, tile in by_rows.items():
             for product in known or [Product(n, k, rows, 0, "head", num_slices(n, k))]:
                 assert cost.choose(product._replace(rows=rows)) == tile
@@ -106,7 +106,7 @@ def test_heads_that_are_normalised_have_a_table_of_their_own() -> None:
     for (n, k), by_rows in tiles.NORMED_TABLE.items():
         for rows, tile in by_rows.items():
             product = Product(n, k, rows, 128, "normed", num_slices(n, k))
-            assert cost.choose(product) == tile != cost.choose(product._replace(end="rotary"))
+            assert cost.choose(product) == tile != cost.choose(product._replace(epilogue="rotary"))
             assert tile is not None
             assert_can(tile, product, H200)
 

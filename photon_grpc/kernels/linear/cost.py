@@ -50,7 +50,7 @@ H200 = Device()
 
 
 class Product(NamedTuple):
-    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart, and its end in ENDS.
+    """W [n, k], its K in `slices`, times `rows` rows of x, its pairs `span` rows apart; `epilogue`: a key of EPILOGUES.
 
     weight: how W is stored.
     """
@@ -59,7 +59,7 @@ class Product(NamedTuple):
     k: int
     rows: int
     span: int
-    end: str
+    epilogue: str
     slices: int = 1
     weight: WeightKind = WeightKind()
 
@@ -119,12 +119,12 @@ PACKED_TILES = TILES._replace(step=(0.28, 0.15), latency=(1.06, 0.8), issue=(2.1
 LIBRARY = LibraryConstants()
 
 
-class EndCost(NamedTuple):
-    """The cost of an end by the names of constants; "" costs nothing.
+class EpilogueCost(NamedTuple):
+    """The cost of an epilogue by the names of constants; "" costs nothing.
 
-    in_tile: of TileConstants, for the end in our kernel. behind: of LibraryConstants, for the kernel that the end needs
-    behind the library's product. holds: whether a tile of pairs `span` apart has the end in its own kernel; else
-    `rotate` follows. most_rows: of W in a tile; with more the end spills registers.
+    in_tile: of TileConstants, for the epilogue in our kernel. behind: of LibraryConstants, for the kernel that follows
+    the library's product. holds: whether a tile of pairs `span` apart has the epilogue in its own kernel; else `rotate`
+    follows. most_rows: of W in a tile; with more, registers spill.
     """
 
     in_tile: str = ""
@@ -133,14 +133,14 @@ class EndCost(NamedTuple):
     most_rows: int = 256
 
 
-ENDS = {
-    "rotary": EndCost("rotary", "rotate", holds_heads),
+EPILOGUES = {
+    "rotary": EpilogueCost("rotary", "rotate", holds_heads),
     # Rotary of normalised heads.
-    "normed": EndCost("", "rotate", lambda tile, span: False),
-    "swiglu": EndCost("swiglu", "swiglu"),
-    "add": EndCost(),
+    "normed": EpilogueCost("", "rotate", lambda tile, span: False),
+    "swiglu": EpilogueCost("swiglu", "swiglu"),
+    "add": EpilogueCost(),
     # Logits, or the ids sampled from them.
-    "head": EndCost("", "head", most_rows=128),
+    "head": EpilogueCost("", "head", most_rows=128),
 }
 
 
@@ -151,7 +151,7 @@ ISSUED = {16: 1.0, 8: 2.0, 4: 2.0}
 def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants | None = None) -> float:
     """Return the microseconds of the product by this tile, its epilogue included."""
     kind = tile.kind == "wgmma"
-    n, k, rows, span, end, slices, weight = product
+    n, k, rows, span, epilogue, slices, weight = product
     c = constants or (TILES if weight.BITS == 16 else PACKED_TILES)
     programs = num_programs(tile, product)
     in_step = step_bytes(tile, weight, k, slices) * (slices if tile.kind == "gemv" else 1)
@@ -186,7 +186,7 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     waves, rest = divmod(programs, slots)
     total = c.start[kind] + waves * us(slots) + (us(rest) if rest else 0.0)
     total += c.refill * max(0, ceil(programs / slots) - 1) / at_once
-    in_tile, _, holds, _ = ENDS[end]
+    in_tile, _, holds, _ = EPILOGUES[epilogue]
     total += getattr(c, in_tile) if in_tile else 0.0
     if kind and slices > 1:
         total += c.merge + 8 * slices * rows * n / c.merge_bytes
@@ -206,7 +206,7 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
     return max(1, min(device.shared_bytes // (shared_bytes(tile, product.problem(0)) + 2048), by_registers))
 
 
-#: Bits of W -> bucket -> how much longer than the model says a product with the end of `swiglu` took.
+#: Bits of W -> bucket -> how much longer than the model says a product with SwiGLU took.
 DECODED = {8: {64: 1.38, 128: 1.57}, 4: {64: 1.72, 128: 1.78}}
 #: Microseconds of the kernel that makes the norms of rows of x for `wide.py`.
 NORMS_US = 3.0
@@ -214,13 +214,13 @@ NORMS_US = 3.0
 
 def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float:
     """Return the microseconds of the product by the matrix library and of the kernel that its epilogue needs."""
-    c, (n, k, rows, _, end, slices, weight) = constants, product
+    c, (n, k, rows, _, epilogue, slices, weight) = constants, product
     costs = (
         2 * (n * k + rows * k) / c.memory,
         c.column * k / slices,
         2 * n * k * rows / c.matrix,
     )
-    behind = ENDS[end].behind
+    behind = EPILOGUES[epilogue].behind
     second = getattr(c, behind) if behind else None
     total = c.start + sum(cost**c.power for cost in costs) ** (1 / c.power)
     if weight.BITS < 16:
@@ -306,11 +306,11 @@ PACKED_WGMMA = {
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
     """Return every tile that is considered and can multiply it."""
-    problems, end = (product.problem(0), product.problem(product.span)), ENDS[product.end]
+    problems, epilogue = (product.problem(0), product.problem(product.span)), EPILOGUES[product.epilogue]
     found = [
         tile
         for tile in _menu(product.rows, product.slices, product.weight.BITS, device.has_wgmma)
-        if end.most_rows >= tile.BN and fits(tile, problems[end.holds(tile, product.span)], device.max_bytes)
+        if epilogue.most_rows >= tile.BN and fits(tile, problems[epilogue.holds(tile, product.span)], device.max_bytes)
     ]
     return [tile for tile in found if not _gathers(tile, product, device)] or found
 
@@ -349,9 +349,9 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
             tile divides the product.
     """
     n, k, bits = product.n, product.k, product.weight.BITS
-    of_16_bits = NORMED_TABLE if product.end == "normed" else TABLE
+    of_16_bits = NORMED_TABLE if product.epilogue == "normed" else TABLE
     known = of_16_bits.get((n, k), {}) if bits == 16 else PACKED_TABLE.get((n, k, bits), {})
-    is_timed = device.has_wgmma and (bits == 16 or product.end != "normed")
+    is_timed = device.has_wgmma and (bits == 16 or product.epilogue != "normed")
     if is_timed and product.rows in known:
         tile = known[product.rows]
         if tile is None or fits(tile, product.problem(product.span), device.max_bytes):
@@ -367,7 +367,7 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
     # The library was faster for no product of few rows, and the model is not that exact.
     if product.rows <= 32:
         return best
-    is_of_wide = bits < 16 and device.has_wgmma and n % ROWS == 0 and product.end == "swiglu"
+    is_of_wide = bits < 16 and device.has_wgmma and n % ROWS == 0 and product.epilogue == "swiglu"
     if is_of_wide and n // ROWS > device.num_multiprocessors:
         us = DECODED[bits][product.rows] * tile_us(best, product, device)
         return best if us < wide_us(product, device) else None

@@ -92,7 +92,7 @@ def candidates(product: Product, weights: Weights, device: Device = H200) -> lis
         for in_flight in IN_FLIGHT
         for slices in (SLICES if weights.is_int else (1,))
     ]
-    problem = Problem(product.n, product.k, rows, product.span if product.end == "swiglu" else 0)
+    problem = Problem(product.n, product.k, rows, product.span if product.epilogue == "swiglu" else 0)
     found = [way for way in dict.fromkeys(found) if fits(way, problem, weights, device.max_bytes)]
     return [way for way in found if not _gathers(way, product, device)] or found
 
