@@ -154,6 +154,31 @@ def test_sums_are_added_to_the_residual_stream(name: str, num_tokens: int, num_r
         assert torch.equal(stream.partial, squares.reference(stream.h))
 
 
+FORMS_OF_ONE = ["", "int8-g128", "int8", "int4-g128", "w8a8", "fp8", "fp8-block"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("medium", form) for form in FORMS_OF_ONE]
+    + [(name, form) for name in ("qwen3-30b-a3b", "deepseek-v2-lite") for form in ("", "fp8", "fp8-block", "w8a8")],
+)
+def test_one_token_is_added_to_the_stream_with_the_bits_of_several(name: str, form: str) -> None:
+    case = Case(name, torch.bfloat16, 24, form)
+    case.x[5, 7] = torch.nan
+    for token in range(24):
+        x = case.x[token : token + 1].clone()
+        for num_real in (None, 0) if token == 3 else (None,):
+            h, routing = torch.randn_like(x), case.route(x, num_real)
+            stream = ResidualStream(h.clone(), squares.reference(h))
+            experts.launch(x, routing, case.stacks, stream)
+            expected = h + experts.launch(x, routing, case.stacks)
+            torch.testing.assert_close(stream.h, expected, rtol=0.0, atol=0.0, equal_nan=True)
+            torch.testing.assert_close(
+                stream.partial, squares.reference(expected), rtol=0.0, atol=0.0, equal_nan=True
+            )
+            assert bool(stream.h.isnan().any()) == (token == 5 and num_real is None)
+
+
 @pytest.mark.parametrize("name", ["w8a8", "fp8", "fp8-block"])
 @pytest.mark.parametrize("num_tokens", [1, 2, 16, 33, 200])
 def test_rows_that_the_router_quantizes_are_those_that_products_would(name: str, num_tokens: int) -> None:

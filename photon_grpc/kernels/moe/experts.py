@@ -33,7 +33,7 @@ from photon_grpc.kernels.lang.squares import group_sums
 from photon_grpc.kernels.linear import library8, quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.linear.quantize import QuantizedRows
-from photon_grpc.kernels.moe import route, segments
+from photon_grpc.kernels.moe import down_alone, route, segments
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand, expert_product
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.stacks import Stack, Stacks
@@ -376,7 +376,10 @@ def launch(
         if rows is not None:
             gate_up = functools.partial(gate_up_launch, rows=rows)
         y = gate_up(x, routing, stacks.gate_up)
-        if stream is not None and x.shape[0] <= FEW_TOKENS:
+        if stream is not None and down_alone.takes(*routing.experts.shape):
+            form = config(routing.block, x.element_size(), stacks.down, of_down=True)
+            down_alone.launch(y, routing, stacks.down, stream, form)
+        elif stream is not None and x.shape[0] <= FEW_TOKENS:
             # Where no token reaches an expert nothing is added, and what is known of the stream stays true.
             down_launch(y, routing, stacks.down, stream=stream)
         else:

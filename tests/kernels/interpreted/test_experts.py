@@ -204,7 +204,11 @@ def test_sums_are_added_to_the_residual_stream(num_tokens: int, num_real: int | 
     experts.reference(x, routing, stacks, streams[1])
     for found, expected in zip(*streams, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(streams[0].h, before + experts.launch(x, routing, stacks))
+    # The interpreter's products are those of a library, and those of one token have a tile of their own.
+    tolerance = 1e-6 if num_tokens == 1 else 0.0
+    torch.testing.assert_close(
+        streams[0].h, before + experts.launch(x, routing, stacks), atol=tolerance, rtol=tolerance
+    )
     assert torch.equal(streams[0].partial, squares.reference(streams[0].h))
 
 
