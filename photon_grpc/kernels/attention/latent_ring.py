@@ -298,7 +298,6 @@ def latent_ring_kernel(
             base = gl.where(largest == -float("inf"), 0.0, largest)
             shrink = gl.exp2(most - base)
             p = gl.exp2(s - base[None, :])
-            total = gl.fma(total, shrink, gl.sum(p, 0))
             most = largest
             ps.permute([1, 0]).store(p.to(kind))
             shrunk.store(shrink)
@@ -306,6 +305,8 @@ def latent_ring_kernel(
             gl.thread_barrier()
             acc = acc * shrunk.load(of_sums)[None, :]
             acc = warpgroup_mma(cs.index(slot).permute([1, 0]), ps.permute([1, 0]), acc, is_async=True)
+            # While the tensor cores multiply.
+            total = gl.fma(total, shrink, gl.sum(p, 0))
             acc = warpgroup_mma_wait(0, deps=[acc])
             # All warps are done with the tile: its place is free.
             gl.thread_barrier()

@@ -100,6 +100,14 @@ def value_kernel(o, parts, weight, out, num_tokens, num_lanes, C: tl.constexpr, 
     else:
         tile = tl.load(o + pair[:, None] * C.RANK + plain[None, :], mask=inside, other=0.0)
     if C.BV > 0:
+        if C.BM < 16:
+            # A product has 16 rows at least: those of the tokens again and again, of which the first are kept.
+            rows = tl.broadcast_to(tile[None, :, :], [16 // C.BM, C.BM, C.RANK_PAD])
+            tile = tl.reshape(rows, [16, C.RANK_PAD])
+            of_row = tl.arange(0, 16)
+            token = tl.program_id(0) * C.BM + of_row % C.BM
+            has = (token < num_tokens) & (of_row < C.BM)
+            pair = token.to(tl.int64) * C.NUM_HEADS + head
         values = tl.dot(tile, tl.trans(w), input_precision=C.PRECISION).to(out.dtype.element_ty)
         to = out + pair[:, None] * C.VALUE + value[None, :]
         tl.store(to, values, mask=has[:, None] & (value < C.VALUE)[None, :])
@@ -114,6 +122,9 @@ def tile_of(
     num_heads, rank, plain, value = heads
     most = 32 if num_tokens <= 16 or itemsize == 4 else 64
     of_tokens = 16 if num_tokens <= 64 or itemsize == 4 or has_parts else 64
+    if has_parts and value:
+        # Few programs would take long to merge many lanes.
+        of_tokens = next((size for tokens, size in TOKENS if num_tokens <= tokens), of_tokens)
     columns = min(most, max(16, next_power_of_2(value))) if value else 0
     lanes = LANES if has_parts and itemsize == 2 and value else 1
     return ValueTile(num_heads, rank, max(16, next_power_of_2(rank)), plain, value, of_tokens, lanes, columns)
@@ -121,6 +132,8 @@ def tile_of(
 
 #: Lanes that are read at a time.
 LANES = 4
+#: (tokens, those of a program) in rising order, where lanes are merged.
+TOKENS = ((4, 1), (16, 2), (48, 4))
 
 
 def launch(

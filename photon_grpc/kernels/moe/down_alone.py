@@ -7,7 +7,7 @@ every product of it with every row of y is made: those of another expert's are l
 for several tokens make it (`experts.py`), and so is the sum: the bits are theirs. No sum goes through memory.
 
 Shapes: y [top_k, I], experts int32 and weights float32 [1, top_k], a Stack [E, H, I], h [1, H], partial [1, H / 16].
-Bytes moved: the rows of W of the experts, all else is small.
+Bytes moved: the rows of W of the experts, all else is small. By activations of 8 bits a program rounds y itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from photon_grpc.kernels.moe.products import RowOperand, StackOperand, expert_pr
 from photon_grpc.kernels.moe.route import Routing
 from photon_grpc.kernels.moe.stacks import Stack
 
-FUSED = True
 #: Experts of a token whose rows of W are one tile.
 MOST_PLACES = 8
 
@@ -80,36 +79,38 @@ def down_alone_kernel(
     tl.store(partial + group, group_sums(stored * stored), mask=group < HIDDEN // 16)
 
 
-def takes(num_tokens: int, top_k: int) -> bool:
-    """Return whether the kernel adds the experts of so many tokens."""
-    return num_tokens == 1 and top_k <= MOST_PLACES
+def takes(num_tokens: int, top_k: int, stack: Stack) -> bool:
+    """Return whether the kernel adds the experts of so many tokens. Packed weights are decoded faster by two kernels."""
+    return num_tokens == 1 and top_k <= MOST_PLACES and (stack.is_eight or stack.kind.BITS == 16)
 
 
-def config(top_k: int, itemsize: int, stack: Stack) -> dict[str, Any]:
-    """Return the compile-time arguments of a tile for activations of `itemsize` bytes.
+#: Steps of 128 columns, so that the sums of 8 bits are those of other kernels; of few columns, and of more.
+TILE = {"BK": 128, "num_warps": 8, "num_stages": 4}
+LONG_TILE = {"BK": 128, "num_warps": 4, "num_stages": 6}
+#: Of float32 activations.
+WIDE_TILE = {"BK": 32, "num_warps": 4, "num_stages": 2}
+#: Columns of y that every program rounds to 8 bits by itself, which a kernel before it would take longer for.
+MOST_ROUNDED = 2048
+
+
+def config(top_k: int, itemsize: int, size: int) -> dict[str, Any]:
+    """Return the compile-time arguments of a tile for activations of `itemsize` bytes and `size` columns.
 
     It has at least 64 rows of W, which a matrix unit multiplies at once.
     """
     places = next_power_of_2(top_k)
-    tile = WIDE_TILE if itemsize == 4 else EIGHT_TILE if stack.is_eight else TILE
+    tile = WIDE_TILE if itemsize == 4 else TILE if size <= MOST_ROUNDED else LONG_TILE
     return {"TOP_K": top_k, "PLACES": places, "BN": max(16, 64 // places), "BM": 16} | tile
-
-
-#: Steps of 128 columns, so that the sums of 8 bits are those of other kernels.
-TILE = {"BK": 128, "num_warps": 4, "num_stages": 4}
-EIGHT_TILE = {"BK": 128, "num_warps": 4, "num_stages": 6}
-#: Of float32 activations.
-WIDE_TILE = {"BK": 32, "num_warps": 4, "num_stages": 2}
 
 
 def launch(y: torch.Tensor, routing: Routing, stack: Stack, stream: ResidualStream, form: dict[str, Any]) -> None:
     """Add the sum of one token to the stream. form: of the weight, the constants of `expert_product`."""
     _, hidden, size = stack.shape
-    tile = form | config(routing.experts.shape[1], y.element_size(), stack)
+    tile = form | config(routing.experts.shape[1], y.element_size(), size)
     rows = RowOperand(y)
-    if stack.is_eight and not FUSED:
-        of = quantize.launch(y, stack.values.dtype, grouped=stack.has_blocks)
-        rows = RowOperand(of.values, of.scales, of.stride)
+    if stack.is_eight and size > MOST_ROUNDED:
+        of_y = quantize.launch(y, stack.values.dtype, grouped=stack.has_blocks)
+        rows = RowOperand(of_y.values, of_y.scales, of_y.stride)
     down_alone_kernel[(cdiv(hidden, tile["BN"]),)](
         rows, StackOperand(stack.values, stack.scales, stack.zeros), routing.experts, routing.weights, *stream,
         SIZE=size, HIDDEN=hidden, **tile, **dependent_launch(stream.h.device),

@@ -376,7 +376,7 @@ def launch(
         if rows is not None:
             gate_up = functools.partial(gate_up_launch, rows=rows)
         y = gate_up(x, routing, stacks.gate_up)
-        if stream is not None and down_alone.takes(*routing.experts.shape):
+        if stream is not None and down_alone.takes(*routing.experts.shape, stacks.down):
             form = config(routing.block, x.element_size(), stacks.down, of_down=True)
             down_alone.launch(y, routing, stacks.down, stream, form)
         elif stream is not None and x.shape[0] <= FEW_TOKENS:
