@@ -300,12 +300,14 @@ def _model_directory(directory: Path, config: ServeConfig) -> list[tuple[str, st
 
 
 def _experts(experts: ExpertSpec | None) -> list[tuple[str, str]]:
-    """Return how many experts the layers have, if they have some."""
+    """Return how many experts the layers have, if they have some, and how many a step is expected to activate."""
     if experts is None:
         return []
     shared = f", {experts.num_shared} shared" if experts.num_shared else ""
     said = f"{experts.top_k} of {experts.num_experts} per token{shared}, {experts.intermediate_size:,} wide"
-    return [("experts", f"{said}, in {sum(experts.layers)} of {len(experts.layers)} layers")]
+    layers = f"in {sum(experts.layers)} of {len(experts.layers)} layers"
+    reached = " / ".join(f"{experts.reached(tokens):.3g}" for tokens in (1, 8, 64))
+    return [("experts", f"{said}, {layers}"), ("experts per step", f"{reached} at 1 / 8 / 64 tokens if evenly routed")]
 
 
 def _kv_cache(config: ServeConfig, directory: Path) -> list[tuple[str, str]]:

@@ -73,6 +73,10 @@ class ExpertSpec:
         """The experts of `intermediate_size` that every token reaches."""
         return self.shared_size // self.intermediate_size
 
+    def reached(self, num_tokens: int) -> float:
+        """Return the experts of a layer that so many tokens are expected to reach, if all are equally likely."""
+        return self.num_experts * (1.0 - (1.0 - self.top_k / self.num_experts) ** num_tokens)
+
 
 def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind | None, num_layers: int
 ) -> ExpertSpec | None:  # fmt: skip

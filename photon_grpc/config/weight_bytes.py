@@ -67,9 +67,8 @@ def step_bytes(model: ModelConfig, num_tokens: int) -> float:
     total, spec = linear_bytes(model, None), model.experts
     if spec is None:
         return total
-    of_experts = 3 * spec.num_experts * spec.intermediate_size * model.hidden_size * _BYTES[model.dtype]
-    missed = (1.0 - spec.top_k / spec.num_experts) ** num_tokens
-    return total - missed * sum(spec.layers) * of_experts
+    of_expert = 3 * spec.intermediate_size * model.hidden_size * _BYTES[model.dtype]
+    return total - (spec.num_experts - spec.reached(num_tokens)) * sum(spec.layers) * of_expert
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str = AUTO) -> int:
