@@ -12,7 +12,7 @@ import torch
 from photon_grpc.kernels.linear import many_rows
 from photon_grpc.kernels.linear.weight import WeightKind
 from photon_grpc.kernels.linear.wide8_sums import box_layout
-from photon_grpc.kernels.moe import experts, route, segments, segments8
+from photon_grpc.kernels.moe import down_alone, experts, route, segments, segments8
 from photon_grpc.kernels.moe.choose import choose_kernel
 from photon_grpc.kernels.moe.experts import ExpertStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand
@@ -164,6 +164,22 @@ def test_products(name: str, form: str, block: int) -> None:
     # The kernel before gate and up writes the list; of down's, one before that. Nothing else is read early.
     assert loads_before_wait(gate_up) == []
     assert set(loads_before_wait(down)) == {"ld.global.cg.b32"}
+
+
+@each_model
+@pytest.mark.parametrize("form", ["plain", "fp8", pytest.param("w8a8", marks=pytest.mark.full), "fp8-block"])
+def test_down_of_one_token(name: str, form: str) -> None:
+    _, top_k, size, hidden = MODELS[name]
+    stack, of_values = FORMS[form]
+    weight = StackOperand(of_values or "*bf16", "*fp32" if of_values else None, None)
+    is_rounded = stack.is_eight and size > down_alone.MOST_ROUNDED
+    rows = RowOperand(of_values, "*fp32", "i32") if is_rounded else RowOperand("*bf16", None, "i32")
+    types = {"y": rows, "weight": weight, "experts": "*i32", "weights": "*fp32", "h": "*bf16", "partial": "*fp32"}
+    constants = experts.config(16, 2, stack, of_down=True) | down_alone.config(top_k, 2, size)
+    built = compiled(down_alone.down_alone_kernel, types, constants | {"SIZE": size, "HIDDEN": hidden, "PDL": True})
+    check(built, "wgmma")
+    # The choice and the stream are older than the kernel before, but not than what this multiprocessor may have kept.
+    assert all(".cg." in read for read in loads_before_wait(built))
 
 
 @each_model

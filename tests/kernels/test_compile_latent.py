@@ -62,7 +62,7 @@ def test_attention_by_a_ring(parts: LaneParts | None, is_one: bool, block_size: 
     assert "serialized" not in kept_report(found.ptx)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 32, 2048])
+@pytest.mark.parametrize("num_tokens", [1, 16, 32, 2048])
 @pytest.mark.parametrize("parts", [None, PARTS])
 def test_values(num_tokens: int, parts: LaneParts | None) -> None:
     tile = latent_values.tile_of(num_tokens, (16, 512, 128, 128), 2, has_parts=parts is not None)

@@ -53,15 +53,15 @@ def down_alone_kernel(
     """
     number = tl.arange(0, PLACES * BN)
     place, row = number // BN, tl.program_id(0) * BN + number % BN
-    expert = tl.load(experts + place, mask=place < TOP_K, other=-1)
+    expert = tl.load(experts + place, mask=place < TOP_K, other=-1, cache_modifier=".cg")
     in_w = ((expert >= 0) & (row < HIDDEN))[:, None]
     pair = tl.arange(0, BM)
-    has = tl.load(experts + pair, mask=pair < TOP_K, other=-1) >= 0
+    has = tl.load(experts + pair, mask=pair < TOP_K, other=-1, cache_modifier=".cg") >= 0
     order = tl.arange(0, PLACES)
-    factors = tl.load(weights + order, mask=order < TOP_K, other=0.0)
+    factors = tl.load(weights + order, mask=order < TOP_K, other=0.0, cache_modifier=".cg")
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = column < HIDDEN
-    before = tl.load(h + column, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(h + column, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
