@@ -170,12 +170,13 @@ def test_products(name: str, form: str, block: int) -> None:
 @pytest.mark.parametrize("form", ["plain", "fp8", pytest.param("w8a8", marks=pytest.mark.full), "fp8-block"])
 def test_down_of_one_token(name: str, form: str) -> None:
     _, top_k, size, hidden = MODELS[name]
+    scales = torch.empty(1, size // 128, hidden // 128, device="meta") if form == "fp8-block" else FORMS[form][0].scales
     stack, of_values = FORMS[form]
+    stack = stack._replace(values=torch.empty(1, hidden, size, device="meta"), scales=scales)
     weight = StackOperand(of_values or "*bf16", "*fp32" if of_values else None, None)
-    is_rounded = stack.is_eight and size > down_alone.MOST_ROUNDED
-    rows = RowOperand(of_values, "*fp32", "i32") if is_rounded else RowOperand("*bf16", None, "i32")
+    rows = RowOperand(of_values, "*fp32", "i32") if stack.is_eight else RowOperand("*bf16", None, "i32")
     types = {"y": rows, "weight": weight, "experts": "*i32", "weights": "*fp32", "h": "*bf16", "partial": "*fp32"}
-    constants = experts.config(16, 2, stack, of_down=True) | down_alone.config(top_k, 2, size)
+    constants = experts.config(16, 2, stack, of_down=True) | down_alone.config(top_k, 2, stack)
     built = compiled(down_alone.down_alone_kernel, types, constants | {"SIZE": size, "HIDDEN": hidden, "PDL": True})
     check(built, "wgmma")
     # The choice and the stream are older than the kernel before, but not than what this multiprocessor may have kept.

@@ -133,7 +133,7 @@ def tile_of(
 #: Lanes that are read at a time.
 LANES = 4
 #: (tokens, those of a program) in rising order, where lanes are merged.
-TOKENS = ((4, 1), (16, 2), (48, 4))
+TOKENS = ((16, 2), (48, 4))
 
 
 def launch(

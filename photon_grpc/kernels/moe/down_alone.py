@@ -7,19 +7,16 @@ every product of it with every row of y is made: those of another expert's are l
 for several tokens make it (`experts.py`), and so is the sum: the bits are theirs. No sum goes through memory.
 
 Shapes: y [top_k, I], experts int32 and weights float32 [1, top_k], a Stack [E, H, I], h [1, H], partial [1, H / 16].
-Bytes moved: the rows of W of the experts, all else is small. By activations of 8 bits a program rounds y itself.
+Bytes moved: the rows of W of the experts, all else is small.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, next_power_of_2, tl
 from photon_grpc.kernels.lang.squares import group_sums
-from photon_grpc.kernels.linear import quantize
 from photon_grpc.kernels.linear.fused_linear import ResidualStream
 from photon_grpc.kernels.moe.products import RowOperand, StackOperand, expert_product
 from photon_grpc.kernels.moe.route import Routing
@@ -79,39 +76,40 @@ def down_alone_kernel(
     tl.store(partial + group, group_sums(stored * stored), mask=group < HIDDEN // 16)
 
 
-def takes(num_tokens: int, top_k: int, stack: Stack) -> bool:
-    """Return whether the kernel adds the experts of so many tokens. Packed weights are decoded faster by two kernels."""
-    return num_tokens == 1 and top_k <= MOST_PLACES and (stack.is_eight or stack.kind.BITS == 16)
-
-
-#: Steps of 128 columns, so that the sums of 8 bits are those of other kernels; of few columns, and of more.
+#: Steps of 128 columns, so that the sums of 8 bits are those of other kernels: of activations of 16 and of 8 bits, and
+#: of those of many columns.
 TILE = {"BK": 128, "num_warps": 8, "num_stages": 4}
+EIGHT_TILE = {"BK": 128, "num_warps": 8, "num_stages": 5}
 LONG_TILE = {"BK": 128, "num_warps": 4, "num_stages": 6}
 #: Of float32 activations.
 WIDE_TILE = {"BK": 32, "num_warps": 4, "num_stages": 2}
-#: Columns of y that every program rounds to 8 bits by itself, which a kernel before it would take longer for.
-MOST_ROUNDED = 2048
+#: Columns from which on there are many.
+LONG = 4096
 
 
-def config(top_k: int, itemsize: int, size: int) -> dict[str, Any]:
-    """Return the compile-time arguments of a tile for activations of `itemsize` bytes and `size` columns.
+def takes(num_tokens: int, top_k: int, stack: Stack) -> bool:
+    """Return whether the kernel multiplies by this stack, and is faster than those of several tokens."""
+    if num_tokens > 1 or top_k > MOST_PLACES or stack.kind.BITS < 16:
+        return False
+    return stack.shape[2] < LONG or not stack.has_blocks
+
+
+def config(top_k: int, itemsize: int, stack: Stack) -> dict[str, Any]:
+    """Return the compile-time arguments of a tile for activations of `itemsize` bytes.
 
     It has at least 64 rows of W, which a matrix unit multiplies at once.
     """
     places = next_power_of_2(top_k)
-    tile = WIDE_TILE if itemsize == 4 else TILE if size <= MOST_ROUNDED else LONG_TILE
+    tile = LONG_TILE if stack.shape[2] >= LONG else EIGHT_TILE if stack.is_eight else TILE
+    tile = WIDE_TILE if itemsize == 4 else tile
     return {"TOP_K": top_k, "PLACES": places, "BN": max(16, 64 // places), "BM": 16} | tile
 
 
-def launch(y: torch.Tensor, routing: Routing, stack: Stack, stream: ResidualStream, form: dict[str, Any]) -> None:
+def launch(y: RowOperand, routing: Routing, stack: Stack, stream: ResidualStream, form: dict[str, Any]) -> None:
     """Add the sum of one token to the stream. form: of the weight, the constants of `expert_product`."""
     _, hidden, size = stack.shape
-    tile = form | config(routing.experts.shape[1], y.element_size(), size)
-    rows = RowOperand(y)
-    if stack.is_eight and size > MOST_ROUNDED:
-        of_y = quantize.launch(y, stack.values.dtype, grouped=stack.has_blocks)
-        rows = RowOperand(of_y.values, of_y.scales, of_y.stride)
+    tile = form | config(routing.experts.shape[1], stream.h.element_size(), stack)
     down_alone_kernel[(cdiv(hidden, tile["BN"]),)](
-        rows, StackOperand(stack.values, stack.scales, stack.zeros), routing.experts, routing.weights, *stream,
+        y, StackOperand(stack.values, stack.scales, stack.zeros), routing.experts, routing.weights, *stream,
         SIZE=size, HIDDEN=hidden, **tile, **dependent_launch(stream.h.device),
     )  # fmt: skip

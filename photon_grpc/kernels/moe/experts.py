@@ -378,7 +378,7 @@ def launch(
         y = gate_up(x, routing, stacks.gate_up)
         if stream is not None and down_alone.takes(*routing.experts.shape, stacks.down):
             form = config(routing.block, x.element_size(), stacks.down, of_down=True)
-            down_alone.launch(y, routing, stacks.down, stream, form)
+            down_alone.launch(rows_of(y, stacks.down), routing, stacks.down, stream, form)
         elif stream is not None and x.shape[0] <= FEW_TOKENS:
             # Where no token reaches an expert nothing is added, and what is known of the stream stays true.
             down_launch(y, routing, stacks.down, stream=stream)

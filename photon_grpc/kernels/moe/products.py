@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels.lang.jit import jit, tl
-from photon_grpc.kernels.linear.quantize import quantized, scales_of
 
 
 class StackOperand(NamedTuple):
@@ -68,17 +67,6 @@ def packed_tile(
 
 
 @jit
-def scales_of_rows(of_x, in_x, K: tl.constexpr, BK: tl.constexpr, LIMIT: tl.constexpr):
-    """Return the scales [R] of rows whose first numbers are at of_x [R, 1], as `quantize.py` has them."""
-    largest = tl.zeros([of_x.shape[0], BK], tl.int32)
-    for start in range(0, K, BK):
-        column = (start + tl.arange(0, BK))[None, :]
-        tile = tl.load(of_x + column, mask=in_x & (column < K), other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    return scales_of(largest.to(tl.float32, bitcast=True), LIMIT)
-
-
-@jit
 def expert_product(
     x, rows, has, weight, expert, row, in_w,
     N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr,
@@ -90,40 +78,26 @@ def expert_product(
     """
     values, x_scales, x_stride = x
     of_x, in_x = values + rows[:, None] * K, has[:, None]
-    KIND: tl.constexpr = weight[0].dtype.element_ty
-    LIMIT: tl.constexpr = 127.0 if KIND.is_int() else 448.0
     acc = tl.zeros([row.shape[0], rows.shape[0]], tl.float32)
-    s_x = tl.zeros([rows.shape[0]], tl.float32)
-    if EIGHT == 1 and x_scales is None:
-        s_x = scales_of_rows(of_x, in_x, K, BK, LIMIT)
-    if EIGHT > 0 and KIND == tl.int8:
+    if EIGHT > 0 and values.dtype.element_ty == tl.int8:
         sums = tl.zeros([row.shape[0], rows.shape[0]], tl.int32)
         for start in range(0, K, BK):
             column = (start + tl.arange(0, BK))[None, :]
             w = tl.load(weight[0] + expert * (N * K) + row[:, None] * K + column, mask=in_w & (column < K), other=0)
-            tile = tl.load(of_x + column, mask=in_x & (column < K), other=0)
-            if x_scales is None:
-                tile = quantized(tile.to(tl.float32), s_x, KIND)
-            sums = tl.dot(w, tl.trans(tile), sums, out_dtype=tl.int32)
+            tile = tl.trans(tl.load(of_x + column, mask=in_x & (column < K), other=0))
+            sums = tl.dot(w, tile, sums, out_dtype=tl.int32)
         acc = sums.to(tl.float32)
     elif EIGHT > 0:
         for start in range(0, K, BK):
             column = (start + tl.arange(0, BK))[None, :]
             at = weight[0] + expert * (N * K) + row[:, None] * K + column
             w = tl.load(at, mask=in_w & (column < K), other=0.0)
-            tile = tl.load(of_x + column, mask=in_x & (column < K), other=0.0)
-            if x_scales is None:
-                tile = tile.to(tl.float32)
-                if EIGHT == 2:
-                    s_x = scales_of(tile, LIMIT)
-                tile = quantized(tile, s_x, KIND)
-            part = tl.dot(w, tl.trans(tile))
+            part = tl.dot(w, tl.trans(tl.load(of_x + column, mask=in_x & (column < K), other=0.0)))
             if EIGHT == 2:
                 group = start // BK
                 of_blocks = expert * (((K + BK - 1) // BK) * ((N + 127) // 128)) + group * ((N + 127) // 128)
                 s_w = tl.load(weight[1] + of_blocks + row[:, None] // 128, mask=in_w, other=0.0)
-                if x_scales is not None:
-                    s_x = tl.load(x_scales + group * x_stride + rows, mask=has, other=0.0)
+                s_x = tl.load(x_scales + group * x_stride + rows, mask=has, other=0.0)
                 acc = tl.fma(part, s_w * s_x[None, :], acc)
             else:
                 acc += part
@@ -139,7 +113,5 @@ def expert_product(
             acc = tl.dot(w, tile, acc, input_precision=PRECISION)
     if EIGHT == 1:
         acc = acc * tl.load(weight[1] + expert * N + row[:, None], mask=in_w, other=0.0)
-        if x_scales is not None:
-            s_x = tl.load(x_scales + rows, mask=has, other=0.0)
-        acc = acc * s_x[None, :]
+        acc = acc * tl.load(x_scales + rows, mask=has, other=0.0)[None, :]
     return acc
