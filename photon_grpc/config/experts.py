@@ -13,8 +13,7 @@ from photon_grpc.config.families import ExpertKind
 from photon_grpc.config.json_file import refusal, shown
 from photon_grpc.config.rope import CONFIG_FILE, RopeKeys
 
-MAX_EXPERTS = 1024
-MAX_TOP_K = 32
+MAX_EXPERTS, MAX_TOP_K = 1024, 32
 
 #: Of separate or stacked experts, by layer.
 _EXPERT_TENSOR = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.")

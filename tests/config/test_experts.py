@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+from photon_grpc.cli import doctor
 from photon_grpc.config.experts import ExpertSpec
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.weight_bytes import linear_bytes, step_bytes
@@ -139,3 +140,4 @@ def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_reach(tmp_path
     assert whole - one == pytest.approx(of_experts * 120 / 128)
     # 51.6 of 128: the chance that none of eight tokens takes one is (15 / 16)^8.
     assert whole - eight == pytest.approx(of_experts * (15 / 16) ** 8)
+    assert dict(doctor._experts(model.experts))["experts per step"].startswith("8 / 51.6 / 126 at 1 / 8 / 64 tokens")

@@ -173,9 +173,7 @@ def test_one_token_is_added_to_the_stream_with_the_bits_of_several(name: str, fo
             experts.launch(x, routing, case.stacks, stream)
             expected = h + experts.launch(x, routing, case.stacks)
             torch.testing.assert_close(stream.h, expected, rtol=0.0, atol=0.0, equal_nan=True)
-            torch.testing.assert_close(
-                stream.partial, squares.reference(expected), rtol=0.0, atol=0.0, equal_nan=True
-            )
+            torch.testing.assert_close(stream.partial, squares.reference(expected), rtol=0.0, atol=0.0, equal_nan=True)
             assert bool(stream.h.isnan().any()) == (token == 5 and num_real is None)
 
 
