@@ -48,7 +48,7 @@ class ExpertSpec:
     """The experts of a model: each sparse layer has `num_experts`, of which a token takes `top_k`.
 
     intermediate_size: that of one expert. scoring: of a router's numbers. renormalises: whether a token's weights add
-    up to one. layers: whether each layer of the model has experts.
+    up to one. layers: whether each layer of the model has experts. scale: of a token's weights.
     """
 
     num_experts: int
@@ -59,7 +59,6 @@ class ExpertSpec:
     layers: tuple[bool, ...]
     #: The intermediate size of what every token reaches beside its experts; 0: there is nothing.
     shared_size: int = 0
-    #: Of a token's weights.
     scale: float = 1.0
     #: Whether experts are chosen by their numbers and a bias.
     has_bias: bool = False
@@ -132,8 +131,7 @@ def _refuse_capacities(values: Mapping[str, Any]) -> None:
     """Raise ModelLoadError for a bound on an expert's tokens: here no token is dropped, whatever its company."""
     for key, value in values.items():
         if "capacity" in key and value is not None:
-            problem = f"is {shown(value)}; a capacity of experts is not supported: no token is dropped"
-            raise refusal(CONFIG_FILE, key, problem)
+            raise refusal(CONFIG_FILE, key, f"is {shown(value)}; a capacity of experts is not supported")
 
 
 def _refuse_other_methods(config: ExpertKeys, kind: ExpertKind) -> None:

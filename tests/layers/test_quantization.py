@@ -187,7 +187,7 @@ class Two:
 def test_a_part_holds_whole_blocks(kind: Any) -> None:
     form = WeightFormat("fp8", (128, 128), 8, layout="fp8")
     side = "output" if kind is ColumnParallelLinear else "input"
-    problem = f"p.a: 64 of 128 {side} features, the part of a rank or of one shared expert, are not a multiple of"
+    problem = f"p.a: 64 of 128 {side} features, the part of a rank or a shared expert, are not a multiple of the 128"
     with pytest.raises(ModelLoadError, match=problem):
         kind("p.", 128, {"a": 128}, bias=False, dtype=torch.float32, method=methods(form)("p.a"), group=Two())
 

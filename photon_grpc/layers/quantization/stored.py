@@ -132,10 +132,8 @@ class _Side(NamedTuple):
     def check(self, of: int, what: str, *, when: bool = True) -> None:
         """Raise ModelLoadError unless they are a multiple of `of`, where that is asked for."""
         if when and self.size % of:
-            features = f"{self.whole} {self.side} features"
-            if self.is_part:
-                features = f"{self.size} of {features}, the part of a rank or of one shared expert,"
-            problem = f"{features} are not a multiple of the {of} {what}"
+            share, part = (f"{self.size} of ", ", the part of a rank or a shared expert,") if self.is_part else ("", "")
+            problem = f"{share}{self.whole} {self.side} features{part} are not a multiple of the {of} {what}"
             raise ModelLoadError(f"{self.name}: {problem}", field=self.name)
 
 
