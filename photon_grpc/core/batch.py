@@ -16,6 +16,8 @@ NAN_LOGITS, NOTHING_TO_SAMPLE = -1, -2
 
 #: `Batch.drafts` that runners have shapes for; any other number is computed as well.
 DRAFT_COUNTS = (1, 3, 5, 7)
+#: The most tokens of a step with drafts that runners have a shape for, and the most rows of one.
+MAX_VERIFY_TOKENS, MAX_DRAFTING_ROWS = 256, 128
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):

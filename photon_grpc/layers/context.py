@@ -33,6 +33,8 @@ class StepContext:
     positions: torch.Tensor
     #: One for each of the decoder's `places`.
     kv: tuple[GroupContext, ...]
+    #: The sequences that they are of, padding included; 0: not known.
+    num_rows: int = 0
     #: int32 [1], on the device: tokens from this number on are padding and reach no expert. None: there are none.
     num_real: torch.Tensor | None = None
     #: Results of the first layer that the others use again, by their maker. Cleared when the last layer is done.

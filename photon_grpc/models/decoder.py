@@ -104,14 +104,14 @@ class DecoderLayer:
 class Observer(Protocol):
     """Sees the residual stream before every layer of a step."""
 
-    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext) -> None:
         """Look at the input of layer number `layer`, which may change the tensors in place."""
 
 
 class NoObserver:
     """An observer that does nothing."""
 
-    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext) -> None:
         """Do nothing."""
 
 
@@ -230,7 +230,7 @@ class Decoder:
         """Return the residual stream after this stage's layers; after the last stage, its norm."""
         residual: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
-            self.observer.before(number, x, residual)
+            self.observer.before(number, x, residual, ctx)
             x, residual = layer(x, residual, ctx)
         if not self.stages.is_last:
             return x if residual is None else x + residual

@@ -20,6 +20,7 @@ import torch
 
 from photon_grpc.config.eagle3 import Eagle3Config, states_before
 from photon_grpc.config.quantization import FORMATS
+from photon_grpc.core.batch import MAX_DRAFTING_ROWS
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.lang.gluon import can_fuse
@@ -75,8 +76,10 @@ class ReducedHead(LMHead):
         super().after_load()
         self._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
         self._ids = self._d2t + torch.arange(len(self._d2t), device=self._d2t.device)
-        least, most = (int(each) for each in self._ids.aminmax())
-        if least < 0 or most >= self._vocab_size or len(self._ids.unique()) < len(self._ids):
+        # On the host: loading the device's sort takes longer.
+        ids = set(self._ids.tolist())
+        least, most = min(ids), max(ids)
+        if least < 0 or most >= self._vocab_size or len(ids) < len(self._ids):
             problem = f"names ids from {least} to {most}; they must differ and be below {self._vocab_size}"
             raise ModelLoadError(f"d2t {problem}", field="d2t")
 
@@ -163,10 +166,10 @@ class Eagle3Head(Decoder):
         for owner, name in ((self, "fc"), (attention, "qkv"), (attention, "output"), (mlp, "gate_up"), (mlp, "down")):
             setattr(owner, name, KernelLinear(getattr(owner, name), self.device))
 
-    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """Keep the residual stream before one of the three layers."""
+    def before(self, layer: int, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext) -> None:
+        """Keep the residual stream before one of the three layers; not of more rows than can draft in the next step."""
         at = self._places.get(layer)
-        if at is None:
+        if at is None or x.shape[0] == ctx.num_rows > MAX_DRAFTING_ROWS:
             return
         place = self.streams[: x.shape[0], at * self.hidden_size : (at + 1) * self.hidden_size]
         place.copy_(x) if residual is None else torch.add(x, residual, out=place)

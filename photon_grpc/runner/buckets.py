@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from photon_grpc.core.batch import DRAFT_COUNTS, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, MAX_VERIFY_TOKENS, Batch
 from photon_grpc.runner.step import StepShape, is_decode, is_verify
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -25,11 +25,10 @@ MEDIUM_ROWS = 64
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
-#: The most tokens of verify steps, and their rows: fewer than of decode steps, since there is a shape for each number
-#: of drafts, and surplus rows of a token each cost next to nothing where products are padded to the same tile.
-MAX_VERIFY_TOKENS = 256
 #: Steps of few tokens have no shape of their own where one with more drafts has as few.
 FEW_TOKENS = 16
+#: The rows of verify steps: fewer than of decode steps, since there is a shape for each number of drafts, and surplus
+#: rows of a token each cost next to nothing where products are padded to the same tile.
 VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -51,6 +50,14 @@ class Buckets:
     def draws(self) -> set[int]:
         """The numbers of positions for which tails are captured."""
         return {*self.rows, *self.mixed, *(shape.num_draws for shape in self.verify)}
+
+    def source(self, num_draws: int) -> StepShape:
+        """Return the shape into whose output all that sample at so many positions write.
+
+        It is a verify shape where decode steps do not have as many.
+        """
+        verify = (shape for shape in self.verify if shape.num_draws == num_draws > self.rows[-1])
+        return next(verify, decode_shape(num_draws))
 
     def shape(self, batch: Batch) -> StepShape | None:
         """Return the smallest shape that holds the batch; None if there is none or the batch scores prompts."""

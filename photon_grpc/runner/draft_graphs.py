@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from photon_grpc.errors import StartupError
-from photon_grpc.runner.buckets import VERIFY_ROWS
 from photon_grpc.runner.graphs import Capture, Tensors
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Rows
 
 _LOG = logging.getLogger(__name__)
 
-#: More rows are launched operation by operation.
-MAX_ROWS = 64
+#: The rows of replays, fewer than of verify steps, since a pass is short; more rows are launched one by one.
+_ROWS = (1, 4, 8, 16, 32, 64)
+MAX_ROWS = _ROWS[-1]
 
 
 class DraftGraphs:
@@ -70,7 +70,7 @@ class DraftGraphs:
         """Return the rows of a shape that holds `num_rows`; 0: they are launched operation by operation."""
         if self._capture is None or num_rows > MAX_ROWS:
             return 0
-        return VERIFY_ROWS[bisect_left(VERIFY_ROWS, num_rows)]
+        return _ROWS[bisect_left(_ROWS, num_rows)]
 
     def _rows(self, size: int) -> Rows:
         slots, counts = self._columns[:, :size]

@@ -5,7 +5,8 @@ block 0; they write their keys there, their samples are not read, and the state 
 reset. The host sends the slots when they change and nothing else: last tokens and positions are on the device.
 
 Bodies that are sampled at the same number of positions end in one buffer, from which their tail samples. It is the
-output of the decode body of as many rows, so that decode steps launch no copy. All graphs share one pool of memory: a
+output of the decode body of as many rows, so that decode steps launch no copy; where there are not so many rows, of a
+verify body. All graphs share one pool of memory: a
 body's output lasts until another graph than its own tail is replayed.
 
 A verify step has two sets of rows: those of its body, and for its tail one a position, which compute and yield
@@ -24,7 +25,7 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.kernels.lang.streams import launching_on
-from photon_grpc.runner.buckets import Buckets, decode_shape
+from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
 from photon_grpc.runner.step import Bounds, Launch, Rows, SamplePositions, Step, StepShape, StepTensors, Tail
 from photon_grpc.runner.upload import fill_columns
@@ -105,7 +106,7 @@ class GraphLaunch:
         total = len(rows) * (1 + len(levels)) + len(shapes)
         done = 0
         for num_rows in rows:
-            body = self._body(decode_shape(num_rows))
+            body = self._body(self._buckets.source(num_rows))
             for level in levels if body is not None else ():
                 self._tail(num_rows, level, body)
             done += 1 + len(levels)
@@ -123,11 +124,12 @@ class GraphLaunch:
 
     def _capture_body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         out = None
-        if shape.kind != "decode":
-            decode = self._body(decode_shape(shape.num_draws))
-            if decode is None:
+        source = self._buckets.source(shape.num_draws)
+        if shape != source:
+            first = self._body(source)
+            if first is None:
                 return None
-            _, out = decode
+            _, out = first
         bounds = self._bounds(shape)
         if shape.kind == "verify":
             rows, positions = self._verify_rows.first(shape.num_rows), self._rows.first(shape.num_draws)

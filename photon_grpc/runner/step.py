@@ -245,7 +245,7 @@ class Step:
             kv.append(
                 self._decoder.group_context(number, pages, slot_mapping, meta, history_is_settled=history_is_settled)
             )
-        return StepContext(found.position, tuple(kv), found.num_real)
+        return StepContext(found.position, tuple(kv), rows.slots.shape[0], found.num_real)
 
     def _sample(
         self, rows: Rows, states: torch.Tensor, level: SamplingLevel, to_sample: SampledRows | None

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec import structs
 
 from photon_grpc.config.sizes import Sizes
-from photon_grpc.core.batch import DRAFT_COUNTS, Admission, Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, MAX_VERIFY_TOKENS, Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, MAX_VERIFY_TOKENS, VERIFY_ROWS
+from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS, VERIFY_ROWS
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay, Tensors
 from photon_grpc.runner.kernel_cache import damage
@@ -23,6 +23,8 @@ from photon_grpc.runner.model_runner import ModelRunner
 
 _GREEDY, _FILTERED = SamplingParams(0.0), SamplingParams(1.0, top_p=0.9)
 _PENALISED = SamplingParams(0.0, frequency_penalty=0.1)
+#: Tokens of prompts that a drafter's kernels differ for: it computes them without a graph.
+_DRAFTED_PROMPTS = (32, 33, 300, 512)
 
 
 def warm_up(runner: ModelRunner) -> float:
@@ -61,10 +63,13 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
 
 
 def warm_up_drafts(runner: ModelRunner, sizes: Sizes) -> None:
-    """Compute drafts of few and many rows, and steps that verify them. Raise as `compute`."""
+    """Compute drafts of few and many rows, steps that verify them, and prompts for a drafter. Raise as `compute`."""
     most = runner.drafter.max_drafts
     if not most or sizes.max_model_len < most + 4:
         return
+    for length in _DRAFTED_PROMPTS:
+        if length <= min(sizes.max_model_len - 1, sizes.max_num_batched_tokens):
+            compute(runner, Batch(0, (1,), (length,), (1,), admissions=(_row(runner.kv, 1, length),)))
     # Steps without a graph have the kernels of long prompts: the largest is enough.
     for sampling, buckets in ((_PENALISED, VERIFY_ROWS[:1]), (_GREEDY, (*VERIFY_ROWS, sizes.max_num_seqs))):
         # The most rows may lie between two buckets; the larger one is theirs.

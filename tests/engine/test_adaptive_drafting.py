@@ -11,8 +11,9 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.scheduler.adaptive_drafting import AdaptiveDrafting
+from photon_grpc.engine.scheduler.drafting import FixedDrafting
 from photon_grpc.engine.scheduler.step_costs import SHAPE_ROWS, DraftCost, Kind, StepCosts, rows_of_shape
-from photon_grpc.runner.buckets import VERIFY_ROWS
+from photon_grpc.runner.buckets import VERIFY_ROWS, Buckets
 
 #: Rows and drafts of a row -> seconds of a step.
 Cost = Callable[[int, int], float]
@@ -232,6 +233,15 @@ def test_what_one_number_of_drafts_costs_tells_about_others() -> None:
 def test_rows_are_those_of_the_shapes_that_runners_have() -> None:
     assert SHAPE_ROWS == VERIFY_ROWS
     assert [rows_of_shape(rows) for rows in (1, 3, 33, 128, 200)] == [1, 4, 48, 128, 200]
+
+
+def test_a_fixed_number_of_drafts_is_bounded_by_the_shapes_of_so_many_rows() -> None:
+    drafting, buckets = FixedDrafting(7), Buckets(256, 7)
+    assert [drafting.num_drafts(rows, bool) for rows in (1, 32, 33, 64, 65, 128, 129)] == [7, 7, 3, 3, 1, 1, 0]
+    for rows in range(1, 129):
+        k = drafting.num_drafts(rows, bool)
+        batch = Batch(1, tuple(range(1, rows + 1)), (1 + k,) * rows, (1 + k,) * rows, drafts=k)
+        assert buckets.shape(batch) is not None
 
 
 def test_a_step_takes_the_time_between_two_reads() -> None:

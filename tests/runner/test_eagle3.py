@@ -21,6 +21,7 @@ from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import ScaledEmbedding
 from photon_grpc.models.eagle3 import build_head
 from photon_grpc.models.fused import FusedEmbedding
@@ -102,7 +103,7 @@ def test_a_forward_that_failed_between_layers_harms_no_later_one(directory: Path
     assert isinstance(runner, ModelRunner)
     drafter = getattr(runner.drafter, "_drafter", runner.drafter)
     assert isinstance(drafter, Eagle3Drafter)
-    drafter._head.before(2, torch.zeros(99, 256), None)
+    drafter._head.before(2, torch.zeros(99, 256), None, StepContext(torch.arange(99), ()))
     assert served.complete(PROMPTS, 8) == Served(demo.TARGET, dtype="float32").complete(PROMPTS, 8)
     assert not runner.num_failures
 

@@ -126,6 +126,8 @@ def test_replayed_output_with_drafts_is_that_without(drafts: int) -> None:
     widths = {shape.num_draws // shape.num_rows for shape in replayed.launch.bodies if shape.kind == "verify"}
     # A step is as wide as its drafts, of which there are fewer near the end of an output.
     assert max(widths) == drafts + 1 and widths <= {2, 4, 6, 8}
+    # Verify steps sample at more positions than there are rows; no decode step has so many.
+    assert max(shape.num_rows for shape in replayed.launch.bodies if shape.kind == "decode") <= 8
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:

@@ -7,14 +7,12 @@ from collections.abc import Callable
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.scheduler.step_costs import DraftCost, Kind, StepCosts, rows_of_shape
+from photon_grpc.engine.scheduler.step_costs import DraftCost, Kind, StepCosts, counts_with_shape, rows_of_shape
 
 #: The share of right drafts that is assumed before any is known, and the drafts that this weighs.
 _ASSUMED_SHARE, _ASSUMED_WEIGHT = 0.5, 1.0
 #: Drafts that a share is made of: of one row, and of a step's rows at least so many steps.
 _REMEMBERED, _REMEMBERED_STEPS = 50, 8
-#: Steps of more tokens have no CUDA graph: they draft nothing, and none is probed.
-_MOST_TOKENS = 256
 #: The gain from which on steps draft: where the cost of such a step was measured, where it is assumed, and where they
 #: draft already. Another number of drafts gains so much more than the present one.
 _GAIN_MEASURED, _GAIN_ASSUMED, _GAIN_KEPT, _GAIN_OTHER = 1.15, 1.20, 1.10, 1.03
@@ -35,8 +33,8 @@ _LONGEST = 1.5
 #: A row drafts nothing while its share is below the first, once it had so many drafts; it tries again every so many
 #: steps.
 _LEAST_SHARE, _LEAST_TRIED, _TRY_AGAIN = 0.1, 16.0, 64
-#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay, and while that
-#: is not known.
+#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay (of ten times as
+#: many after many tries in vain), and while that is not known.
 _PREPARED_PART, _PREPARED_FIRST = 8, 4
 
 
@@ -105,9 +103,10 @@ class AdaptiveDrafting:
         if not self._needs_prompts:
             return True
         # Beside more nothing is drafted, and those of them that are left later draft with what they have.
-        counts = self._allowed(num_running)
+        counts = counts_with_shape(num_running, self._counts)
         is_prepared = bool(counts) and (self._num_unprepared == 0 or self._pays(num_running, counts))
-        part = _PREPARED_PART if self._prepared_share.is_known else _PREPARED_FIRST
+        is_known = self._prepared_share.is_known
+        part = round(_PREPARED_PART * _FIRST_LOSS / self._growth) if is_known else _PREPARED_FIRST
         self._num_unprepared = (self._num_unprepared + 1) % part
         if len(self._prepared) > 2 * num_running:
             self._prepared = {each for each in self._prepared if each.slot}
@@ -171,13 +170,8 @@ class AdaptiveDrafting:
             self._costs.learn_probe(kind, plain_s + max(self._excess_s, 0.0) / self._num_drafted)
         self._num_drafted, self._excess_s = 0, 0.0
 
-    def _allowed(self, num_running: int) -> list[int]:
-        """Return the numbers of drafts that so many rows have a shape for."""
-        rows = rows_of_shape(num_running)
-        return [k for k in self._counts if rows * (1 + k) <= _MOST_TOKENS]
-
     def _wanted(self, num_running: int) -> int:
-        rows, counts = rows_of_shape(num_running), self._allowed(num_running)
+        rows, counts = rows_of_shape(num_running), counts_with_shape(num_running, self._counts)
         # What drafts goes on when some rows have ended, and their number is a new one.
         plain_s = self._costs.near_plain_s(rows) if self._chosen else self._costs.plain_s(rows)
         if not counts or not plain_s:

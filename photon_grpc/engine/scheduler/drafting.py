@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from photon_grpc.core.batch import Batch
+from photon_grpc.core.batch import DRAFT_COUNTS, Batch
 from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.scheduler.step_costs import counts_with_shape
 
 
 class Drafting(Protocol):
@@ -54,20 +55,20 @@ class NoDrafting:
 
 
 class FixedDrafting(NoDrafting):
-    """Every decode row drafts as many tokens as its request allows.
+    """Every decode row drafts as many tokens as its request allows; beside many rows as many as there is a shape for.
 
     Args:
         count: drafts of a row.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._counts = tuple(each for each in DRAFT_COUNTS if each <= count)
 
     def num_drafts(self, num_running: int, has_prompts: Callable[[], bool]) -> int:
-        return self._count
+        return max(counts_with_shape(num_running, self._counts), default=0)
 
     def computes_prompt(self, seq: Sequence, num_running: int) -> bool:
-        return True
+        return bool(self.num_drafts(num_running, bool))
 
     def of(self, seq: Sequence, k: int) -> int:
         return min(seq.request.max_drafts, k)

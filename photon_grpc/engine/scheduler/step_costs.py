@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from photon_grpc.core.batch import Batch
+from photon_grpc.core.batch import MAX_VERIFY_TOKENS, Batch
 
 #: Rows of the shapes that runners have for steps with drafts; a step of others is padded to the next.
 SHAPE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -145,3 +145,12 @@ def rows_of_shape(num_rows: int) -> int:
     """Return the rows that a step of `num_rows` is padded to if it drafts."""
     at = bisect_left(SHAPE_ROWS, num_rows)
     return SHAPE_ROWS[at] if at < len(SHAPE_ROWS) else num_rows
+
+
+def counts_with_shape(num_rows: int, counts: Iterable[int]) -> list[int]:
+    """Return those of the numbers of drafts that runners have a shape for beside so many rows.
+
+    Longer steps have no CUDA graph: launching them takes longer than their drafts can gain.
+    """
+    rows = rows_of_shape(num_rows)
+    return [k for k in counts if rows * (1 + k) <= MAX_VERIFY_TOKENS]
