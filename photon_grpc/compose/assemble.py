@@ -18,7 +18,7 @@ from photon_grpc import demo
 from photon_grpc.compose.engine_facts import facts_of
 from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.kv_form import KVForm, choose_kv_form
-from photon_grpc.compose.speculation import DrafterLoader, drafting, num_drafts, speculation
+from photon_grpc.compose.speculation import DrafterLoader, check_tensors, drafting, num_drafts, speculation
 from photon_grpc.compose.speculation import check as check_speculation
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.cuda_device import NO_CUDA
@@ -157,6 +157,7 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     kv_form = choose_kv_form(config, model_config, device, kernels)
     check_speculation(config.speculation, model_config, sizes, config.parallel.pipeline_parallel_size)
+    _check_drafter(model_config, config, sizes)
     rank = RankDevice(device, kernels, ranks.mesh)
     decoder = _load(model_config, config, rank, sizes, progress, kv_form)
     # A draft model is whole on every rank.
@@ -175,6 +176,14 @@ def load_runner(config: ServeConfig, progress: OnStage, ranks: Ranks = ALONE) ->
     facts = facts_of(model_config, decoder, runner, config, sizes, kv_form)
     _check_equal(ranks, facts.numerics.version)
     return Loaded(model_config, sizes, kv_form, decoder, runner, token_s, facts)
+
+
+def _check_drafter(model_config: ModelConfig, config: ServeConfig, sizes: Sizes) -> None:
+    """Raise ConfigError, before the model is loaded, for a drafter whose files do not fit it."""
+    if config.speculation.speculative_model and config.model.load_format != "dummy":
+        dtype = pick_dtype(model_config, config)
+        empty = build(model_config, dtype=dtype, device="cpu", kernels=TORCH, max_model_len=sizes.max_model_len)
+        check_tensors(config, model_config, sizes, empty, until_s=0.0)
 
 
 def _log_savings(loaded: Loaded) -> None:

@@ -70,16 +70,19 @@ class ReducedHead(LMHead):
     def targets(self) -> Iterator[Target]:
         yield from super().targets()
         is_whole = len(self._d2t) == self._vocab_size
-        yield Target("d2t", self._d2t, dtypes=("I64", "I32"), is_optional=is_whole)
+        yield Target("d2t", self._d2t, dtypes=("I64", "I32"), is_optional=is_whole, check=self._check_d2t)
 
     def after_load(self) -> None:
         super().after_load()
         self._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
         self._ids = self._d2t + torch.arange(len(self._d2t), device=self._d2t.device)
+
+    def _check_d2t(self, stored: torch.Tensor, d2t: torch.Tensor) -> None:
+        """Raise ModelLoadError for ids that are equal or beyond the vocabulary."""
         # On the host: loading the device's sort takes longer.
-        ids = set(self._ids.tolist())
+        ids = {number + offset for number, offset in enumerate(d2t.tolist())}
         least, most = min(ids), max(ids)
-        if least < 0 or most >= self._vocab_size or len(ids) < len(self._ids):
+        if least < 0 or most >= self._vocab_size or len(ids) < len(d2t):
             problem = f"names ids from {least} to {most}; they must differ and be below {self._vocab_size}"
             raise ModelLoadError(f"d2t {problem}", field="d2t")
 

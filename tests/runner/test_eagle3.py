@@ -23,11 +23,13 @@ from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import ScaledEmbedding
+from photon_grpc.models import weights
 from photon_grpc.models.eagle3 import build_head
 from photon_grpc.models.fused import FusedEmbedding
 from photon_grpc.runner.eagle3 import Eagle3Drafter
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.runner.heads import random_head, replay_drafts
+from tests.runner.models import model
 from tests.runner.served import Served
 
 PROMPTS = [[0, 300, 9, 200, 3], [17] * 8, [*range(40, 70)]]
@@ -147,13 +149,28 @@ def changed(directory: Path, to: Path, *, config: dict[str, object], without: st
         ({"config": {"draft_vocab_size": 64}}, "lm_head.weight has shape"),
     ],
 )
-def test_heads_that_do_not_fit_are_refused_by_name(
-    directory: Path, tmp_path: Path, change: dict[str, object], message: str
+def test_heads_that_do_not_fit_are_refused_by_name_before_weights_are_read(
+    directory: Path, tmp_path: Path, change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(weights, "fill", fail_to_load)
     name = changed(directory, tmp_path / "head", **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message) as raised:
         LLM(device="cpu", max_num_seqs=2, speculative_model=name)
     assert raised.value.field == "speculative_model"
+
+
+def fail_to_load(*args: object) -> None:
+    raise AssertionError("weights were read")
+
+
+def test_a_model_that_scales_its_embedding_takes_no_head(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "fill", fail_to_load)
+    name = changed(directory, tmp_path / "head", config={"hidden_size": 64, "vocab_size": 320, "draft_vocab_size": 300})
+    windowed, _ = model("gemma3")
+    with pytest.raises(ConfigError, match="scales its embedding takes no EAGLE-3 head"):
+        LLM(str(windowed), device="cpu", max_num_seqs=2, speculative_model=name)
 
 
 def test_a_plain_step_keeps_the_streams_that_any_step_keeps(directory: Path) -> None:
