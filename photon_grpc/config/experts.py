@@ -15,8 +15,7 @@ from photon_grpc.config.rope import CONFIG_FILE, RopeKeys
 
 MAX_EXPERTS, MAX_TOP_K = 1024, 32
 
-#: Of separate or stacked experts, by layer.
-_EXPERT_TENSOR = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.")
+_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(\w+\.experts\.)?")
 _Number = Annotated[int, Meta(ge=0, le=2**20)]
 
 
@@ -105,14 +104,15 @@ def read_experts(config: ExpertKeys, values: Mapping[str, Any], kind: ExpertKind
 
 
 def refuse_other_layers(experts: ExpertSpec, architecture: str, names: Iterable[str]) -> None:
-    """Raise ModelLoadError if tensors of these names show experts in other layers than config.json."""
-    stored = {int(found[1]) for name in names if (found := _EXPERT_TENSOR.match(name))}
+    """Raise ModelLoadError if layers with tensors of these names have other experts than config.json says."""
+    found = [match for name in names if (match := _LAYER_TENSOR.match(name))]
+    present, stored = ({int(match[1]) for match in found if match[group]} for group in (1, 2))
     of_family = {"Deepseek": "first_k_dense_replace, moe_layer_freq", "Mixtral": "architectures"}
     keys = next((of_family[name] for name in of_family if name in architecture), "decoder_sparse_step, mlp_only_layers")
     for layer, is_sparse in enumerate(experts.layers if stored else ()):
-        if is_sparse != (layer in stored):
-            said, held = ("experts", "has none") if is_sparse else ("no experts", "has some")
-            raise refusal(CONFIG_FILE, keys, f"give layer {layer} {said}, but the checkpoint {held} there")
+        if layer in present and is_sparse != (layer in stored):
+            said, seen = ("experts", "has none") if is_sparse else ("no experts", "has some")
+            raise refusal(CONFIG_FILE, keys, f"give layer {layer} {said}, but the checkpoint {seen} there")
 
 
 def _groups(config: ExpertKeys, num_experts: int, top_k: int) -> tuple[int, int]:
@@ -122,8 +122,8 @@ def _groups(config: ExpertKeys, num_experts: int, top_k: int) -> tuple[int, int]
         problem = f"is {groups}; {num_experts} experts are not that many groups of at least two"
         raise refusal(CONFIG_FILE, "n_group", problem)
     if taken > groups or taken * (num_experts // groups) < top_k:
-        problem = f"is {taken}; must be at most {groups}, of groups with {top_k} experts or more together"
-        raise refusal(CONFIG_FILE, "topk_group", problem)
+        problem = f"are {taken} and {top_k}; of {groups} groups each has {num_experts // groups} experts"
+        raise refusal(CONFIG_FILE, "topk_group, num_experts_per_tok", problem)
     return (groups, taken) if taken < groups else (0, 0)
 
 

@@ -163,7 +163,8 @@ def test_what_transformers_takes_for_missing_keys_of_v3(tmp_path: Path) -> None:
     ("keys", "said"),
     [
         ({"n_group": 7}, "n_group is 7; 256 experts are not that many groups of at least two"),
-        ({"topk_group": 9}, "topk_group is 9; must be at most 8, of groups with 8 experts or more together"),
+        ({"topk_group": 9}, "topk_group, num_experts_per_tok are 9 and 8; of 8 groups each has 32 experts"),
+        ({"n_group": 64, "topk_group": 1}, "num_experts_per_tok are 1 and 8; of 64 groups each has 4 experts"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; only sigmoid is supported for this architecture"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; only noaux_tc is supported for this architecture"),
     ],

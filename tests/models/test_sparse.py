@@ -240,6 +240,8 @@ def test_random_weights_are_of_every_expert(saved: tuple[str, Any, Path]) -> Non
         ),
         ("deepseek2", {"moe_layer_freq": 2}, "moe_layer_freq give layer 1 no experts, .* has some there"),
         ("qwen3moe", {"mlp_only_layers": [1]}, "mlp_only_layers give layer 1 no experts, .* has some there"),
+        ("qwen3moe", {"num_hidden_layers": 9}, r"missing: model\.layers\."),
+        ("deepseek2", {"num_hidden_layers": 9}, r"missing: model\.layers\."),
     ],
 )
 def test_experts_in_other_layers_than_config_json_says_are_refused_by_its_keys(
