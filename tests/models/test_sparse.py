@@ -45,7 +45,7 @@ def hidden(num_tokens: int, seed: int = 9) -> torch.Tensor:
 
 def context(num_tokens: int, num_real: int | None = None) -> StepContext:
     real = None if num_real is None else torch.tensor([num_real], dtype=torch.int32)
-    return StepContext(torch.arange(num_tokens), (), real)
+    return StepContext(torch.arange(num_tokens), (), num_real=real)
 
 
 def test_stacked_tensors_load_as_those_of_each_expert(saved: tuple[str, Any, Path], tmp_path: Path) -> None:
