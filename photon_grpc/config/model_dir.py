@@ -28,7 +28,8 @@ from photon_grpc.config.model_json import (
     TokenizerJson,
 )
 from photon_grpc.config.quantization import WeightFormat
-from photon_grpc.config.quantization_config import read_quantization
+from photon_grpc.config.quantization_place import KEYS as QUANTIZATION_KEYS
+from photon_grpc.config.quantization_place import find_quantization
 from photon_grpc.config.rope import (
     CONFIG_FILE,
     RopeSpec,
@@ -59,7 +60,7 @@ _AS_READ = (
 
 
 #: Keys beside `text_config` that override those in it.
-_OF_ALL_PARTS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
+_OF_ALL_PARTS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings", *QUANTIZATION_KEYS)
 
 #: Of the keys with a default of a family those that may be null: then there is no window, and there are no latents.
 _NONE_IS_MEANT = {"sliding_window", "q_lora_rank"}
@@ -113,7 +114,8 @@ class ModelConfig:
     tensor_prefix: str
     #: What the names of tensors begin with that are not read: those of a model's other parts.
     other_parts: tuple[str, ...]
-    #: sha256 of config.json and the names, sizes and headers of the safetensors files.
+    #: sha256 of config.json, a quantize_config.json that is read, and the names, sizes and headers of the safetensors
+    #: files.
     revision: str
 
     def has_long_rotary(self, max_model_len: int) -> bool:
@@ -141,7 +143,8 @@ def read_model_dir(
     family = families[architecture]
     values = dict(family.defaults) | (_text_values(values) if family.has_text_config else values)
     config = _read_config(values, family)
-    headers = fingerprint(path) if has_weights else b""
+    quantization = find_quantization(path, values)
+    headers = quantization.file + (fingerprint(path) if has_weights else b"")
     generation = _read_optional(path / GENERATION_FILE, GenerationDefaults)
     tokenizer = _read_optional(path / TOKENIZER_CONFIG_FILE, TokenizerJson)
     bos_token_ids = _ids("bos_token_id", config, generation)
@@ -149,7 +152,7 @@ def read_model_dir(
         path=path,
         architecture=architecture,
         model_type=family.model_type,
-        quantization=read_quantization(values.get("quantization_config")),
+        quantization=quantization.format,
         dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         eos_token_ids=_ids("eos_token_id", config, generation),

@@ -454,6 +454,28 @@ def products_of(decoder: Decoder) -> torch.Tensor:
     return whole[:, rows]
 
 
+def test_older_places_of_the_configuration_are_read(written: Any, tmp_path: Path) -> None:
+    for layout, name in (("gptq", "quantize_config.json"), ("w4a16", "config.json")):
+        path, model = written(layout)
+        copy = Path(shutil.copytree(path, tmp_path / layout))
+        values = json.loads((copy / "config.json").read_text())
+        said = values.pop("quantization_config")
+        if layout == "gptq":
+            del said["quant_method"]
+            (copy / "config.json").write_text(json.dumps(values))
+        else:
+            said = values | {"compression_config": said}
+        (copy / name).write_text(json.dumps(said))
+        assert_weights_equal(reference.load_decoder(copy), model)
+        if layout == "gptq":
+            before = read_model_dir(copy).revision
+            (copy / name).write_text(json.dumps(said | {"damp_percent": 0.5}))
+            assert read_model_dir(copy).revision != before
+            (copy / name).write_text(json.dumps(said | {"desc_act": True}))
+            with pytest.raises(ModelLoadError, match=r"desc_act is true.*\(read from quantize_config.json\)"):
+                read_model_dir(copy)
+
+
 def test_tensors_that_follow_from_others_may_be_missing(written: Any, tmp_path: Path) -> None:
     for layout, name in (("gptq", "g_idx"), ("w4a16", "weight_shape")):
         path, model = written(layout)
