@@ -13,4 +13,7 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        # pytest asks every global of a file for `_mock_name` and `__wrapped__` when it collects.
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
