@@ -178,7 +178,7 @@ def _write(directory: Path, output: Path, checkpoint: Checkpoint, found: dict[st
                     tensor: file.get_tensor(tensor)
                 }
         _save(tensors, output / name)
-        shutil.copymode(directory / name, output / name)
+        (output / name).chmod(0o644)  # the library lets only its owner read it
         places |= dict.fromkeys(tensors, name)
     for other in directory.iterdir():
         if other.is_file() and not _is_weights(other.name) and other.name not in _OWN_FILES:

@@ -216,10 +216,10 @@ def _read_draft(directory: str, served: ModelConfig, sizes: Sizes) -> ModelConfi
             limit=draft.max_position_embeddings,
         )
     if _vocabulary(draft) != _vocabulary(served):
-        raise ConfigError(
-            f"--speculative-model {directory}: its {TOKENIZER_FILE} gives other ids to tokens than the model's",
-            field=_FIELD,
-        )
+        what = f"its {TOKENIZER_FILE} gives other ids to tokens than the model's"
+        if not (draft.has_tokenizer and served.has_tokenizer):
+            what = f"{'the model' if draft.has_tokenizer else 'it'} has no {TOKENIZER_FILE} to compare ids with"
+        raise ConfigError(f"--speculative-model {directory}: {what}", field=_FIELD)
     return draft
 
 

@@ -20,8 +20,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def no_file(path: Path) -> ModelLoadError:
     """Return the error for a path that is no regular file, whatever it is."""
-    if path.is_dir():
-        return ModelLoadError(f"{path.name}: is a directory in {path.parent}, not a file")
+    if path.exists():
+        return ModelLoadError(f"{path.name}: is {'a directory' if path.is_dir() else 'a pipe or a device'}, not a file")
     return ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
 
 

@@ -102,8 +102,10 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
     targets = {target.name: target for leaf in decoder.leaves() for target in leaf.targets()}
     if config.experts is not None:
         refuse_other_layers(config.experts, config.architecture, checkpoint.tensors)
-    needed = {name for name, target in targets.items() if not target.is_optional}
-    _refuse_names("are missing", needed - checkpoint.tensors.keys())
+    missing = {name for name, target in targets.items() if not target.is_optional} - checkpoint.tensors.keys()
+    codes = (".qweight", ".weight_packed", ".weight_scale") if missing and config.quantization is None else ()
+    _refuse_names("need a quantization_config", (name for name in checkpoint.tensors if name.endswith(codes)))
+    _refuse_names("are missing", missing)
     others = (name for name in checkpoint.tensors.keys() - targets.keys() if checkpoint.tensors[name].num_bytes)
     surplus = (name for name in others if not _is_tolerated(name, decoder, config))
     _refuse_names(f"do not belong to {config.architecture}", surplus)
@@ -150,12 +152,10 @@ def _present(leaf: ParameterOwner, checkpoint: Checkpoint) -> Iterator[Target]:
 
 
 def _refuse_names(problem: str, names: Iterable[str]) -> None:
-    found = sorted(names)
-    if not found:
-        return
-    shown = ", ".join(name[:100] for name in found[:MAX_NAMES_SHOWN])
-    more = f" and {len(found) - MAX_NAMES_SHOWN} more" if len(found) > MAX_NAMES_SHOWN else ""
-    raise ModelLoadError(f"tensors of the safetensors files {problem}: {shown}{more}", field=found[0])
+    if found := sorted(names):
+        shown = ", ".join(name[:100] for name in found[:MAX_NAMES_SHOWN])
+        more = f" and {len(found) - MAX_NAMES_SHOWN} more" if len(found) > MAX_NAMES_SHOWN else ""
+        raise ModelLoadError(f"tensors of the safetensors files {problem}: {shown}{more}", field=found[0])
 
 
 def _is_tolerated(name: str, decoder: Decoder, config: ModelConfig) -> bool:

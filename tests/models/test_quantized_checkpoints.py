@@ -476,6 +476,16 @@ def test_older_places_of_the_configuration_are_read(written: Any, tmp_path: Path
                 read_model_dir(copy)
 
 
+def test_quantized_tensors_without_a_quantization_config_are_named(written: Any, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(written("gptq")[0], tmp_path / "copy"))
+    (path / "quantize_config.json").unlink(missing_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"need a quantization_config: .*qweight"):
+        reference.load_decoder(path, torch.float32)
+
+
 def test_tensors_that_follow_from_others_may_be_missing(written: Any, tmp_path: Path) -> None:
     for layout, name in (("gptq", "g_idx"), ("w4a16", "weight_shape")):
         path, model = written(layout)
