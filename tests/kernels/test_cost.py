@@ -146,6 +146,26 @@ def test_gate_and_up_of_many_tiles_is_left_to_the_kernel_that_shares_out_steps(b
     assert cost.choose(small) is not None
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "slices", "bits", "is_left"),
+    [
+        # Microseconds at 128 rows on an H200 by the best of few rows, and of many.
+        (7168, 5120, 2, 4, True),  # 28.3 for 21.8
+        (5120, 17408, 1, 8, True),  # 85.4 for 73.3
+        (4096, 4096, 2, 8, True),  # 16.8 for 14.5
+        (4096, 14336, 2, 8, False),  # 42.6 for 47.3
+        (2048, 11008, 4, 8, False),  # 21.5 for 22.2
+    ],
+)
+def test_packed_weights_of_128_rows_are_left_to_the_kernel_of_many_rows_where_it_is_faster(
+    n: int, k: int, slices: int, bits: int, is_left: bool
+) -> None:
+    product = Product(n, k, 128, 0, "add", slices, WeightKind(bits, 128))
+    assert (cost.choose(product) is None) == is_left
+    assert cost.choose(product._replace(rows=64)) is not None
+    assert cost.choose(product, may_decline=False) is not None
+
+
 def test_what_the_table_does_not_know_is_left_to_the_library_above_64_rows() -> None:
     for product in PUBLIC:
         if (product.n, product.k) not in tiles.TABLE:

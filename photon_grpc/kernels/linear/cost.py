@@ -208,6 +208,9 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
 
 #: Bits of W -> bucket -> how much longer than the model says a product with SwiGLU took.
 DECODED = {8: {64: 1.38, 128: 1.57}, 4: {64: 1.72, 128: 1.78}}
+#: The same at 128 rows of the epilogues of `BY_WIDE`, with one slice of K and with several, for `wide.py` with norms.
+AT_128_ROWS = 1.5, 1.25
+BY_WIDE = ("rotary", "normed", "add")
 #: Microseconds of the kernel that makes the norms of rows of x for `wide.py`.
 NORMS_US = 3.0
 
@@ -367,14 +370,11 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
     # The library was faster for no product of few rows, and the model is not that exact.
     if product.rows <= 32:
         return best
-    is_of_wide = bits < 16 and device.has_wgmma and n % ROWS == 0 and product.epilogue == "swiglu"
-    if is_of_wide and n // ROWS > device.num_multiprocessors:
-        us = DECODED[bits][product.rows] * tile_us(best, product, device)
-        return best if us < wide_us(product, device) else None
-    return best if tile_us(best, product, device) < library_us(product) else None
-
-
-def wide_us(product: Product, device: Device = H200) -> float:
-    """Return the microseconds of a product of packed weights by `wide.py`, and of the kernel that makes its norms."""
-    n, k, rows, _, _, slices, weight = product
-    return NORMS_US + fastest(rows, n, k, slices, weight.BITS, device.num_multiprocessors)[0]
+    us = tile_us(best, product, device)
+    if bits < 16 and device.has_wgmma and n % ROWS == 0:
+        of_wide = fastest(product.rows, n, k, product.slices, bits, device.num_multiprocessors)[0]
+        if product.epilogue == "swiglu" and n // ROWS > device.num_multiprocessors:
+            return best if DECODED[bits][product.rows] * us < of_wide + NORMS_US else None
+        if product.epilogue in BY_WIDE and product.rows == 128:
+            return best if AT_128_ROWS[product.slices > 1] * us < of_wide else None
+    return best if us < library_us(product) else None
