@@ -22,7 +22,7 @@ from photon_grpc.config.eagle3 import Eagle3Config, states_before
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.core.batch import MAX_DRAFTING_ROWS
 from photon_grpc.errors import ModelLoadError
-from photon_grpc.kernels import TORCH
+from photon_grpc.kernels import TORCH, keep_rows
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import embed, tiles
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
@@ -175,7 +175,7 @@ class Eagle3Head(Decoder):
         if at is None or x.shape[0] == ctx.num_rows > MAX_DRAFTING_ROWS:
             return
         place = self.streams[: x.shape[0], at * self.hidden_size : (at + 1) * self.hidden_size]
-        place.copy_(x) if residual is None else torch.add(x, residual, out=place)
+        keep_rows.launch(x, residual, place)
 
     def states(self, streams: torch.Tensor) -> torch.Tensor:
         """Map streams [T, 3 · hidden] to states [T, hidden]: f of them."""

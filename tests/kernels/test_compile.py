@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import accept, ngram, norm_add, rms_norm, swiglu
+from photon_grpc.kernels import accept, keep_rows, ngram, norm_add, rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.lang.page_scales import PageScales
 from photon_grpc.kernels.rotary import rotary, rotate_store
@@ -212,6 +212,17 @@ def test_norm_add(name: str, dtype: torch.dtype, slices: int) -> None:
     built = compiled(
         norm_add.norm_add_kernel, types | {"slice_stride": "i32", "eps": "fp32"}, config | {"bias": None, "PDL": True}
     )
+    check(built, "griddepcontrol.wait")
+    assert "ld.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@each_model
+def test_keep_rows(name: str, dtype: torch.dtype, adds: bool) -> None:
+    kind, hidden = "*" + NAMES[dtype], MODELS[name].hidden
+    types = {"tensors": (kind, kind if adds else None, kind), "strides": ("i32", "i32", "i32")}
+    constants = {"HIDDEN": hidden, "SPAN": keep_rows.SPAN, "PDL": True, "num_warps": 4}
+    built = compiled(keep_rows.keep_rows_kernel, types, constants)
     check(built, "griddepcontrol.wait")
     assert "ld.global.v" in built.ptx
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, norm_add, select, swiglu
+from photon_grpc.kernels import TORCH, keep_rows, norm_add, select, swiglu
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
@@ -138,6 +138,14 @@ def test_the_norm_of_a_product_is_added(size: int, num_slices: int, dtype: torch
     x = (y.double().sum(0) if num_slices > 1 else y.double()) + (0 if b is None else b.double())
     normalised = x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
     torch.testing.assert_close(mine.double(), stream.double() + normalised, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keep_rows(dtype: torch.dtype) -> None:
+    x, residual, kept = (torch.randn(3, size).to(dtype)[:, :1200] for size in (1200, 1300, 3000))
+    for other, expected in ((None, x.clone()), (residual, x + residual)):
+        keep_rows.launch(x, other, kept)
+        assert torch.equal(kept, expected)
 
 
 @pytest.mark.each_value
