@@ -81,8 +81,8 @@ def field_of(job: Job) -> str:
     return "text" if isinstance(job, EncodeText) else "chat"
 
 
-def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
-    """Return the error of a job that exceeds a limit; `needs` is a verb phrase."""
+def excess(job: Job, needs: str, limit: float | None = None) -> InvalidRequest:
+    """Return the error of a job that exceeds a limit, in the unit of the message; `needs` is a verb phrase."""
     field = field_of(job)
     if isinstance(job, TryConstraint):
         return InvalidConstraint(f"{field}: compiling it {needs}", field=field, limit=limit)

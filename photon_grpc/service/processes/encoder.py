@@ -149,7 +149,7 @@ def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce, max_cpu_s: float) 
         if hung_up.poll(max(1, min(_MAX_WATCH_INTERVAL_MS, left_s * 1000))):
             os._exit(1)
     try:
-        reply.send(refusal(excess(job, f"takes more than {max_cpu_s:g} s of processor time")))
+        reply.send(refusal(excess(job, f"takes more than {max_cpu_s:g} s of processor time", max_cpu_s)))
     finally:  # the other end was closed meanwhile
         os._exit(1)
 
