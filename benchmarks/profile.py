@@ -38,7 +38,7 @@ GROUPS = (
     ),
     (
         "experts",
-        r"gate_up_kernel|down_kernel|segment8?_kernel|\bgather_kernel|scores_kernel|choose_kernel|route_one_kernel"
+        r"gate_up_kernel|down_(alone_)?kernel|segment8?_kernel|\bgather_kernel|scores_kernel|choose_kernel|route_one_kernel"
         r"|\bsum_kernel",
     ),
     (
@@ -56,7 +56,7 @@ GROUPS = (
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|geglu|silu|gelu|squares"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
     ("exchange", r"push_kernel|take_kernel|exchange_kernel|nccl"),
-    ("drafts", r"accept_kernel|ngram_kernel"),
+    ("drafts", r"accept_kernel|ngram_kernel|keep_rows_kernel"),
     ("slots and inputs", r"admit_kernel|_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),
 )

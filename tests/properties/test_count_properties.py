@@ -157,7 +157,7 @@ def test_preemptions_of_outputs_that_a_stop_string_ends_are_told_to_their_caller
     h = Harness(Setting(num_blocks=14, max_num_seqs=6, depth=depth, prefix_caching=False, max_model_len=50))
     ledger, streams = asyncio.run(play(h, [(12, 30, 1, True, 0, None)] * 6))
     stopped = [stream for stream in streams if stream.outputs[0].finish.reason is FinishReason.STOP_STRING]
-    assert sum(stream._timing().preemption_count for stream in stopped) > 0
+    assert sum(stream._measured.num_preemptions for stream in stopped) > 0
     assert ledger == Ledger.of(h.post.loads[-1])
 
 

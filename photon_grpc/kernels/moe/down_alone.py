@@ -81,7 +81,7 @@ def down_alone_kernel(
 TILE = {"BK": 128, "num_warps": 8, "num_stages": 4}
 EIGHT_TILE = {"BK": 128, "num_warps": 8, "num_stages": 5}
 LONG_TILE = {"BK": 128, "num_warps": 4, "num_stages": 6}
-#: Of float32 activations.
+#: Of float32 activations that are not quantized.
 WIDE_TILE = {"BK": 32, "num_warps": 4, "num_stages": 2}
 #: Columns from which on there are many.
 LONG = 4096
@@ -101,7 +101,7 @@ def config(top_k: int, itemsize: int, stack: Stack) -> dict[str, Any]:
     """
     places = next_power_of_2(top_k)
     tile = LONG_TILE if stack.shape[2] >= LONG else EIGHT_TILE if stack.is_eight else TILE
-    tile = WIDE_TILE if itemsize == 4 else tile
+    tile = WIDE_TILE if itemsize == 4 and not stack.is_eight else tile
     return {"TOP_K": top_k, "PLACES": places, "BN": max(16, 64 // places), "BM": 16} | tile
 
 

@@ -85,7 +85,7 @@ def reference(
     tally: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, block: int = 0,
 ) -> Routing:  # fmt: skip
     """Route in torch, without a work list; add to the tally."""
-    # Rounded once, so that a token has the same experts and weights in any company.
+    # Rounded once, so that a token has nearly always the same experts and weights in any company.
     scores = (x.double() @ weight.double().t()).float()
     preferred = scores if bias is None else _of_groups(scores.sigmoid() + bias.float(), form)
     chosen = preferred.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]

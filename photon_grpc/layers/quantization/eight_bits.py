@@ -1,8 +1,8 @@
 """Weights of 8 bits that are multiplied by activations of 8 bits: `kernels/linear/products8.py` has the formula.
 
 Activations are quantized per token, or with blocks per token and 128 columns, at any number of rows. On a CPU all other
-sums of such a model, but those of its head, are taken in float64 and rounded once, so that they are the same beside any
-number of rows: a last bit of theirs would round an activation to the next of few values.
+sums of such a model, but those of its head, are taken in float64 and rounded once, so that they are nearly always the
+same beside any number of rows: a last bit of theirs would round an activation to the next of few values.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from photon_grpc.layers.linear import Folded, Linear
 from photon_grpc.layers.operands import EightBitOperands
 from photon_grpc.layers.quantization.quantized import Quantized
 from photon_grpc.layers.unquantized import Unquantized
+
+#: Elements of a weight that are converted to float64 at once: they stay in the cache of a core.
+_BLOCK = 1 << 18
 
 
 class EightBits(Quantized):
@@ -66,5 +69,6 @@ class BesideEightBits(Unquantized):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         if x.is_cuda:
             return super().apply(linear, x, ctx)
-        bias = None if linear.bias is None else linear.bias.double()
-        return F.linear(x.double(), linear.weight.double(), bias).to(x.dtype)
+        rows, exact = max(1, _BLOCK // linear.weight.shape[1]), x.double()
+        y = torch.cat([F.linear(exact, part.double()) for part in linear.weight.split(rows)], 1)
+        return (y if linear.bias is None else y + linear.bias).to(x.dtype)
