@@ -1,8 +1,7 @@
 """Weights of 8 bits that are multiplied by activations of 8 bits: `kernels/linear/products8.py` has the formula.
 
 Activations are quantized per token, or with blocks per token and 128 columns, at any number of rows. On a CPU all other
-sums of such a model, but those of its head, are taken in float64 and rounded once, so that they are nearly always the
-same beside any number of rows: a last bit of theirs would round an activation to the next of few values.
+sums of such a model, but those of its head, are taken in float64 and rounded once (docs/numerics.md says why).
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from photon_grpc.layers.operands import EightBitOperands
 from photon_grpc.layers.quantization.quantized import Quantized
 from photon_grpc.layers.unquantized import Unquantized
 
-#: Elements of a weight that are converted to float64 at once: they stay in the cache of a core.
-_BLOCK = 1 << 18
-
 
 class EightBits(Quantized):
     """A format whose `linear.weight` is a Weight8."""
@@ -31,8 +27,7 @@ class EightBits(Quantized):
     rounds_inputs = True
 
     def after_load(self, linear: Linear) -> None:
-        values, scales, _ = self.source.codes(linear)
-        linear.weight = Weight8(values, scales)
+        linear.weight = Weight8(*self.source.codes(linear)[:2])
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         y = products8.product(x, linear.weight)
@@ -69,6 +64,7 @@ class BesideEightBits(Unquantized):
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         if x.is_cuda:
             return super().apply(linear, x, ctx)
-        rows, exact = max(1, _BLOCK // linear.weight.shape[1]), x.double()
-        y = torch.cat([F.linear(exact, part.double()) for part in linear.weight.split(rows)], 1)
+        # So many weights stay in the cache of a core as float64.
+        exact, parts = x.double(), linear.weight.split(max(1, (1 << 18) // linear.weight.shape[1]))
+        y = torch.cat([F.linear(exact, part.double()) for part in parts], 1)
         return (y if linear.bias is None else y + linear.bias).to(x.dtype)
