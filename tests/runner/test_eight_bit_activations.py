@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.config.quantization import FORMATS
 from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.kernels.moe.route import RouterForm, reference
 from tests.runner.models import model
 from tests.runner.served import Served
 
@@ -70,3 +72,16 @@ def test_modules_that_are_left_in_16_bits_change_no_bit(monkeypatch: pytest.Monk
     drafting = served("w8a8", "llama", speculation="ngram", num_drafts=7)
     plain = served("w8a8", "llama")
     assert outputs(drafting, ASKED) == [outputs(plain, [each])[0] for each in ASKED]
+
+
+@pytest.mark.parametrize("is_softmax", [True, False])
+@pytest.mark.parametrize("num_experts", [5, 10, 64])
+def test_a_token_has_the_same_experts_and_weights_in_any_company(num_experts: int, is_softmax: bool) -> None:
+    generator = torch.Generator().manual_seed(num_experts)
+    x, weight = torch.randn(33, 48, generator=generator), torch.randn(num_experts, 48, generator=generator)
+    form, bias = RouterForm(3, is_softmax=is_softmax), None if is_softmax else torch.zeros(num_experts)
+    together = reference(x, weight, form, None, bias=bias)
+    for token in range(len(x)):
+        alone = reference(x[token : token + 1], weight, form, None, bias=bias)
+        assert torch.equal(alone.experts[0], together.experts[token])
+        assert torch.equal(alone.weights[0], together.weights[token])

@@ -85,14 +85,13 @@ def reference(
     tally: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, block: int = 0,
 ) -> Routing:  # fmt: skip
     """Route in torch, without a work list; add to the tally."""
-    # Rounded once, so that a token has nearly always the same experts and weights in any company.
+    # In float64 and rounded once, so that a token has nearly always the same experts and weights in any company.
     scores = (x.double() @ weight.double().t()).float()
-    preferred = scores if bias is None else _of_groups(scores.sigmoid() + bias.float(), form)
+    sigmoid = scores.double().sigmoid().float()
+    preferred = scores if bias is None else _of_groups(sigmoid + bias.float(), form)
     chosen = preferred.sort(dim=-1, descending=True, stable=True).indices[:, : form.top_k]
-    weights = (scores.softmax(-1) if form.is_softmax else scores.sigmoid()).gather(1, chosen)
-    if form.renormalises:
-        weights = weights / weights.sum(-1, keepdim=True)
-    weights = weights * form.scale
+    weights = (scores.softmax(-1) if form.is_softmax else sigmoid).gather(1, chosen)
+    weights = (weights / weights.sum(-1, keepdim=True) if form.renormalises else weights) * form.scale
     fails = scores.isnan().any(-1, keepdim=True)
     experts = torch.where(fails, torch.arange(form.top_k, device=x.device), chosen).int()
     weights = torch.where(fails, torch.nan, weights)
