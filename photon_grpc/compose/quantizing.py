@@ -90,6 +90,8 @@ def quantize(
     config = calibration.piece_config(_checked(directory), device, "torch")
     loaded = load_runner(config, lambda stage, done, total: None)
     linears = [one for one in linears_of(loaded.decoder) if not isinstance(one, LMHead)]
+    if not any(map(stored.fits, linears)):
+        raise ConfigError(f"{directory} has no projection whose size suits {form}: choose another format")
     ignored = tuple(name for one in linears if not stored.fits(one) for name, _ in one.slices())
     checkpoint, found = read_checkpoint(directory), dict[str, dict[str, torch.Tensor]]()
     for some in _shares([one for one in linears if stored.fits(one)]):

@@ -205,6 +205,16 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "o" / "config.json").exists()
 
 
+def test_a_model_that_no_projection_suits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(quantizing.FORMS, "fp8-block", quantizing.FORMS["fp8-block"]._replace(fits=lambda one: False))
+    asked = ["quantize", str(demo.DRAFT), "--output", str(tmp_path / "o"), "--format", "fp8-block", "--text", __file__]
+    assert main([*asked, "--num-tokens", "100", "--device", "cpu"]) == 2
+    assert "no projection whose size suits fp8-block" in capsys.readouterr().err
+    assert not list((tmp_path / "o").iterdir())
+
+
 def test_what_cannot_be_quantized_is_told(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(written), "--output", str(tmp_path / "o")]) == 2
     assert "is quantized already: int4-g128" in capsys.readouterr().err
