@@ -39,6 +39,7 @@ from photon_grpc.config.rope import (
     read_rotated_layers,
     refuse_per_layer,
 )
+from photon_grpc.config.unread import without_unread_nulls
 from photon_grpc.config.windows import read_windows
 from photon_grpc.errors import ModelLoadError
 
@@ -141,7 +142,8 @@ def read_model_dir(
     values = parse_object(raw_config, CONFIG_FILE)
     architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE), families)
     family = families[architecture]
-    values = dict(family.defaults) | (_text_values(values) if family.has_text_config else values)
+    values = _text_values(values) if family.has_text_config else values
+    values = dict(family.defaults) | without_unread_nulls(values, family)
     config = _read_config(values, family)
     quantization = find_quantization(path, values)
     headers = quantization.file + (fingerprint(path) if has_weights else b"")
@@ -178,7 +180,7 @@ def _text_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def _read_config(values: dict[str, Any], family: Family) -> ConfigJson:
     config = as_struct(values, ConfigJson, CONFIG_FILE)
-    for key in family.defaults.keys() - _NONE_IS_MEANT:
+    for key in sorted(family.defaults.keys() - _NONE_IS_MEANT):
         if values[key] is None:
             raise refusal(CONFIG_FILE, key, f"is null; {family.model_type} needs a value")
     if not family.has_local_rotary:

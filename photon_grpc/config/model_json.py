@@ -24,7 +24,8 @@ class ArchitectureJson(Struct, kw_only=True):
 class ConfigJson(LatentKeys, kw_only=True):
     """The keys of config.json of a supported architecture; `model_dir.py` decides those that are None.
 
-    A key may be null where its type has None: where transformers takes null as it takes a missing key.
+    A key may be null where its type has None: where transformers takes null as it takes a missing key. Nulls that the
+    family does not read are left out before.
     """
 
     dtype: str | None = None

@@ -27,9 +27,12 @@ class Quantization(NamedTuple):
 def find_quantization(path: Path, values: Mapping[str, Any]) -> Quantization:
     """Read what the keys of config.json say, else a file of AutoGPTQ. Raise ModelLoadError naming key and place."""
     key = next((key for key in KEYS if values.get(key) is not None), None)
-    if key is not None or not (path / GPTQ_FILE).exists():
-        return Quantization(_read(values.get(key or KEYS[0]), "" if key in (None, KEYS[0]) else key), b"")
-    content = read_bytes(path / GPTQ_FILE)
+    if key is not None:
+        return Quantization(_read(values[key], key if key != KEYS[0] else ""), b"")
+    file = path / GPTQ_FILE
+    if not file.exists() and not file.is_symlink():  # a broken link is an error, not a file that is missing
+        return Quantization(None, b"")
+    content = read_bytes(file)
     return Quantization(_read({"quant_method": "gptq"} | parse_object(content, GPTQ_FILE), GPTQ_FILE), content)
 
 

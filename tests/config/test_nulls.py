@@ -98,6 +98,23 @@ def test_a_key_that_is_null_is_read_as_transformers_reads_it_or_refused(tmp_path
     assert read >= {"rope_scaling", "rope_parameters", "quantization_config", "eos_token_id", "layer_types"}
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("LlamaForCausalLM", ("num_experts", "n_shared_experts", "kv_lora_rank", "topk_method", "moe_layer_freq")),
+        ("LlamaForCausalLM", ("partial_rotary_factor", "use_sliding_window", "sliding_window_pattern")),
+        ("MistralForCausalLM", ("max_window_layers", "query_pre_attn_scalar", "attention_bias", "mlp_bias")),
+        ("Qwen3MoeForCausalLM", ("n_routed_experts", "v_head_dim", "rope_local_base_freq")),
+        ("DeepseekV3ForCausalLM", ("num_experts", "decoder_sparse_step", "no_rope_layer_interval")),
+    ],
+)
+def test_a_key_that_is_null_and_that_a_family_does_not_read_changes_nothing(
+    tmp_path: Path, architecture: str, keys: tuple[str, ...]
+) -> None:
+    sizes = sizes_of(architecture)
+    assert ours(tmp_path, architecture, sizes | dict.fromkeys(keys)) == ours(tmp_path, architecture, sizes) is not None
+
+
 @pytest.mark.parametrize(("architecture", "embedding", "rope"), ROPES)
 def test_a_parameter_of_rotary_embedding_that_is_null_is_read_as_transformers_reads_it_or_refused(
     tmp_path: Path, architecture: str, embedding: Any, rope: dict[str, Any]

@@ -474,6 +474,10 @@ def test_older_places_of_the_configuration_are_read(written: Any, tmp_path: Path
             (copy / name).write_text(json.dumps(said | {"desc_act": True}))
             with pytest.raises(ModelLoadError, match=r"desc_act is true.*\(read from quantize_config.json\)"):
                 read_model_dir(copy)
+            (copy / name).unlink()
+            (copy / name).symlink_to("nowhere")
+            with pytest.raises(ModelLoadError, match=r"quantize_config.json: there is no such file"):
+                read_model_dir(copy)
 
 
 def test_quantized_tensors_without_a_quantization_config_are_named(written: Any, tmp_path: Path) -> None:

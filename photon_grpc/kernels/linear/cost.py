@@ -208,7 +208,8 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
 
 #: Bits of W -> bucket -> how much longer than the model says a product with SwiGLU took.
 DECODED = {8: {64: 1.38, 128: 1.57}, 4: {64: 1.72, 128: 1.78}}
-#: The same at 128 rows of the epilogues of `BY_WIDE`, with one slice of K and with several, for `wide.py` with norms.
+#: How much longer than the model says a product of 128 rows with an epilogue of `BY_WIDE` takes in a tile of few rows:
+#: with one slice of K, with several. Compared with what `wide.py` takes, the norms of rows of x included.
 AT_128_ROWS = 1.5, 1.25
 BY_WIDE = ("rotary", "normed", "add")
 #: Microseconds of the kernel that makes the norms of rows of x for `wide.py`.
