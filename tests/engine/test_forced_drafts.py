@@ -70,7 +70,9 @@ def test_a_matcher_that_fails_to_look_ahead_gives_nothing() -> None:
 
 def test_forced_drafts_of_few_rows_do_not_make_the_steps_of_many_longer() -> None:
     def after(shares: list[float]) -> int:
-        drafting, seqs = AdaptiveForcedDrafting((1, 3, 5, 7)), Simulation(free, shares).seqs
+        now_s = 0.0
+        drafting = AdaptiveForcedDrafting((1, 3, 5, 7), clock=lambda: now_s)
+        seqs = Simulation(free, shares).seqs
         slots = tuple(range(1, len(seqs) + 1))
         for step in range(600):
             k = drafting.num_drafts(len(seqs), bool)
@@ -79,6 +81,7 @@ def test_forced_drafts_of_few_rows_do_not_make_the_steps_of_many_longer() -> Non
                 if k:
                     drafting.kept(seq, count - 1, count - 1)
             cost_s = 4e-3 * (1 + 0.1 * k)
+            now_s += cost_s
             drafting.stepped(Batch(step, slots, tuple(counts), tuple(counts), drafts=k), cost_s)
         return drafting.num_drafts(len(seqs), bool)
 
