@@ -33,8 +33,8 @@ _LONGEST = 1.5
 #: A row drafts nothing while its share is below the first, once it had so many drafts; it tries again every so many
 #: steps.
 _LEAST_SHARE, _LEAST_TRIED, _TRY_AGAIN = 0.1, 16.0, 64
-#: One of so many sequences has its prompt computed by the drafter where drafts are not expected to pay (of ten times as
-#: many after many tries in vain), and while that is not known.
+#: One of so many sequences has its prompt computed by the drafter: where drafts are not expected to pay (at most ten
+#: times as many sequences, after many tries in vain), and while that is not known.
 _PREPARED_PART, _PREPARED_FIRST = 8, 4
 
 

@@ -75,7 +75,7 @@ def merge_slices(tile, partials, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def turned(acc, layout: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """Return [BN, BM] in `layout` of a product [64, BN], of whose rows the first BM are those of x."""
+    """Return [BN, BM] in `layout` of a product [64 or 128, BN], of whose rows the first BM are those of x."""
     BN: gl.constexpr = TILE.BN
     THREADS: gl.constexpr = BN // 8
     halves: gl.constexpr = gl.BlockedLayout([1, 8, 2], [32 // THREADS, THREADS, 1], [TILE.KW, 1, 1], [2, 1, 0])
